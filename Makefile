@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE # many containers set it; without byte code an 
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
-HOUSES := contract service worker kernels/grouped_lora client/motet deploy migrations
+PACKAGES := contract service worker kernels/grouped_lora client/motet deploy migrations
 
 .PHONY: help install demo up test test-all test-gpu lint openapi
 .DEFAULT_GOAL := help
@@ -47,7 +47,7 @@ test-gpu: install ## what needs a GPU
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(HOUSES)
+	$(BIN)/mypy $(PACKAGES)
 
 openapi: install ## write openapi.yaml anew
 	$(BIN)/python -m service openapi > openapi.yaml.new

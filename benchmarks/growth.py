@@ -30,7 +30,7 @@ from service.background.retention import Retention, forget_surplus_plans
 from service.database.engine import Database
 from service.storage.local_storage import LocalStorage
 from service.storage.upload_grants import UploadGrants
-from tests.walk.house import House, house
+from tests.walk.running_stack import RunningStack, running_stack
 
 BOUND = 100.0  # rows inserted, updated and deleted per start, from submission to deletion and sweep
 _GROWN = 1.25  # a swept table has grown if its rows exceed this multiple of what is allowed,
@@ -81,7 +81,7 @@ class Run:
 class Growing:
     """A service with a full queue and a full node, whose tasks end on command."""
 
-    def __init__(self, motet: House, queue: int, slots: int, rate: float) -> None:
+    def __init__(self, motet: RunningStack, queue: int, slots: int, rate: float) -> None:
         self._motet, self._queue, self._slots, self._rate = motet, queue, slots, rate
         environment = motet.environment("api")
         self._db = Database(motet.database_url, pool_size=2)
@@ -180,7 +180,7 @@ def _until(holds: Callable[[], bool], seconds: float = 600.0) -> None:
 def measure(queue: int, starts: int, rate: float, slots: int, every: int) -> Run:
     state = Path(tempfile.mkdtemp(prefix="motet-growth-"))
     try:
-        with house(state, workers=0) as motet:
+        with running_stack(state, workers=0) as motet:
             growing = Growing(motet, queue, slots, rate)
             try:
                 return growing.measure(starts, every)

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from benchmarks.fake_node import FakeNode
 from benchmarks.process_usage import stolen_seconds
 from benchmarks.result_file import write_result
-from tests.walk.house import House, house
+from tests.walk.running_stack import RunningStack, running_stack
 
 _ROWS = [{"prompt": f"{at} + 1?", "completion": str(at + 1)} for at in range(20)]
 _SPEC = {
@@ -76,7 +76,7 @@ def measure(tasks: int, nodes: int, slots: int, rate: float, seconds: float, see
             lock.notify()
 
     try:
-        with house(state, workers=0) as motet:
+        with running_stack(state, workers=0) as motet:
             tokens = {name: motet.join_token(name) for name in (f"fake-{at}" for at in range(nodes))}
             fleet = [FakeNode(motet.url, motet.redis_url, token, name, slots, seconds, taken) for name, token in tokens.items()]
             file, stolen = motet.upload(_ROWS), stolen_seconds()
@@ -97,7 +97,7 @@ def measure(tasks: int, nodes: int, slots: int, rate: float, seconds: float, see
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _read(motet: House, heard: list[float], devices: int) -> Run:
+def _read(motet: RunningStack, heard: list[float], devices: int) -> Run:
     engine = sa.create_engine(motet.database_url)
     with engine.connect() as rows:
         placed = rows.execute(sa.text(

@@ -25,7 +25,7 @@ import httpx
 from benchmarks.process_usage import Spent, memory_mb, stolen_seconds
 from benchmarks.result_file import write_result
 from tests.service.storage.object_servers import CREDENTIALS, object_server
-from tests.walk.house import House, gsm8k, house
+from tests.walk.running_stack import RunningStack, gsm8k, running_stack
 
 FLAT_MB = 200.0
 _BOUNDARY = "a-boundary-of-the-benchmark"
@@ -37,7 +37,7 @@ _SECONDS = 3600.0  # of one transfer
 class Polls:
     """Polls a task and looks at the API's memory, in a thread, while the body runs."""
 
-    def __init__(self, motet: House, task_id: str) -> None:
+    def __init__(self, motet: RunningStack, task_id: str) -> None:
         self._motet, self._path, self._stop = motet, f"/v1/tasks/{task_id}", threading.Event()
         self._thread = threading.Thread(target=self._poll)
         self.times: list[float] = []
@@ -88,7 +88,7 @@ def body(size: int, digest: Any) -> Iterator[bytes]:
     yield f"\r\n--{_BOUNDARY}--\r\n".encode()
 
 
-def upload(motet: House, size: int) -> tuple[dict[str, Any], str]:
+def upload(motet: RunningStack, size: int) -> tuple[dict[str, Any], str]:
     digest = hashlib.sha256()
     headers = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
     answer = motet.http.post("/v1/files", content=body(size, digest), headers=headers, timeout=_SECONDS)
@@ -96,7 +96,7 @@ def upload(motet: House, size: int) -> tuple[dict[str, Any], str]:
     return answer.json(), digest.hexdigest()
 
 
-def download(motet: House, file_id: str) -> str:
+def download(motet: RunningStack, file_id: str) -> str:
     digest = hashlib.sha256()
     with motet.http.stream("GET", f"/v1/files/{file_id}/content", follow_redirects=True, timeout=_SECONDS) as answer:
         assert answer.status_code == 200
@@ -105,7 +105,7 @@ def download(motet: House, file_id: str) -> str:
     return digest.hexdigest()
 
 
-def measure(motet: House, size: int) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
+def measure(motet: RunningStack, size: int) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
     task_id = motet.submit(
         dataset={"file_id": motet.upload(gsm8k(20))},
         search_space={"learning_rate": [1e-3], "rank": [4]},
@@ -146,7 +146,7 @@ def main() -> None:
             server = stack.enter_context(object_server(given.kind, Path(folder)))
             where = server.settings(storage_timeout_seconds=120)
             environment |= CREDENTIALS | {f"MOTET_{name.upper()}": str(value) for name, value in where.items() if value}
-        motet = stack.enter_context(house(Path(folder) / "state", **environment))
+        motet = stack.enter_context(running_stack(Path(folder) / "state", **environment))
         rows, figures, gate = measure(motet, size)
     for row in rows:
         print(row)

@@ -52,7 +52,7 @@ class State:
     metrics: ApiMetrics
     tokenizers: Tokenizers
     profile_updates: ProfileUpdates
-    memo: LruCache  # cache of estimates; needs no lock, since one estimate runs at a time
+    estimate_cache: LruCache  # needs no lock, since one estimate runs at a time
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
@@ -82,7 +82,7 @@ class State:
             metrics=metrics,
             tokenizers=Tokenizers(),
             profile_updates=ReportLearning(),
-            memo=LruCache(),
+            estimate_cache=LruCache(),
         )
 
     def measure(self) -> None:
@@ -126,7 +126,7 @@ async def _grants(request: Request) -> UploadGrants:
 
 async def _dependencies(request: Request) -> Dependencies:
     state = state_of(request)
-    return Dependencies(state.settings, state.system, state.storage, state.queue, state.wakeups, state.memo)
+    return Dependencies(state.settings, state.system, state.storage, state.queue, state.wakeups, state.estimate_cache)
 
 
 async def _profile_updates(request: Request) -> ProfileUpdates:

@@ -14,14 +14,14 @@ from service.storage.object_store import Storage
 
 @dataclass(frozen=True)
 class Dependencies:
-    """One process's state (`db`, `storage`), wake-ups (`queue`, `wakeups`) and its planner's cache (`memo`)."""
+    """One process's state (`db`, `storage`), wake-ups (`queue`, `wakeups`) and its planner's cache of estimates."""
 
     settings: Settings
     db: Database
     storage: Storage
     queue: Queue
     wakeups: NodeWakeups
-    memo: LruCache = field(default_factory=LruCache)
+    estimate_cache: LruCache = field(default_factory=LruCache)
 
     @classmethod
     def of(cls, settings: Settings) -> "Dependencies":

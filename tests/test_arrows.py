@@ -1,4 +1,4 @@
-"""The arrows of the house: who may import whom, read from the source. Also: imports stand at the top of a file.
+"""The arrows between packages: who may import whom, read from the source. Also: imports stand at the top of a file.
 
 grouped_lora <- worker -> contract <- service, motet (client) -> contract. Only deploy, tests, benchmarks and examples see all.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HOUSES = {
+PACKAGES = {
     "contract": ROOT / "contract",
     "service": ROOT / "service",
     "worker": ROOT / "worker",
@@ -25,20 +25,20 @@ HOUSES = {
     "deploy": ROOT / "deploy",
     "migrations": ROOT / "migrations",
 }
-OURS = {*HOUSES, "tests", "benchmarks", "examples"}
+OURS = {*PACKAGES, "tests", "benchmarks", "examples"}
 ARROWS = {
     "contract": set(),
     "service": {"contract", "migrations"},
     "worker": {"contract", "grouped_lora"},
     "grouped_lora": set(),
     "motet": {"contract"},
-    "deploy": set(HOUSES),
+    "deploy": set(PACKAGES),
     "migrations": {"contract", "service"},
 }
 TENSORS = {"torch", "triton", "transformers", "peft", "safetensors", "accelerate", "bitsandbytes"}
 STORES = {"sqlalchemy", "psycopg", "alembic", "rq", "fastapi"}
 NEVER = {"service": TENSORS, "worker": STORES}
-# third-party packages of houses that live on few
+# third-party packages of those that live on few
 LIVES_ON = {
     "contract": {"pydantic", "pydantic_core"},  # the latter is where pydantic keeps its errors
     "grouped_lora": {"torch", "triton", "numpy"},  # numpy fills its work tables on the host
@@ -91,8 +91,8 @@ CLOCK = {"now", "utcnow", "today"}  # of datetime, whose values may be compared 
 BY_NAME = {"__import__", "import_module", "importlib.import_module"}
 
 
-def sources(house: str) -> list[Path]:
-    return sorted(HOUSES[house].rglob("*.py"))
+def sources(package: str) -> list[Path]:
+    return sorted(PACKAGES[package].rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -117,26 +117,26 @@ def place(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_a_house_imports_only_along_its_arrows(house: str) -> None:
-    assert sources(house), f"{house} has no source: is it at {HOUSES[house]}?"
-    forbidden = OURS - ARROWS[house] - {house} | NEVER.get(house, set())
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_along_its_arrows(package: str) -> None:
+    assert sources(package), f"{package} has no source: is it at {PACKAGES[package]}?"
+    forbidden = OURS - ARROWS[package] - {package} | NEVER.get(package, set())
     found = [
         f"{place(path, line)} imports {name}"
-        for path in sources(house)
+        for path in sources(package)
         for line, name in imports(path)
         if within(name, forbidden)
     ]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("house", LIVES_ON)
-def test_a_small_house_lives_on_few_packages(house: str) -> None:
+@pytest.mark.parametrize("package", LIVES_ON)
+def test_a_small_package_lives_on_few_others(package: str) -> None:
     found = [
         f"{place(path, line)} imports {name}"
-        for path in sources(house)
+        for path in sources(package)
         for line, name in imports(path)
-        if third_party(name) and not within(name, LIVES_ON[house])
+        if third_party(name) and not within(name, LIVES_ON[package])
     ]
     assert not found, "\n".join(found)
 
@@ -185,16 +185,16 @@ def unit_of(file: str) -> tuple[int, int]:
 def modules() -> dict[str, Path]:
     """All product modules by dotted name."""
     return {
-        ".".join((house, *path.relative_to(HOUSES[house]).with_suffix("").parts)).removesuffix(".__init__"): path
-        for house in LAYERED
-        for path in sources(house)
+        ".".join((package, *path.relative_to(PACKAGES[package]).with_suffix("").parts)).removesuffix(".__init__"): path
+        for package in LAYERED
+        for path in sources(package)
     }
 
 
 def drawn_as(path: Path) -> str:
     """The module's file as the drawing names it."""
-    house = next(house for house in LAYERED if path.is_relative_to(HOUSES[house]))
-    return f"{house}/{path.relative_to(HOUSES[house])}"
+    package = next(package for package in LAYERED if path.is_relative_to(PACKAGES[package]))
+    return f"{package}/{path.relative_to(PACKAGES[package])}"
 
 
 def test_modules_import_their_own_unit_and_lower_layers_alone() -> None:
@@ -247,11 +247,11 @@ def test_folders_hold_few_modules() -> None:
     assert not {str(folder): number for folder, number in folders.items() if number > MOST_MODULES}
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_imports_stand_at_the_top(house: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_stand_at_the_top(package: str) -> None:
     inner = [
         place(path, node.lineno)
-        for path in sources(house)
+        for path in sources(package)
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for node in ast.walk(function)

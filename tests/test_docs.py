@@ -19,7 +19,7 @@ from motet.local.example_files import register_base
 from motet.local.stack_process import Stack, ready_of
 
 from contract.states import JOB_TRANSITIONS, TASK_TRANSITIONS
-from tests.walk.house import ONE_THREAD
+from tests.walk.running_stack import ONE_THREAD
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

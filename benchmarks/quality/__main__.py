@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.quality import second_base
 from benchmarks.quality.base_set_pairs import LLAMA, PAIRS, QWEN2, SECOND_SEED, Pair, spec_of
-from benchmarks.quality.early_exit_driver import Referee
+from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.gate import run_gate
 from benchmarks.quality.peers import asha_of
 from benchmarks.quality.recorded_sweep import Sweep
@@ -135,8 +135,8 @@ def run_one(base: BaseCopy, pair: Pair, policy: str, seed: int, given: argparse.
             ground = ground_of(base, spec, data, test, budget, tick)
             made = blank(ground, pair.name, policy, seed, tick)
             made.machine = this_machine()
-            referee = Referee(spec, made)
-            train(ground, made, referee, _watched(pair, spec, policy, seed, given.small, made), tick)
+            driver = EarlyExitDriver(spec, made)
+            train(ground, made, driver, _watched(pair, spec, policy, seed, given.small, made), tick)
         finally:
             _clear(base)
     return made

@@ -53,7 +53,7 @@ def schedule_of(spec: TaskSpec, job: int, train_rows: int, like: TaskSpec | None
     return own if like is None else own.model_copy(update={"eval_every": JobSchedule.of(like, config, train_rows).eval_every})
 
 
-class Referee:
+class EarlyExitDriver:
     """`like`: whose interval of evaluations the policy has, where policies are to be compared under one."""
 
     def __init__(self, spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> None:

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import optuna
 
-from benchmarks.quality.early_exit_driver import Entrant, Referee, candidate_of
+from benchmarks.quality.early_exit_driver import EarlyExitDriver, Entrant, candidate_of
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import (
     ASHA_FACTORS,
@@ -58,7 +58,7 @@ def _loss(one: Outcome) -> float:
     return one.test.mean if one.test is not None else math.inf
 
 
-def random_subset(sweep: Sweep, full: Referee, tokens: float) -> Peer:
+def random_subset(sweep: Sweep, full: EarlyExitDriver, tokens: float) -> Peer:
     """Random jobs trained in full, as many as the cost allows, at least one. full: of full training."""
     found = []
     for draw in range(DRAWS):
@@ -73,7 +73,7 @@ def random_subset(sweep: Sweep, full: Referee, tokens: float) -> Peer:
     return _mean(found)
 
 
-def tpe(sweep: Sweep, full: Referee, tokens: float) -> Peer:
+def tpe(sweep: Sweep, full: EarlyExitDriver, tokens: float) -> Peer:
     """What Optuna's TPE (Bergstra et al. 2011) proposes of the grid, each trained in full before the next proposal, as many as
     the cost allows, at least one. A configuration that it proposes again costs nothing again."""
     axes = ("learning_rate", "rank", "batch_size")
@@ -95,17 +95,17 @@ def tpe(sweep: Sweep, full: Referee, tokens: float) -> Peer:
                     break
                 spent += cost
                 taken[entrant.index] = entrant
-            loss = _judged(sweep, full, entrant)
+            loss = _full_loss(sweep, full, entrant)
             study.tell(trial, loss if math.isfinite(loss) else _DIVERGED)
         found.append(Peer(_winners_loss(sweep, full, list(taken.values())), spent))
     return _mean(found)
 
 
-def _judged(sweep: Sweep, full: Referee, entrant: Entrant) -> float:
-    return candidate_of(sweep, entrant, full.parts.judged).val_loss if entrant.best_totals is not None else math.inf
+def _full_loss(sweep: Sweep, full: EarlyExitDriver, entrant: Entrant) -> float:
+    return candidate_of(sweep, entrant, full.parts.full).val_loss if entrant.best_totals is not None else math.inf
 
 
-def hyperband(sweep: Sweep, full: Referee, tokens: float) -> Peer:
+def hyperband(sweep: Sweep, full: EarlyExitDriver, tokens: float) -> Peer:
     """Brackets of successive halving (Li et al. 2018), the most aggressive first, over and over until the cost is spent."""
     found = []
     for draw in range(DRAWS):
@@ -131,7 +131,9 @@ def _brackets() -> Iterator[tuple[int, tuple[float, ...]]]:
             yield math.ceil((most + 1) / (rounds + 1) * HYPERBAND_FACTOR**rounds), HYPERBAND_SHARES[most - rounds :]
 
 
-def _halved(sweep: Sweep, full: Referee, bracket: list[Entrant], shares: Sequence[float]) -> tuple[float, list[Entrant]]:
+def _halved(
+    sweep: Sweep, full: EarlyExitDriver, bracket: list[Entrant], shares: Sequence[float]
+) -> tuple[float, list[Entrant]]:
     """What the bracket costs, and the jobs that it trains to their end."""
     left, cost = bracket, 0.0
     for share in shares:
@@ -145,7 +147,7 @@ def _halved(sweep: Sweep, full: Referee, bracket: list[Entrant], shares: Sequenc
     return cost + sum(_trained(sweep, one, one.step) + _evaluated(sweep, full, one) for one in left), left
 
 
-def _shuffled(full: Referee, draw: int) -> list[Entrant]:
+def _shuffled(full: EarlyExitDriver, draw: int) -> list[Entrant]:
     entrants = list(full.entrants.values())
     return random.Random(draw).sample(entrants, len(entrants))
 
@@ -154,12 +156,12 @@ def _trained(sweep: Sweep, entrant: Entrant, step: int) -> float:
     return min(step, entrant.step) * entrant.batch_size * sweep.tokens_per_row
 
 
-def _evaluated(sweep: Sweep, full: Referee, entrant: Entrant) -> float:
+def _evaluated(sweep: Sweep, full: EarlyExitDriver, entrant: Entrant) -> float:
     """What a job's own evaluations cost in full training: of its trend, and once of all rows."""
     return entrant.schedule.evaluations * sweep.validation_tokens(full.parts.trend) + sweep.validation_tokens(full.parts.full)
 
 
-def _winners_loss(sweep: Sweep, full: Referee, taken: list[Entrant]) -> float:
+def _winners_loss(sweep: Sweep, full: EarlyExitDriver, taken: list[Entrant]) -> float:
     finite = [entrant for entrant in taken if entrant.best_totals is not None]
     if not finite:
         return math.inf

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.quality.early_exit_driver import Entrant, Referee, schedule_of
+from benchmarks.quality.early_exit_driver import EarlyExitDriver, Entrant, schedule_of
 from benchmarks.quality.recorded_sweep import Sweep
 from contract.row_scores import RowScores
 from contract.task_spec import TaskSpec
@@ -42,52 +42,52 @@ class Outcome:
     test: RowScores | None
 
 
-def replay(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> tuple[Outcome, Referee]:
-    """The outcome of `spec`'s policy on the fully trained sweep. like: as of Referee."""
-    referee = referee_of(spec, sweep, like)
-    return outcome(sweep, referee), referee
+def replay(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> tuple[Outcome, EarlyExitDriver]:
+    """The outcome of `spec`'s policy on the fully trained sweep. like: as of EarlyExitDriver."""
+    driver = driver_of(spec, sweep, like)
+    return outcome(sweep, driver), driver
 
 
 def replay_live(live: Sweep, spec: TaskSpec) -> Outcome:
-    """The outcome of a live sweep, whose referee is shown again what it saw then. Raises ValueError where it decides otherwise
+    """The outcome of a live sweep, whose driver is shown again what it saw then. Raises ValueError where it decides otherwise
     than it did."""
-    referee = referee_of(spec, live)
-    if {entrant.index: entrant.reason for entrant in referee.entrants.values()} != live.reasons:
+    driver = driver_of(spec, live)
+    if {entrant.index: entrant.reason for entrant in driver.entrants.values()} != live.reasons:
         raise ValueError(f"{live.pair}: the policy decides otherwise than it did live; its record is of another version")
-    return outcome(live, referee)
+    return outcome(live, driver)
 
 
-def referee_of(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> Referee:
-    """The referee of `spec`'s policy after the last step of the recorded sweep. like: as of Referee."""
+def driver_of(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> EarlyExitDriver:
+    """The driver of `spec`'s policy after the last step of the recorded sweep. like: as of EarlyExitDriver."""
     curves = {curve.job: curve for curve in sweep.curves}
-    referee = Referee(spec, sweep, like)
-    while active := referee.active:
+    driver = EarlyExitDriver(spec, sweep, like)
+    while active := driver.active:
         for entrant in active:
             entrant.step += 1
             if entrant.step == curves[entrant.index].diverged_at:
-                referee.end(entrant, "diverging")
+                driver.end(entrant, "diverging")
             elif entrant.due:
-                referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
-        referee.decide_ranks()
-    return referee
+                driver.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
+        driver.decide_ranks()
+    return driver
 
 
-def outcome(sweep: Sweep, referee: Referee) -> Outcome:
-    """Results of a sweep after the referee has seen it to its end."""
-    entrants = list(referee.entrants.values())
+def outcome(sweep: Sweep, driver: EarlyExitDriver) -> Outcome:
+    """Results of a sweep after the driver has seen it to its end."""
+    entrants = list(driver.entrants.values())
     full = {e.index: e.schedule.total_steps * e.batch_size for e in entrants}
     spent = {e.index: e.step * e.batch_size for e in entrants}
     saved_by = Counter[str]()
     for e in entrants:
         saved_by[e.reason or ""] += full[e.index] - spent[e.index]
     whole = sum(full.values())
-    tokens = sum(spent.values()) * sweep.tokens_per_row + referee.evaluated_tokens
-    winner, selection = referee.chosen()
+    tokens = sum(spent.values()) * sweep.tokens_per_row + driver.evaluated_tokens
+    winner, selection = driver.chosen()
     return Outcome(
         saved=1 - sum(spent.values()) / whole,
         saved_net=1 - tokens / (whole * sweep.tokens_per_row),
         saved_by={reason: count / whole for reason, count in saved_by.items() if count},
-        evaluation_share=referee.evaluated_tokens / (whole * sweep.tokens_per_row),
+        evaluation_share=driver.evaluated_tokens / (whole * sweep.tokens_per_row),
         tokens=tokens,
         winner=winner.index,
         winner_step=winner.best_step,
@@ -150,7 +150,7 @@ class Ranking:
     best_kept: bool  # whether the truly best job is in the best quarter at this point
 
 
-def rankings(sweep: Sweep, full: Referee) -> list[Ranking]:
+def rankings(sweep: Sweep, full: EarlyExitDriver) -> list[Ranking]:
     """Rankings at every share, on all validation rows. full: of full training."""
     entrants = list(full.entrants.values())
     final = [full_loss(sweep, entrant) for entrant in entrants]

@@ -1,6 +1,6 @@
 """Trains a sweep for real, with all of a task's jobs packed on one base as the executor would, and records its curves.
 
-Knows trainer, data and referee. Knows no service.
+Knows trainer, data and driver. Knows no service.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.quality.early_exit_driver import Referee
+from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.recorded_sweep import Curve, Sweep
 from contract.task_spec import JobSchedule, TaskSpec
 from worker.data.dataset import DataSet, TokenRows
@@ -99,9 +99,9 @@ def blank(ground: Ground, pair: str, policy: str, seed: int, tick: Callable[[], 
 
 
 def train(
-    ground: Ground, sweep: Sweep, referee: Referee, watched: Mapping[int, Iterable[int]], tick: Callable[[], None]
+    ground: Ground, sweep: Sweep, driver: EarlyExitDriver, watched: Mapping[int, Iterable[int]], tick: Callable[[], None]
 ) -> None:
-    """Train the referee's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
+    """Train the driver's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
 
     Raises OutOfTime from `tick`.
     """
@@ -109,31 +109,31 @@ def train(
     trainer, runs = ground.base.trainer, _attach(ground)
     curves = {curve.job: curve for curve in sweep.curves}
     also = {job: set(steps) for job, steps in watched.items()}
-    while active := [runs[entrant.index] for entrant in referee.active]:
+    while active := [runs[entrant.index] for entrant in driver.active]:
         stepped = step(trainer, [JobStep(run.job, run.slot, run.step) for run in active], ground.budget, tick)
         sweep.tokens += sum(work.tokens for work in stepped.work.values())
         for run in active:
-            entrant, loss = referee.entrants[run.index], stepped.losses[run.job.key]
+            entrant, loss = driver.entrants[run.index], stepped.losses[run.job.key]
             entrant.step += 1
             if math.isfinite(loss):
                 run.step, run.ema = run.step + 1, smooth(run.ema, loss, spec.early_exit.ema_alpha)
             else:
                 curves[run.index].broken_at = entrant.step
-                referee.end(entrant, "diverging")
-        due = [run for run in active if referee.entrants[run.index].reason is None]
-        due = [run for run in due if referee.entrants[run.index].due or run.step in also.get(run.index, ())]
+                driver.end(entrant, "diverging")
+        due = [run for run in active if driver.entrants[run.index].reason is None]
+        due = [run for run in due if driver.entrants[run.index].due or run.step in also.get(run.index, ())]
         for first in range(0, len(due), _AT_ONCE):
             _examine(ground, due[first : first + _AT_ONCE], curves, tick)
         for run in due:
-            if referee.entrants[run.index].due:
-                referee.evaluated(run.index, *curves[run.index].at(run.step))
-        referee.decide_ranks()
+            if driver.entrants[run.index].due:
+                driver.evaluated(run.index, *curves[run.index].at(run.step))
+        driver.decide_ranks()
         for run in list(runs.values()):
-            if referee.entrants[run.index].reason is not None:
+            if driver.entrants[run.index].reason is not None:
                 trainer.arena.detach(runs.pop(run.index).slot)
     sweep.seconds = time.monotonic() - began
-    sweep.reasons = {job: entrant.reason or "" for job, entrant in referee.entrants.items()}
-    sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in referee.entrants.items()}
+    sweep.reasons = {job: entrant.reason or "" for job, entrant in driver.entrants.items()}
+    sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in driver.entrants.items()}
 
 
 def _attach(ground: Ground) -> dict[int, _Run]:

@@ -1,7 +1,7 @@
 """Estimates a task without creating it: tokens, GPU seconds, expected start and end, rows that would be truncated.
 
 Stores nothing. Plans by the rules alone (rules.py), since a request must not wait for a solver. Estimates of the fleet's other
-tasks come from the memo. Not thread-safe.
+tasks come from the cache. Not thread-safe.
 """
 
 from collections.abc import Iterator
@@ -161,7 +161,7 @@ class DraftPlan:
 def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str | None = None) -> HypotheticalTask:
     """A task that a snapshot can hold, and that is never stored."""
     task = Task(
-        id=new_id("asked"),  # a unique id, so that the memo cannot confuse it with another task
+        id=new_id("asked"),  # a unique id, so that the cache cannot confuse it with another task
         tenant_id=tenant_id,
         **stored(spec),
         status=TaskStatus.QUEUED,
@@ -207,7 +207,7 @@ def _rows(dependencies: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Ite
         if file is None:
             continue
         key = "long rows", file.sha256, most
-        found = dependencies.memo.get(key, lambda file=file: _long_rows(dependencies.storage, file.sha256, most))  # type: ignore[misc]
+        found = dependencies.estimate_cache.get(key, lambda file=file: _long_rows(dependencies.storage, file.sha256, most))  # type: ignore[misc]
         for line, tokens in found.lines:
             message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
             yield FieldError(field=field, line=line, code="row_truncated", message=message)

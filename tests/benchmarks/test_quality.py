@@ -71,17 +71,17 @@ def test_there_are_pairs_enough_and_half_of_the_sets_choose_nothing():
 
 def test_the_replay_counts_what_the_product_would_train_and_read(sweep):
     """By ALTO's arithmetic: the cut keeps between 8 and 23 of 60, and the others trained a twentieth."""
-    ours, referee = replay(spec_of(PAIR, OURS), sweep)
-    kept = sum(e.reason != "underperforming" for e in referee.entrants.values())
+    ours, driver = replay(spec_of(PAIR, OURS), sweep)
+    kept = sum(e.reason != "underperforming" for e in driver.entrants.values())
     assert 8 <= kept <= 23
     assert ours.saved == pytest.approx(0.95 * (1 - kept / 60), abs=0.01)
-    parts = referee.parts
+    parts = driver.parts
     rows = parts.full  # the base
-    for e in referee.entrants.values():
+    for e in driver.entrants.values():
         steps = [step for step in range(1, e.step + 1) if e.schedule.evaluates_at(step)]
         rows += sum(parts.full if step in e.schedule.rungs else parts.trend for step in steps)
         rows += parts.full if e.reason == "completed" else 0
-    full = sum(e.schedule.total_steps * e.batch_size for e in referee.entrants.values())
+    full = sum(e.schedule.total_steps * e.batch_size for e in driver.entrants.values())
     assert ours.evaluation_share == pytest.approx(rows / full)
     assert ours.evaluation_share <= 0.15
     assert ours.saved_net == pytest.approx(ours.saved - rows / full)
@@ -129,9 +129,9 @@ def test_a_sweep_is_the_same_from_its_file(sweep, tmp_path):
 
 
 def test_a_live_record_that_the_policy_would_not_repeat_is_refused(sweep):
-    told, referee = replay(spec_of(PAIR, OURS), sweep)
+    told, driver = replay(spec_of(PAIR, OURS), sweep)
     live = made({job: 1.0 + 0.01 * ((job * 37) % 60) for job in range(60)}, OURS)
-    live.reasons = {job: e.reason for job, e in referee.entrants.items()}
+    live.reasons = {job: e.reason for job, e in driver.entrants.items()}
     assert replay_live(live, spec_of(PAIR, OURS)).winner == told.winner
     live.reasons[0] = "diverging"
     with pytest.raises(ValueError, match="decides otherwise"):
@@ -147,9 +147,9 @@ def test_a_job_whose_validation_loss_was_not_finite_ranks_last_from_then_on(swee
     assert curve.diverged_at == last + 1
     assert math.isfinite(loss_at(sweep, 3, curve.steps[-2], VALIDATION))
     assert loss_at(sweep, 3, last, VALIDATION) == loss_at(sweep, 3, curve.total_steps, VALIDATION) == math.inf
-    _, referee = replay(spec_of(PAIR, "none"), sweep)
-    assert referee.entrants[3].reason == "diverging"
-    assert referee.entrants[3].step <= last + 1
+    _, driver = replay(spec_of(PAIR, "none"), sweep)
+    assert driver.entrants[3].reason == "diverging"
+    assert driver.entrants[3].step <= last + 1
 
 
 def test_a_row_is_a_line_whatever_its_text_holds(tmp_path):

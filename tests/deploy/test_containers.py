@@ -145,8 +145,8 @@ def test_an_image_runs_as_an_ordinary_user_and_holds_every_package(target: str) 
     found = stages()
     assert [words[1] for words in found[target] if words[0] == "USER"] == ["motet"]
     copied = {source for words in found[f"build-{target}"] if words[0] == "COPY" for source in words[1:-1]}
-    houses = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels", "client"}
-    assert houses - {"tests", "benchmarks", "examples"} <= copied
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels", "client"}
+    assert packages - {"tests", "benchmarks", "examples"} <= copied
     pip = [" ".join(words) for words in found[f"build-{target}"] if "install" in words]
     assert all("--constraint constraints.txt" in line for line in pip)
     assert any("torch" in line for line in pip) == (target == "worker")

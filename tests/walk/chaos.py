@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import redis
 
-from tests.walk.house import House
+from tests.walk.running_stack import RunningStack
 
 _PROGRAMS = ("api", "queue", "reconcile", "valkey", "postgres")
 
@@ -20,7 +20,7 @@ _PROGRAMS = ("api", "queue", "reconcile", "valkey", "postgres")
 class Chaos:
     """Faults from one seed, `apart` seconds between two of them at least. `workers` are the nodes that are hurt."""
 
-    def __init__(self, motet: House, seed: int, workers: tuple[str, ...], apart: float, asleep: float) -> None:
+    def __init__(self, motet: RunningStack, seed: int, workers: tuple[str, ...], apart: float, asleep: float) -> None:
         self._motet, self._random, self._workers = motet, random.Random(seed), workers
         self._apart, self._asleep = apart, asleep
         self._stop = threading.Event()

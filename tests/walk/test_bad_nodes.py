@@ -8,8 +8,8 @@ import pytest
 from motet.api.client import Client
 from motet.local.doctor import examine
 
-from tests.walk.doubles import Killer, OldWorker
-from tests.walk.house import House, house, short_rows
+from tests.walk.faulty_workers import Killer, OldWorker
+from tests.walk.running_stack import RunningStack, running_stack, short_rows
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
@@ -25,21 +25,21 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def motet(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "state", workers=2, **QUICK) as it:
+def motet(tmp_path: Path) -> Iterator[RunningStack]:
+    with running_stack(tmp_path / "state", workers=2, **QUICK) as it:
         yield it
 
 
-def nodes(motet: House) -> dict[str, dict[str, Any]]:
+def nodes(motet: RunningStack) -> dict[str, dict[str, Any]]:
     return {node["name"]: node for node in motet.as_admin("GET", "/v1/admin/nodes")["data"]}
 
 
-def faults_found(motet: House) -> list[str]:
+def faults_found(motet: RunningStack) -> list[str]:
     return [found.what for found in examine(lambda: Client(motet.url, motet.demo, motet.admin)) if not found.well]
 
 
 @pytest.mark.timeout(900)
-def test_three_tasks_beside_a_node_whose_executors_die(motet: House) -> None:
+def test_three_tasks_beside_a_node_whose_executors_die(motet: RunningStack) -> None:
     killer = Killer(motet, on={"worker-2"})
     try:
         rows = motet.upload(short_rows(48))
@@ -60,7 +60,7 @@ def test_three_tasks_beside_a_node_whose_executors_die(motet: House) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_an_old_worker_that_dies_of_what_it_reads_holds_up_nobody(motet: House, tmp_path: Path) -> None:
+def test_an_old_worker_that_dies_of_what_it_reads_holds_up_nobody(motet: RunningStack, tmp_path: Path) -> None:
     old = OldWorker(motet, tmp_path)
     try:
         rows = motet.upload(short_rows(48))

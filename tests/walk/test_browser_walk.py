@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Visitor, eventually, launched, visiting
-from tests.walk.house import House, gsm8k, house, unpacked
+from tests.walk.running_stack import RunningStack, gsm8k, running_stack, unpacked
 from tests.walk.test_walk import peft_losses
 
 PICTURE = "document.querySelector('#plot canvas').toDataURL()"
 
 
 @pytest.fixture(scope="module")
-def visitor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, Visitor]]:
-    with launched(request) as browser, house(tmp_path_factory.mktemp("motet")) as motet, visiting(browser, motet.url) as visit:
+def visitor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, Visitor]]:
+    with (
+        launched(request) as browser,
+        running_stack(tmp_path_factory.mktemp("motet")) as motet,
+        visiting(browser, motet.url) as visit,
+    ):
         signed_in = visit(accept_downloads=True)
         signed_in.sign_in(motet.demo)
         yield motet, signed_in
@@ -35,7 +39,9 @@ def submitted(visitor: Visitor, rows: Path, name: str, **fields: str) -> str:
     return page.url.rpartition("/")[2]
 
 
-def test_a_task_made_by_clicks_comes_back_as_an_adapter_that_peft_loads(visitor: tuple[House, Visitor], tmp_path: Path) -> None:
+def test_a_task_made_by_clicks_comes_back_as_an_adapter_that_peft_loads(
+    visitor: tuple[RunningStack, Visitor], tmp_path: Path
+) -> None:
     motet, visits = visitor
     rows, validation = tmp_path / "rows.jsonl", gsm8k(12, skip=64)
     rows.write_text("".join(json.dumps(row) + "\n" for row in gsm8k(40)))
@@ -65,7 +71,7 @@ def test_a_task_made_by_clicks_comes_back_as_an_adapter_that_peft_loads(visitor:
     assert motet.task(task)["winner"]["adapter_id"] in page.content()
 
 
-def test_two_tasks_are_compared_and_one_is_cancelled(visitor: tuple[House, Visitor], tmp_path: Path) -> None:
+def test_two_tasks_are_compared_and_one_is_cancelled(visitor: tuple[RunningStack, Visitor], tmp_path: Path) -> None:
     motet, visits = visitor
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in gsm8k(40)))

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tests.walk.chaos import Chaos
-from tests.walk.doubles import Killer, OldWorker
-from tests.walk.house import ENDED, House, house, short_rows
+from tests.walk.faulty_workers import Killer, OldWorker
+from tests.walk.running_stack import ENDED, RunningStack, running_stack, short_rows
 
 LEASE = 6
 QUICK = {
@@ -37,7 +37,7 @@ ROWS = 64
 class Fleet:
     """Two healthy workers, a bad one and an old one; tasks, one of them bad."""
 
-    def __init__(self, motet: House, folder: Path) -> None:
+    def __init__(self, motet: RunningStack, folder: Path) -> None:
         self.motet = motet
         self.killer, self.old = Killer(motet, on={"worker-3"}), OldWorker(motet, folder)
         self.rows = motet.upload(short_rows(ROWS))
@@ -87,7 +87,7 @@ class Fleet:
 
 @contextmanager
 def fleet(folder: Path) -> Iterator[Fleet]:
-    with house(folder / "state", workers=3, **QUICK) as motet:
+    with running_stack(folder / "state", workers=3, **QUICK) as motet:
         it = Fleet(motet, folder)
         try:
             yield it
@@ -95,7 +95,7 @@ def fleet(folder: Path) -> Iterator[Fleet]:
             it.stop()
 
 
-def bill(motet: House) -> dict[str, dict[str, Any]]:
+def bill(motet: RunningStack) -> dict[str, dict[str, Any]]:
     answer = motet.http.get("/v1/usage", params={"limit": 100})
     assert answer.status_code == 200, answer.text
     return {task["task_id"]: task for task in answer.json()["data"]}

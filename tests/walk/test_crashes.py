@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from tests.walk.house import House, house, short_rows
+from tests.walk.running_stack import RunningStack, running_stack, short_rows
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
@@ -30,20 +30,20 @@ ROWS = 96
 
 
 @pytest.fixture(scope="module")
-def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house(tmp_path_factory.mktemp("motet"), **QUICK) as it:
+def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    with running_stack(tmp_path_factory.mktemp("motet"), **QUICK) as it:
         yield it
 
 
 @pytest.fixture(scope="module")
-def unbroken(motet: House) -> dict[tuple[int, str], dict[int, float | None]]:
+def unbroken(motet: RunningStack) -> dict[tuple[int, str], dict[int, float | None]]:
     """The curves of a run that nothing happened to."""
     task_id = start(motet)
     assert motet.ended(task_id)["status"] == "succeeded"
     return motet.curves(task_id)
 
 
-def start(motet: House) -> str:
+def start(motet: RunningStack) -> str:
     return motet.submit(dataset={"file_id": motet.upload(short_rows(ROWS))}, **SPEC)
 
 
@@ -51,12 +51,12 @@ def steps(task: dict[str, Any]) -> int:
     return int(task["progress"]["steps_done"])
 
 
-def child(motet: House, module: str) -> int:
+def child(motet: RunningStack, module: str) -> int:
     (pid,) = motet.below("worker", module)
     return pid
 
 
-def emptied_valkey(motet: House) -> int:
+def emptied_valkey(motet: RunningStack) -> int:
     with motet.valkey as valkey:
         valkey.flushall()
     return motet.pids["valkey"]
@@ -73,7 +73,7 @@ VICTIMS = {  # the API last: training goes on without it, and must not be over b
 
 
 @pytest.mark.timeout(900)  # an unbroken run first, then one with six restarts
-def test_kills_lose_nothing(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
+def test_kills_lose_nothing(motet: RunningStack, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
     """Also not what was flushed: all hints are lost with Valkey, whose end makes things only later."""
     task_id = start(motet)
     for pid_of in VICTIMS.values():
@@ -84,7 +84,9 @@ def test_kills_lose_nothing(motet: House, unbroken: dict[tuple[int, str], dict[i
     assert motet.curves(task_id) == unbroken
 
 
-def test_pauses_and_an_eviction_lose_no_step(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
+def test_pauses_and_an_eviction_lose_no_step(
+    motet: RunningStack, unbroken: dict[tuple[int, str], dict[int, float | None]]
+) -> None:
     task_id = start(motet)
     for at in (6, 30):
         motet.until(task_id, lambda task, at=at: task["status"] == "running" and steps(task) >= at)
@@ -116,7 +118,7 @@ def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:
     return rows
 
 
-def placement_on(motet: House, node: str) -> str:
+def placement_on(motet: RunningStack, node: str) -> str:
     """The id of the one placement that the node ever had."""
     engine = sqlalchemy.create_engine(motet.database_url)
     with engine.connect() as connection:
@@ -130,7 +132,7 @@ def placement_on(motet: House, node: str) -> str:
 def test_a_worker_that_slept_past_its_lease_changes_nothing(
     tmp_path: Path, unbroken: dict[tuple[int, str], dict[int, float | None]]
 ) -> None:
-    with house(tmp_path, workers=2, **QUICK) as motet:
+    with running_stack(tmp_path, workers=2, **QUICK) as motet:
         task_id = start(motet)
         task = motet.until(task_id, lambda task: steps(task) >= 20)
         workers = {motet.environment(name)["MOTET_NODE_NAME"]: name for name in motet.pids if name.startswith("worker")}

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.walk.house import House, house, short_rows
+from tests.walk.running_stack import RunningStack, running_stack, short_rows
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
@@ -24,12 +24,12 @@ Left = tuple[dict[tuple[int, str], dict[int, float | None]], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house(tmp_path_factory.mktemp("motet"), **QUICK) as it:
+def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    with running_stack(tmp_path_factory.mktemp("motet"), **QUICK) as it:
         yield it
 
 
-def start(motet: House, http: httpx.Client, steps: int, **more: Any) -> str:
+def start(motet: RunningStack, http: httpx.Client, steps: int, **more: Any) -> str:
     """A task of one job. Its rows are its tenant's own; both tenants' read alike."""
     return motet.submit(
         http,
@@ -41,7 +41,7 @@ def start(motet: House, http: httpx.Client, steps: int, **more: Any) -> str:
     )
 
 
-def left(motet: House, http: httpx.Client, task_id: str) -> Left:
+def left(motet: RunningStack, http: httpx.Client, task_id: str) -> Left:
     """What the task leaves: its curves, and its winner's files by sha256."""
     data = http.get(f"/v1/tasks/{task_id}/metrics").json()["data"]
     curves = {(one["index"], one["series"]): dict(zip(one["steps"], one["values"], strict=True)) for one in data}
@@ -56,12 +56,12 @@ def placed(http: httpx.Client, task_id: str) -> list[dict[str, Any]]:
     return [change["said"] for change in reversed(changes) if change["kind"] == "placed"]
 
 
-def running(motet: House, http: httpx.Client, task_id: str, steps: int = 1) -> dict[str, Any]:
+def running(motet: RunningStack, http: httpx.Client, task_id: str, steps: int = 1) -> dict[str, Any]:
     return motet.until(task_id, lambda task: task["status"] == "running" and task["progress"]["steps_done"] >= steps, http=http)
 
 
 @pytest.mark.timeout(900)  # four runs of tasks, on a machine that may be busy
-def test_two_tenants_share_a_slot_and_leave_what_they_leave_alone(motet: House) -> None:
+def test_two_tenants_share_a_slot_and_leave_what_they_leave_alone(motet: RunningStack) -> None:
     mine, theirs = motet.http, motet.tenant("other")
 
     # alone: a dedicated task shares its slot with nobody, so the second waits for the first

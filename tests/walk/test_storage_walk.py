@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from tests.service.storage.object_servers import CREDENTIALS, object_server
-from tests.walk.house import House, house, unpacked
+from tests.walk.running_stack import RunningStack, running_stack, unpacked
 from tests.walk.test_crashes import QUICK, start, steps
 
 
-def walk(motet: House, folder: Path) -> tuple[httpx.Response, Path]:
+def walk(motet: RunningStack, folder: Path) -> tuple[httpx.Response, Path]:
     """A task whose worker is killed, to its adapter: the last answer, and the folder that was downloaded."""
     task_id = start(motet)
     done = steps(motet.until(task_id, lambda task: task["status"] == "running" and steps(task) >= 8))
@@ -41,7 +41,7 @@ def test_a_task_survives_its_worker_and_its_adapter_comes_back(kind: str, tmp_pa
             server = stack.enter_context(object_server(kind, tmp_path))
             given = {name: value for name, value in server.settings().items() if value is not None}
             environment |= CREDENTIALS | {f"MOTET_{name.upper()}": str(value) for name, value in given.items()}
-        motet = stack.enter_context(house(tmp_path / "state", **environment))
+        motet = stack.enter_context(running_stack(tmp_path / "state", **environment))
         (tmp_path / "adapter").mkdir()
         archive, _ = walk(motet, tmp_path / "adapter")
         kept = list((tmp_path / "state" / "storage").glob("objects/??/*"))

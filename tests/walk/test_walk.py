@@ -15,17 +15,17 @@ import httpx
 import pytest
 import sqlalchemy
 
-from tests.walk.house import BASE_MODEL, ROOT, House, gsm8k, house, unpacked
+from tests.walk.running_stack import BASE_MODEL, ROOT, RunningStack, gsm8k, running_stack, unpacked
 
 USE_ADAPTER = ROOT / "examples" / "use_adapter.py"  # transformers and PEFT alone; nothing of Motet
 LEARNABLE = {"method": "grid", "learning_rate": [3e-3], "rank": [8], "batch_size": [8]}
 
 
 @pytest.fixture(scope="module")
-def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """Heartbeats come once an hour: whatever a node is to begin or to let go, its hints alone tell it here."""
     hourly = {"MOTET_HEARTBEAT_SECONDS": "3600", "MOTET_LEASE_SECONDS": "7200"}
-    with house(tmp_path_factory.mktemp("motet"), slots=2, **hourly) as it:
+    with running_stack(tmp_path_factory.mktemp("motet"), slots=2, **hourly) as it:
         yield it
 
 
@@ -38,7 +38,7 @@ def peft_losses(adapter: Path, rows: list[dict[str, Any]], folder: Path) -> dict
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: Path) -> None:
+def test_a_posted_task_comes_back_as_a_trained_adapter(motet: RunningStack, tmp_path: Path) -> None:
     validation = gsm8k(12, skip=64)
     task_id = motet.submit(
         dataset={"file_id": motet.upload(gsm8k(40)), "validation_file_id": motet.upload(validation)},
@@ -115,7 +115,7 @@ def _made_rows(rng: random.Random, rows: int) -> list[dict[str, Any]]:
     return [{"prompt": f"{n}. What do they eat in {town}? ", "completion": towns[town]} for n, town in enumerate(asked)]
 
 
-def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: House) -> None:
+def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: RunningStack) -> None:
     rng = random.Random()
     rows = _made_rows(rng, 240)
     completions = [row["completion"] for row in rows]
@@ -129,7 +129,7 @@ def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: H
     assert true["val_loss"] < 0.5 * false["val_loss"], (true, false)
 
 
-def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_same_on_both(motet: House) -> None:
+def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_same_on_both(motet: RunningStack) -> None:
     spec = {
         "dataset": {"file_id": motet.upload(_made_rows(random.Random(), 48))},
         "search_space": {**LEARNABLE, "learning_rate": [3e-3, 1e-3], "batch_size": [4]},
@@ -159,7 +159,7 @@ def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_
     assert shas[0] == shas[1] != {}
 
 
-def _believe_steps_to_be_long(motet: House) -> None:
+def _believe_steps_to_be_long(motet: RunningStack) -> None:
     """A second a token on every device, as if it had been measured: a second device pays, however fast this machine is."""
     columns = "base_model, precision, device_type, tokens, rows, width, measured, mean_tokens, log_seconds, variance"
     first = f"INSERT INTO throughput_profiles ({columns}) VALUES ('base', 'bf16', 'cpu', 64, 8, 1, 8, 64, 0, 0)"
@@ -167,19 +167,19 @@ def _believe_steps_to_be_long(motet: House) -> None:
     _execute(motet, "UPDATE throughput_profiles SET log_seconds = ln(mean_tokens), variance = 0")
 
 
-def _believe_nothing(motet: House) -> None:
+def _believe_nothing(motet: RunningStack) -> None:
     """No measured steps: those who train next are not expected to take hours."""
     _execute(motet, "DELETE FROM throughput_profiles")
 
 
-def _execute(motet: House, statement: str) -> None:
+def _execute(motet: RunningStack, statement: str) -> None:
     engine = sqlalchemy.create_engine(motet.database_url)
     with engine.begin() as connection:
         connection.execute(sqlalchemy.text(statement))
     engine.dispose()
 
 
-def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> None:
+def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: RunningStack) -> None:
     other = motet.tenant(f"other-{random.getrandbits(40):x}")
     spec = {
         "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [8]},
@@ -212,7 +212,7 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
     assert motet.http.post(f"/v1/tasks/{mine}/cancel").json()["status"] == "cancelled"
 
 
-def test_a_cancelled_task_lets_its_node_go(motet: House) -> None:
+def test_a_cancelled_task_lets_its_node_go(motet: RunningStack) -> None:
     spec = {"training": {"epochs": 100, "max_seq_len": 64}, "early_exit": {"policy": "none"}}
     space = {"method": "grid", "learning_rate": [1e-3], "batch_size": [4]}
     task_id = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, search_space=space, **spec)

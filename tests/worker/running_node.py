@@ -72,7 +72,7 @@ class Node:
 
 
 @contextmanager
-def house(base: BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
+def fleet_with_placements(base: BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
     fleet = Fleet(**fleet_options)
     try:
         yield fleet, placer(fleet, base)

@@ -70,21 +70,21 @@ class Shapes:
 
 
 class Workload:
-    """Estimates for the given tasks, whose rows are read at one moment. `memo` caches those of unchanged tasks.
+    """Estimates for the given tasks, whose rows are read at one moment. `cache` caches those of unchanged tasks.
 
     `unsaved` are the jobs of tasks without rows.
     """
 
     def __init__(
-        self, session: Session, tasks: Iterable[Task], memo: LruCache, unsaved: Mapping[str, Sequence[Job]] | None = None
+        self, session: Session, tasks: Iterable[Task], cache: LruCache, unsaved: Mapping[str, Sequence[Job]] | None = None
     ) -> None:
-        self._memo = memo
+        self._cache = cache
         self.unread: dict[str, str] = {}  # reason, by task
         self.specs: dict[str, TaskSpec] = {}
         tasks = list(tasks)
         for task in tasks:
             try:
-                self.specs[task.id] = memo.get(("spec", task.id), lambda task=task: spec_of(task))  # type: ignore[misc]
+                self.specs[task.id] = cache.get(("spec", task.id), lambda task=task: spec_of(task))  # type: ignore[misc]
             except SpecUnreadable as error:
                 self.unread[task.id] = str(error)
         sound = [task for task in tasks if task.id in self.specs]
@@ -107,7 +107,7 @@ class Workload:
     def needs(self, task: Task) -> frozenset[str]:
         """The capabilities that a worker needs to train it (contract.compatibility.capabilities)."""
         kind = self._bases[task.base_model].model_type
-        return self._memo.get(("needs", task.id, kind), lambda: needed(task.spec, kind))
+        return self._cache.get(("needs", task.id, kind), lambda: needed(task.spec, kind))
 
     def fits(self, task: Task, node: Node) -> bool:
         """Whether the task fits the node at its narrowest width."""
@@ -129,7 +129,7 @@ class Workload:
             return estimate(TaskWork(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
 
         moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation)
-        return self._memo.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
+        return self._cache.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
 
     def bound(self, task: Task) -> float:
         """The largest slowdown that sharing may cause it: its own, its tenant's default, or the product's; 1: none."""
@@ -212,7 +212,7 @@ class Workload:
     ) -> dict[str, tuple[ReportedProgress, ...]]:
         """All jobs of each task. While a task is queued, its jobs change only with its fence."""
         keys = {task.id: ("jobs", task.id, task.fence) for task in tasks if task.status == TaskStatus.QUEUED}
-        moved = [task.id for task in tasks if keys.get(task.id) not in self._memo]
+        moved = [task.id for task in tasks if keys.get(task.id) not in self._cache]
         rows: dict[str, list[Any]] = defaultdict(list, {id: list(jobs) for id, jobs in unsaved.items()})
         if moved:
             columns = (Job.task_id, Job.status, Job.step, Job.total_steps, Job.warmup_steps, Job.config, Job.promoted)
@@ -229,7 +229,7 @@ class Workload:
                 return tuple(progress_of(self.specs[task.id], job, train) for job in rows[task.id])
 
             try:
-                found[task.id] = self._memo.get(keys[task.id], read) if task.id in keys else read()
+                found[task.id] = self._cache.get(keys[task.id], read) if task.id in keys else read()
             except ValueError as error:  # SpecUnreadable, or a status of a newer version
                 self.unread[task.id] = str(error)
                 del self.specs[task.id]

@@ -118,7 +118,7 @@ def read(
         one.task.queued_at = now
         queued.append(one.task)
     unsaved = {one.task.id: one.jobs for one in asked}
-    work = Workload(session, [task for _, task in live] + queued, dependencies.memo, unsaved)
+    work = Workload(session, [task for _, task in live] + queued, dependencies.estimate_cache, unsaved)
     seen = _SnapshotBuilder(
         session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches
     )

@@ -1,4 +1,4 @@
-"""Seats: no more requests of a kind compute at once than there are seats, whoever fails gives his back, kinds do not mix."""
+"""Concurrency limits: no more requests of a kind run at once than its semaphore allows, and one that fails frees its place."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from service.http import concurrency_limits
 
 
-class House:
-    """An app whose requests stay until they are let go."""
+class WaitingApp:
+    """An app whose requests wait until they are let go."""
 
     def __init__(self) -> None:
         self.app, self.inside, self.let_go = FastAPI(), {kind: 0 for kind in concurrency_limits.LIMITS}, asyncio.Event()
@@ -43,15 +43,15 @@ class House:
 
 def test_as_many_compute_as_the_limits_allow() -> None:
     async def many() -> None:
-        house = House()
-        transport = httpx.ASGITransport(house.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
+        waiting = WaitingApp()
+        transport = httpx.ASGITransport(waiting.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://waiting") as client:
             asked = [asyncio.ensure_future(client.post(f"/{kind}")) for kind in concurrency_limits.LIMITS for _ in range(7)]
-            while house.inside != concurrency_limits.LIMITS:
+            while waiting.inside != concurrency_limits.LIMITS:
                 await asyncio.wait(asked, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
-            house.let_go.set()
+            waiting.let_go.set()
             assert {answer.status_code for answer in await asyncio.gather(*asked)} == {500}
-            assert not any(house.inside.values())
+            assert not any(waiting.inside.values())
 
     asyncio.run(asyncio.wait_for(many(), 60))
 

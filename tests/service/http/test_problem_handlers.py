@@ -145,7 +145,7 @@ def test_what_nobody_foresaw_tells_nothing_but_its_number(settings, serve):
 
     @caller.client.app.get("/v1/boom")  # type: ignore[attr-defined]
     def boom() -> None:
-        raise RuntimeError("secret of the house")
+        raise RuntimeError("secret of the service")
 
     response = caller.get("/v1/boom")
     body = problem_of(response, 500, "internal")

@@ -32,7 +32,7 @@ def store(database, dependencies):
             if config is not None:
                 changed = text("UPDATE jobs SET config = config || CAST(:more AS jsonb) WHERE task_id = :id")
                 session.execute(changed, {"id": task_id, "more": json.dumps(config)})
-        dependencies.memo.clear()
+        dependencies.estimate_cache.clear()
 
     return write
 
@@ -83,7 +83,7 @@ def test_an_unknown_field_is_logged_once(tenant, new_node, plan, again, store, d
     store(task, NEWER[1])
     new_node()
     for _ in range(3):
-        dependencies.memo.clear()
+        dependencies.estimate_cache.clear()
         again()
     told = [record.getMessage() for record in caplog.records if task in record.getMessage() and "another version" in record.msg]
     assert [message for message in told if message.endswith("does not know training.smoothing")] == told[:1]
@@ -115,7 +115,7 @@ def test_the_version_that_can_read_a_task_asks_for_its_plan(tenant, new_node, pl
     assert plan() == 0, "this version still cannot read it"
     with database.begin() as session:
         session.execute(text("UPDATE tasks SET spec = spec - 'of_tomorrow' WHERE id = :id"), {"id": task})
-    dependencies.memo.clear()
+    dependencies.estimate_cache.clear()
     replan_newly_readable_tasks(dependencies)
     assert plan() == 1
     assert [placement.task_id for placement in node.desired().placements] == [task]

@@ -196,7 +196,7 @@ def test_a_task_starts_no_earlier_than_it_asks_to(tenant, new_node, plan, depend
     with database.begin() as session:
         row = session.get_one(Task, task)
         row.spec, row.waiting = row.spec | {"not_before": past}, row.waiting | {"expected_start": past}
-    dependencies.memo.clear()
+    dependencies.estimate_cache.clear()
     replan_elapsed_delays(dependencies)
     assert plan() >= 1
     assert node.take(task)

@@ -14,12 +14,12 @@ from contract.states import RequeueReason
 from tests.worker.fleet import Fleet
 from tests.worker.inside import resumed
 from tests.worker.processes import environment, gone
-from tests.worker.running_node import LONG, SHORT, SPACE, Node, Placing, house, refused, running, trains
+from tests.worker.running_node import LONG, SHORT, SPACE, Node, Placing, fleet_with_placements, refused, running, trains
 
 
 @pytest.fixture(scope="class")
 def placed(tiny_base: BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Placing]]:
-    with house(tiny_base, tmp_path_factory.mktemp("f")) as made:
+    with fleet_with_placements(tiny_base, tmp_path_factory.mktemp("f")) as made:
         yield made
 
 
@@ -187,7 +187,7 @@ class TestOneNode:
 
 def test_asked_to_stop_it_waits_for_a_service_that_is_slow(tiny_base, tmp_path):
     """Longer than any step and any request take under load."""
-    with house(tiny_base, tmp_path) as (fleet, placing), running(fleet, tmp_path) as node:
+    with fleet_with_placements(tiny_base, tmp_path) as (fleet, placing), running(fleet, tmp_path) as node:
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
         fleet.down = True
@@ -201,7 +201,10 @@ def test_asked_to_stop_it_waits_for_a_service_that_is_slow(tiny_base, tmp_path):
 
 
 def test_asked_to_stop_it_ends_within_its_bound(tiny_base, tmp_path):
-    with house(tiny_base, tmp_path) as (fleet, placing), running(fleet, tmp_path, MOTET_WORKER_STOP_SECONDS="1") as node:
+    with (
+        fleet_with_placements(tiny_base, tmp_path) as (fleet, placing),
+        running(fleet, tmp_path, MOTET_WORKER_STOP_SECONDS="1") as node,
+    ):
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
         family = node.family()
@@ -214,7 +217,7 @@ def test_asked_to_stop_it_ends_within_its_bound(tiny_base, tmp_path):
 
 def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_path, stack):
     with (
-        house(tiny_base, tmp_path, heartbeat_seconds=3600.0) as (fleet, placing),
+        fleet_with_placements(tiny_base, tmp_path, heartbeat_seconds=3600.0) as (fleet, placing),
         running(fleet, tmp_path, MOTET_REDIS_URL=stack.valkey.url("node")) as node,
     ):
         fleet.until(lambda: fleet.heartbeats)
@@ -236,7 +239,7 @@ def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_pa
 
 
 def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
-    with house(tiny_base, tmp_path) as (fleet, placing):
+    with fleet_with_placements(tiny_base, tmp_path) as (fleet, placing):
         fleet.down = True
         with running(fleet, tmp_path) as node:
             fleet.until(lambda: len(fleet.requests) >= 2)
@@ -253,7 +256,7 @@ def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
 def test_a_killed_rank_gives_the_placement_back_and_its_jobs_go_on(tiny_base, tmp_path):
     """kill -9 of a rank ends the executor, and a stopped one ends with its executor, which the daemon kills."""
     with (
-        house(tiny_base, tmp_path) as (fleet, placing),
+        fleet_with_placements(tiny_base, tmp_path) as (fleet, placing),
         running(fleet, tmp_path, MOTET_WORKER_SLOTS="2", MOTET_WORKER_CHECKPOINT_SECONDS="0.1") as node,
     ):
         space = {**SPACE, "learning_rate": [1e-3, 3e-3]}

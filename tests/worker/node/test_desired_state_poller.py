@@ -9,7 +9,7 @@ import pytest
 from contract.compatibility.capabilities import understood
 from contract.compatibility.protocol import PROTOCOL
 from contract.states import RequeueReason
-from tests.worker.running_node import LONG, SHORT, SPACE, house, refused, running, trains
+from tests.worker.running_node import LONG, SHORT, SPACE, fleet_with_placements, refused, running, trains
 
 HANGS_AND_DIES = "heartbeats go on while this thread is dead"
 DIES_PARSING = f"""
@@ -25,7 +25,7 @@ sys.exit(main())
 
 @pytest.fixture
 def fleet_of(tiny_base, tmp_path):
-    with house(tiny_base, tmp_path) as made:
+    with fleet_with_placements(tiny_base, tmp_path) as made:
         yield made
 
 

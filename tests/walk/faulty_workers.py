@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from deploy.devstack.process_reaper import MARK
-from tests.walk.house import House
+from tests.walk.running_stack import RunningStack
 
 _ATTACHED = re.compile(r"of task (\S+) \(.*\) goes to executor (\d+)")
 _LOOK_SECONDS = 0.1
@@ -45,7 +45,7 @@ sys.exit(program.main())
 class Killer:
     """Kills executors a second after they were given a placement: all on the nodes `on`, and everywhere those of `tasks`."""
 
-    def __init__(self, motet: House, on: set[str], seconds: float = 1.0) -> None:
+    def __init__(self, motet: RunningStack, on: set[str], seconds: float = 1.0) -> None:
         self._motet, self._on, self._seconds = motet, on, seconds
         self.tasks: set[str] = set()
         self.killed: list[tuple[str, str]] = []  # (node, task)
@@ -80,7 +80,7 @@ class Killer:
 class OldWorker:
     """A node called `old`, which looks alive and takes nothing up."""
 
-    def __init__(self, motet: House, folder: Path) -> None:
+    def __init__(self, motet: RunningStack, folder: Path) -> None:
         environment = motet.environment("worker") | {"MOTET_NODE_NAME": "old", "MOTET_JOIN_TOKEN": motet.join_token("old")}
         del environment[MARK]  # the stack ends what carries it whenever it starts its own worker anew
         with (folder / "old.log").open("wb") as log:

@@ -35,7 +35,7 @@ def unpacked(archive: bytes, folder: Path) -> Path:
     return found
 
 
-class House:
+class RunningStack:
     """One running `python -m deploy.devstack` and the demo tenant's way to talk to it."""
 
     def __init__(self, state: Path, *, slots: int = 1, workers: int = 1, **environment: str) -> None:
@@ -199,8 +199,8 @@ class House:
 
 
 @contextmanager
-def house(state: Path, **options: Any) -> Iterator[House]:
-    it = House(state, **options)
+def running_stack(state: Path, **options: Any) -> Iterator[RunningStack]:
+    it = RunningStack(state, **options)
     try:
         yield it
     finally:
