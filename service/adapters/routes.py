@@ -97,7 +97,7 @@ def delete_adapter(adapter_id: str, writer: Writer, db: Db) -> None:
 def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
         adapter = actions.find_adapter(session, reader, adapter_id)
-        texts = carried(session, reader, adapter) if path == NAME else {}
+        texts = additional_files(session, reader, adapter) if path == NAME else {}
     files = {file.path: file for file in AdapterManifest.model_validate(adapter.manifest).files}
     if path in texts:
         return Response(texts[path], media_type="text/markdown")
@@ -117,7 +117,7 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, st
 def get_adapter_archive(adapter_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
         adapter = actions.find_adapter(session, reader, adapter_id)
-        texts = carried(session, reader, adapter)
+        texts = additional_files(session, reader, adapter)
     return send_archive(request, storage, adapter, texts)
 
 
@@ -137,7 +137,7 @@ def get_task_adapter(task_id: str, reader: Reader, db: NotedDb, storage: Store, 
         if task.winner_job_id is None:
             raise NoAdapter(_why_none(task), task_status=task.status)
         adapter = actions.winner_of(session, reader, task)
-        texts = carried(session, reader, adapter)
+        texts = additional_files(session, reader, adapter)
     return send_archive(request, storage, adapter, texts)
 
 
@@ -147,7 +147,7 @@ def _why_none(task: Task) -> str:
     return f"The task was cancelled before it had a winner; GET /v1/adapters?task_id={task.id} lists what its jobs had kept."
 
 
-def carried(session: Session, principal: Principal, adapter: Adapter) -> dict[str, bytes]:
+def additional_files(session: Session, principal: Principal, adapter: Adapter) -> dict[str, bytes]:
     """The archive's additional files, by name: a generated README, once the task has ended and its content is final.
 
     Empty if the adapter was uploaded with its own README.

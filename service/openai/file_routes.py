@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import false
 
-from service.adapters.routes import carried, send_archive
+from service.adapters.routes import additional_files, send_archive
 from service.app_state import Store
 from service.authentication import Db, Reader, Writer
 from service.database.engine import clock
@@ -92,7 +92,7 @@ def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, reque
             result = result_files.find_result(session, reader, file_id)
             if result.kind == "adapter":
                 adapter = result_files.winners_adapter(session, reader, result.task)
-                answer = partial(send_archive, request, storage, adapter, carried(session, reader, adapter))
+                answer = partial(send_archive, request, storage, adapter, additional_files(session, reader, adapter))
             else:
                 answer = partial(_as_text, result, b"".join(result_files.text(session, reader, result)))
     return answer()  # after the transaction: storage may be slow
