@@ -259,11 +259,6 @@ class SearchSpace(Strict):
         """The number of jobs the space expands to."""
         return self.n if self.n is not None else self.combinations
 
-    @property
-    def batch_sizes(self) -> list[int]:
-        """The distinct batch sizes of all jobs."""
-        return self.batch_size if self.jobs is None else list(dict.fromkeys(job.batch_size for job in self.jobs))
-
     def says(self, name: str) -> bool:
         """Whether the space or a listed job sets this dimension explicitly."""
         return getattr(self, name) is not None or any(getattr(job, name) is not None for job in self.jobs or ())

@@ -120,10 +120,6 @@ async def _storage(request: Request) -> Storage:
     return state_of(request).storage
 
 
-async def _grants(request: Request) -> UploadGrants:
-    return state_of(request).grants
-
-
 async def _dependencies(request: Request) -> Dependencies:
     state = state_of(request)
     return Dependencies(state.settings, state.system, state.storage, state.queue, state.wakeups, state.estimate_cache)
@@ -152,7 +148,6 @@ SystemDb = Annotated[Database, Depends(_system)]  # every tenant's rows: for key
 QueueDep = Annotated[Queue, Depends(_queue)]
 WakeupsDep = Annotated[NodeWakeups, Depends(_wakeups)]
 Store = Annotated[Storage, Depends(_storage)]
-Grants = Annotated[UploadGrants, Depends(_grants)]
 DependenciesDep = Annotated[Dependencies, Depends(_dependencies)]
 ProfileUpdatesDep = Annotated[ProfileUpdates, Depends(_profile_updates)]
 PollCacheDep = Annotated[PollCache, Depends(_polls)]

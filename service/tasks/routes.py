@@ -23,7 +23,6 @@ from service.tenants.api_keys import Scope
 from service.tenants.tenant_scope import find
 
 MAX_WAIT = 60.0
-_BIG = 2**63 - 1
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
@@ -34,7 +33,6 @@ Text = Annotated[
     str | None,
     Query(max_length=128, pattern=r"^[^\x00]*$", description="Only those with this text in their name or id, in any case"),
 ]
-Resolution = Annotated[int | None, Query(ge=1, le=MAX_RESOLUTION, description="About how many points a curve may have")]
 
 
 @router.get("/tasks", operation_id="list_tasks", summary="List tasks, the newest first", responses=problems(422))

@@ -40,10 +40,3 @@ class PagedCache:
     @staticmethod
     def _gathered(buffer: Tensor, pages: Tensor, tokens: int) -> Tensor:
         return buffer[pages].transpose(0, 1).flatten(1, 2)[:, :tokens]
-
-
-def page_bytes(backbone: Backbone, page_tokens: int) -> int:
-    """Memory of one page: keys and values of all layers."""
-    shape = backbone.shape
-    numbers = 2 * len(backbone.layers) * shape.key_heads * shape.head_size * page_tokens
-    return numbers * backbone.embedding.element_size()
