@@ -8,7 +8,7 @@ from contract.messages.upload_messages import UploadGrant, UploadRequest
 from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
-from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
 
 SHA256 = "0" * 64
@@ -39,9 +39,9 @@ def test_what_a_thread_sends_when_the_link_is_closed_ends_with_its_lease(closed:
         nonlocal tries
         tries += 1
         if tries == 2:
-            lease.end()
+            lease.release()
         closed.grant("p1", lease.token, UploadRequest(fence=1, sha256=SHA256, bytes=7))
 
-    with pytest.raises(LeaseOver):
+    with pytest.raises(LeaseNotHeld):
         persist(lease, "an upload", attempt)
     assert tries == 2

@@ -25,7 +25,7 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import Kept
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.job_run import JobRun
-from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement_run import PlacementRun
 from worker.executor.retry import persist
 from worker.policy.job_record import JobProgress
@@ -82,7 +82,7 @@ class ArtifactUploader:
     def _guarded(self, task: PlacementRun, work: Act) -> None:
         try:
             work()
-        except LeaseOver as error:
+        except LeaseNotHeld as error:
             log.info("pending uploads of placement %s are dropped: %s", task.key, error)
         except FenceStale:
             self._hand_over(partial(self._leave, task, False, "the service has ended it"))

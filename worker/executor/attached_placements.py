@@ -20,7 +20,7 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.data.token_cache import DataError
 from worker.executor.background_worker import BackgroundWorker
-from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
 from worker.executor.placement_run import PlacementRun
 from worker.executor.reporter import Reporter
@@ -123,7 +123,7 @@ class AttachedPlacements:
             self._hand_over(partial(self.leave, task, True, str(error)))
         except FenceStale:
             self._hand_over(partial(self.leave, task, False, "the service has ended it"))
-        except LeaseOver:
+        except LeaseNotHeld:
             self._hand_over(partial(self.leave, task, True, "its lease ended while it was prepared"))
         except Refused as error:
             self._hand_over(partial(self.leave, task, True, f"the service does not serve what it needs: {error}"))
@@ -145,10 +145,10 @@ class AttachedPlacements:
         return self._loaded
 
     def _check_leases(self, silent: float) -> None:
-        """A rank has said nothing for so many seconds: raises LeaseOver where no placement may wait for it any more, which
+        """A rank has said nothing for so many seconds: raises LeaseNotHeld where no placement may wait for it any more, which
         ends the executor."""
         if silent >= _SILENT_SECONDS and not any(lease.holds() for lease in list(self._leases.values())):
-            raise LeaseOver(f"a rank has said nothing for {silent:.0f} s, and no placement has a lease")
+            raise LeaseNotHeld(f"a rank has said nothing for {silent:.0f} s, and no placement has a lease")
 
     def _open(self, task: PlacementRun, prepared: Prepared) -> None:
         if task.key in self._tasks and not task.detaching:

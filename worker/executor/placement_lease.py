@@ -10,8 +10,8 @@ from worker.boot_clock import boot_now
 _GRACE_SECONDS = 0.5  # how long a process that was stopped waits, idle, for renewals unread in its pipe
 
 
-class LeaseOver(Exception):
-    """The executor may no longer act for the placement: its lease ran out, or was ended."""
+class LeaseNotHeld(Exception):
+    """The executor may no longer act for the placement: its lease ran out, or was released."""
 
 
 class Lease:
@@ -19,7 +19,7 @@ class Lease:
         self.placement_id, self.fence = placement_id, fence
         self._token, self._deadline = token, deadline
         self._changed = threading.Condition()
-        self._ended = False
+        self._released = False
         self._waits: dict[str, str] = {}
 
     @property
@@ -39,34 +39,34 @@ class Lease:
         return self._token
 
     @property
-    def ended(self) -> bool:
-        """Whether it was ended, rather than ran out."""
-        return self._ended
+    def released(self) -> bool:
+        """Whether it was released, rather than ran out."""
+        return self._released
 
     def holds(self) -> bool:
         """Whether the executor may act for the placement. Past the deadline, waits briefly for a renewal in transit."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or boot_now() < self._deadline, timeout=_GRACE_SECONDS)
-            return not self._ended and boot_now() < self._deadline
+            self._changed.wait_for(lambda: self._released or boot_now() < self._deadline, timeout=_GRACE_SECONDS)
+            return not self._released and boot_now() < self._deadline
 
     def check(self) -> None:
-        """Raise LeaseOver unless the lease holds."""
+        """Raise LeaseNotHeld unless the lease holds."""
         if not self.holds():
-            raise LeaseOver(f"the lease of placement {self.placement_id} is over")
+            raise LeaseNotHeld(f"the lease of placement {self.placement_id} has run out, or was released")
 
     def renew(self, deadline: float, token: str) -> None:
         with self._changed:
             self._deadline, self._token = max(self._deadline, deadline), token
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """End the lease and wake all waiting threads."""
+    def release(self) -> None:
+        """Give the lease up and wake all waiting threads."""
         with self._changed:
-            self._ended = True
+            self._released = True
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait before a retry; raises LeaseOver if the lease is over by then, or is ended meanwhile."""
+        """Wait before a retry; raises LeaseNotHeld if the lease has run out by then, or is released meanwhile."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended, timeout=min(seconds, max(0.0, self._deadline - boot_now())))
+            self._changed.wait_for(lambda: self._released, timeout=min(seconds, max(0.0, self._deadline - boot_now())))
         self.check()

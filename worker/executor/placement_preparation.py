@@ -99,7 +99,7 @@ class Preparation:
         self._settings = settings
 
     def prepare(self, load: Callable[[], LoadedBase]) -> Prepared:
-        """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused if the service does not serve a
+        """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not serve a
         file."""
         clock = PartsClock()
         loaded = load()

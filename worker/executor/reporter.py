@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from contract.messages.report_messages import Event, Points, Report, Series, Throughput
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
-from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Reporter:
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._idle or self._lease.ended, timeout=seconds) and self._idle
+            return self._changed.wait_for(lambda: self._idle or self._lease.released, timeout=seconds) and self._idle
 
     def finish(self, then: Callable[[], None]) -> None:
         """Call `then`, from the reporter's thread, once the service has acknowledged all events."""
@@ -63,8 +63,8 @@ class Reporter:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop sending, and end the lease."""
-        self._lease.end()
+        """Stop sending, and release the lease."""
+        self._lease.release()
         with self._changed:
             self._changed.notify_all()
 
@@ -76,8 +76,8 @@ class Reporter:
                 if self._then is not None and self._idle:
                     self._then()
                     return
-        except LeaseOver as error:
-            if not self._lease.ended:
+        except LeaseNotHeld as error:
+            if not self._lease.released:
                 self._on_end(True, str(error))
         except FenceStale as error:
             log.info("placement %s has ended: %s", self._lease.placement_id, error)
@@ -87,12 +87,12 @@ class Reporter:
             self._on_end(True, f"its report was refused: {error}")
 
     def _wait(self) -> bool:
-        """Block until a report is due. False when the lease was ended."""
+        """Block until a report is due. False when the lease was released."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events or self._then or self._lease.ended)
-            self._changed.wait_for(lambda: self._urgent or self._then or self._lease.ended, timeout=_GATHER_SECONDS)
+            self._changed.wait_for(lambda: self._events or self._then or self._lease.released)
+            self._changed.wait_for(lambda: self._urgent or self._then or self._lease.released, timeout=_GATHER_SECONDS)
             self._urgent = False
-            return not self._lease.ended
+            return not self._lease.released
 
     def _send(self) -> None:
         with self._changed:

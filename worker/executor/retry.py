@@ -17,7 +17,7 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.2, 3.0
 def persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
     """Call `attempt` until the service is reachable and the disk has room; returns its result.
 
-    Meanwhile the lease says that it waits for the disk. Raises LeaseOver, and every other error of `attempt`.
+    Meanwhile the lease says that it waits for the disk. Raises LeaseNotHeld, and every other error of `attempt`.
     """
     try:
         return _persist(lease, what, attempt)

@@ -23,7 +23,7 @@ from worker.data.node_cache import HEADER, NodeCache
 from worker.data.row_reader import fingerprint_of, reader_of
 from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
-from worker.executor.placement_lease import LeaseOver
+from worker.executor.placement_lease import LeaseNotHeld
 
 TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
 SFT = Reading(reader_of(TOKENIZER), Objective(), 40, fingerprint_of(TOKENIZER))
@@ -129,9 +129,9 @@ def test_tokenising_ends_between_batches_and_leaves_nothing(cache):
     def on_progress() -> None:
         ticks.append(1)
         if len(ticks) == 3:
-            raise LeaseOver("over")
+            raise LeaseNotHeld("over")
 
-    with pytest.raises(LeaseOver):
+    with pytest.raises(LeaseNotHeld):
         stream_of(file, SFT, fetch, on_progress)
     assert len(ticks) == 3, "2,000 rows are 8 batches"
     assert [path.name for path in file.streams.iterdir()] == [SFT.key + ".lock"]

@@ -13,7 +13,7 @@ from tests.worker.inside import Inside, resumed
 from tests.worker.processes import children, environment, gone
 from tests.worker.replicas import faulty_rank
 from worker.boot_clock import boot_now
-from worker.executor.placement_lease import LeaseOver
+from worker.executor.placement_lease import LeaseNotHeld
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
 
 CALM = {"policy": "none", "eval_every": 4}
@@ -160,7 +160,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
 
     fleet.on_report = hurt
     inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.05)
-    with pytest.raises(RankLost if number == signal.SIGKILL else LeaseOver) as error:
+    with pytest.raises(RankLost if number == signal.SIGKILL else LeaseNotHeld) as error:
         inside.run(lost)
     if number == signal.SIGKILL:
         assert f"rank 1 (pid {hit[0]}) ended with -9" in str(error.value)
