@@ -1,4 +1,7 @@
-"""Grouped LoRA: many adapters of any rank on one frozen linear map, over one flat token axis. Needs torch alone."""
+"""Grouped LoRA: many adapters of any rank on one frozen linear map, over one flat token axis.
+
+Enters: tensors and spans of tokens. Leaves: products and their gradients. It must not know jobs, files or models: it needs
+torch, and Triton on a GPU."""
 
 from grouped_lora.adapter_spans import Group, Part, Span
 from grouped_lora.products.autograd_linear import Adapters, grouped_linear

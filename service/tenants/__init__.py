@@ -1,3 +1,3 @@
-"""Tenants, API keys, rate limits, idempotency keys, coalesced requests, and the one filter that keeps tenants apart.
+"""Tenants, API keys, rate limits, coalesced requests, and the one filter that keeps tenants apart.
 
 Enters: an API key. Leaves: a Principal, and queries scoped to it. Knows nothing of what a route does."""

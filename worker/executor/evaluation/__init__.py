@@ -1,4 +1,4 @@
 """What an executor evaluates between steps: the base when a task begins, jobs as they train and end, the texts they generate.
 
-Enters: task runs, job runs and the replicas. Leaves: results on those runs, reported events, counted cost. It must not judge a
-job, nor know the training loop."""
+Enters: placement runs, job runs and the replicas. Leaves: results on those runs, reported events, counted cost. It must not end
+a job, nor know the training loop."""
