@@ -237,6 +237,16 @@ def test_no_two_product_modules_have_one_name() -> None:
     assert not twice, f"{twice}: rename one, or list the role in ROLES"
 
 
+@pytest.mark.parametrize("package", LAYERED)
+def test_no_two_classes_of_a_package_have_one_name(package: str) -> None:
+    named: dict[str, list[str]] = {}
+    for path in sources(package):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named.setdefault(node.name, []).append(place(path, node.lineno))
+    assert not {name: places for name, places in named.items() if len(places) > 1}
+
+
 def test_product_modules_are_short() -> None:
     long = {drawn_as(path) for path in modules().values() if len(path.read_text().splitlines()) > MOST_LINES}
     assert not long

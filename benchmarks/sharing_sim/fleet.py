@@ -15,7 +15,7 @@ from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.joins.joining import settled
 from service.scheduler.core.joins.slowdowns import Member, ends
-from service.scheduler.core.problem import Arrived, Node, Queued, RunningExecutor, SchedulingProblem, Start
+from service.scheduler.core.problem import Arrived, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start
 
 PRIOR = 0.3  # expected duration over the worst case; true ones are 0.2 to 0.4 of it
 COALESCE = 60  # seconds between plans
@@ -83,7 +83,7 @@ class Fleet:
         self._arrivals = sorted(tasks, key=lambda task: task.at)
         self._policy, self._share = policy, share
         self._sharing = {task.id: believed(task, bases[task.id], bound) for task in tasks}
-        self._nodes = tuple(Node(f"node-{at:02}", NODE_GPUS) for at in range(gpus // NODE_GPUS))
+        self._nodes = tuple(PlanNode(f"node-{at:02}", NODE_GPUS) for at in range(gpus // NODE_GPUS))
         self._executors: dict[str, _Executor] = {}  # by the name of its first task
         self._waiting: dict[str, Arrival] = {}
         self._planned: dict[str, str] = {}

@@ -17,7 +17,7 @@ from benchmarks.simulator.tenant_shares import Tenancy, Waiting
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.preemption import Held
-from service.scheduler.core.problem import Arrived, Node, Queued, RunningExecutor, SchedulingProblem, Start, Width
+from service.scheduler.core.problem import Arrived, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start, Width
 
 RELOAD_SECONDS = 60  # a preempted task's loss: its current step, and reloading
 _END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # order of events at the same moment
@@ -44,7 +44,7 @@ def simulate(tasks: Sequence[Arrival], policy: Policy, setup: Setup, observe: Ob
 class _Run:
     def __init__(self, tasks: Sequence[Arrival], policy: Policy, setup: Setup, observe: Observer | None) -> None:
         self._policy, self._setup, self._observe = policy, setup, observe
-        self._nodes = [Node(f"node-{at:03}", setup.node_gpus) for at in range(setup.nodes)]
+        self._nodes = [PlanNode(f"node-{at:03}", setup.node_gpus) for at in range(setup.nodes)]
         self._speeds = setup.speeds or (1.0,) * setup.nodes
         self._ran = {task.id: Ran(task, float(task.true), queued_at=task.at) for task in tasks}
         tenants = sorted({task.tenant for task in tasks})

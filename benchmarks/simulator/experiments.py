@@ -18,7 +18,7 @@ from benchmarks.simulator.plan_judge import check
 from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.run_record import Setup
 from service.scheduler.core.decision import Decision, SearchBudget
-from service.scheduler.core.problem import Node, Queued, RunningExecutor, SchedulingProblem, makespan
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, makespan
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
@@ -165,7 +165,7 @@ class Experiments:
 
 
 def batch_of(tasks: list[Arrival], nodes: int, seconds: Callable[[Arrival], int]) -> SchedulingProblem:
-    fleet = tuple(Node(f"node-{at:03}", 8) for at in range(nodes))
+    fleet = tuple(PlanNode(f"node-{at:03}", 8) for at in range(nodes))
     return SchedulingProblem(fleet, (), tuple(Queued(t.id, t.gpus, 1, (seconds(t),) * nodes) for t in tasks), closed=True)
 
 
@@ -177,7 +177,7 @@ def area_bound(problem: SchedulingProblem) -> float:
 def busy_fleet(seed: int) -> SchedulingProblem:
     """128 nodes of 8 GPUs, busy except for fragments, and 1,000 waiting tasks, each with its own duration."""
     draw_ = Random(seed)
-    nodes = tuple(Node(f"node-{at:03}", 8) for at in range(128))
+    nodes = tuple(PlanNode(f"node-{at:03}", 8) for at in range(128))
     running: list[RunningExecutor] = []
     for node in nodes:
         free = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from benchmarks.simulator.arrivals import Arrival
 from service.scheduler.core.fair_share import Ask, Share, completion_weights, decayed, entered, entitled, owed
 from service.scheduler.core.preemption import Held, Preemption, Preemptor, next_bound, preemption
-from service.scheduler.core.problem import Node
+from service.scheduler.core.problem import PlanNode
 
 ENTRY_SECONDS = 300.0  # charged at once for a start
 _KIND = "gpu"
@@ -62,7 +62,7 @@ class Tenancy:
         return completion_weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
 
     def preempt(
-        self, waiting: Sequence[Waiting], placed: Sequence[Held], nodes: Sequence[Node], bound: float
+        self, waiting: Sequence[Waiting], placed: Sequence[Held], nodes: Sequence[PlanNode], bound: float
     ) -> Preemption | None:
         due, _ = self._due(waiting, placed)
         return preemption(_preemptors(waiting), placed, nodes, due, bound)

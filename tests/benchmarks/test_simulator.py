@@ -16,7 +16,7 @@ from benchmarks.simulator.run_metrics import metrics
 from benchmarks.simulator.run_plot import draw
 from benchmarks.simulator.run_record import Outcome, Setup
 from service.scheduler.core.decision import Decision
-from service.scheduler.core.problem import Node, Queued, SchedulingProblem, Start
+from service.scheduler.core.problem import PlanNode, Queued, SchedulingProblem, Start
 from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
@@ -73,7 +73,7 @@ def test_a_tenant_under_its_due_gets_its_gpus_back_past_the_bound() -> None:
 
 
 def test_the_judge_refuses_what_is_wrong() -> None:
-    problem = SchedulingProblem((Node("n", 2),), (), (Queued("a", 2, 1, (10,)), Queued("b", 1, 1, (5,))))
+    problem = SchedulingProblem((PlanNode("n", 2),), (), (Queued("a", 2, 1, (10,)), Queued("b", 1, 1, (5,))))
     good = [Start("a", "n", 0, 10, 2), Start("b", "n", 10, 15, 1)]
     assert check(problem, good) == 2
     for bad in (
@@ -88,7 +88,7 @@ def test_the_judge_refuses_what_is_wrong() -> None:
 
 def test_altos_own_model_finds_a_small_optimum() -> None:
     problem = SchedulingProblem(
-        (Node("n", 2),), (), tuple(Queued(f"q{at}", 1, 1, (seconds,)) for at, seconds in enumerate((3, 3, 2, 2, 2)))
+        (PlanNode("n", 2),), (), tuple(Queued(f"q{at}", 1, 1, (seconds,)) for at, seconds in enumerate((3, 3, 2, 2, 2)))
     )
     decision = big_m(problem)
     assert (decision.status, decision.objective) == ("OPTIMAL", 6)

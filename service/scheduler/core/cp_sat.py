@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from service.scheduler.core.checks.plan_checks import held
 from service.scheduler.core.decision import SearchBudget, SearchResult
-from service.scheduler.core.problem import LATE_FACTOR, Node, Queued, RunningExecutor, SchedulingProblem, Start
+from service.scheduler.core.problem import LATE_FACTOR, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start
 
 
 def _whole(bound: float) -> int:
@@ -40,7 +40,7 @@ def polish(
 class _Option:
     """A task on so many GPUs of a node, chosen if `taken` is true."""
 
-    node: Node
+    node: PlanNode
     gpus: int
     taken: cp_model.IntVar
     interval: cp_model.IntervalVar
@@ -134,7 +134,7 @@ class _Model:
         self._starts.append(start)
         self._options.append(options)
 
-    def _hold_node(self, node: Node) -> None:
+    def _hold_node(self, node: PlanNode) -> None:
         options = [option for options in self._options for option in options if option.node == node]
         fixed = [start for start in self._fixed if start.node == node.id]
         self._hold(options, [task for task in self._problem.running if task.node == node.id], fixed, node.gpus)
@@ -223,7 +223,7 @@ class _Model:
         return Start(self._window[at].id, taken.node.id, begin, begin + taken.seconds, taken.gpus)
 
 
-def nearest(problem: SchedulingProblem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[Node]:
+def nearest(problem: SchedulingProblem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[PlanNode]:
     """At most `limit` nodes for the model: those in the hint (at most one per task), then the freest, then the soonest free."""
     used = {start.node for start in hint}
     taken = {node.id: 0 for node in problem.nodes}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from service.scheduler.core.fair_share import NEGLIGIBLE, entitled
-from service.scheduler.core.problem import Node
+from service.scheduler.core.problem import PlanNode
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Preemption:
 
 
 def preemption(
-    preemptors: Iterable[Preemptor], held: Iterable[Held], nodes: Iterable[Node], owed: Mapping[str, float], bound: float
+    preemptors: Iterable[Preemptor], held: Iterable[Held], nodes: Iterable[PlanNode], owed: Mapping[str, float], bound: float
 ) -> Preemption | None:
     """The longest-waiting preemptor that is covered by its due, past the bound, and satisfiable; or None.
 
@@ -90,7 +90,7 @@ def next_bound(preemptors: Iterable[Preemptor], held: Iterable[Held], owed: Mapp
 class _Ledger:
     """Bookkeeping per tenant and node: GPUs held, owed and free."""
 
-    def __init__(self, held: list[Held], nodes: list[Node], owed: Mapping[str, float]) -> None:
+    def __init__(self, held: list[Held], nodes: list[PlanNode], owed: Mapping[str, float]) -> None:
         self._held, self._owed = held, owed
         self._worth = defaultdict(lambda: 1.0, {node.id: node.worth for node in nodes})
         self._holds: dict[str, float] = defaultdict(float)

@@ -26,7 +26,7 @@ def limit_units(worth: float) -> int:
 
 
 @dataclass(frozen=True)
-class Node:
+class PlanNode:
     """Identical GPUs, or CPU slots in place of them. A drained node finishes its running tasks and takes no new ones.
 
     `worth` is what each of its GPUs counts in shares, dues and limits: 1 on nodes of the fleet's fastest type.
@@ -148,7 +148,7 @@ class SchedulingProblem:
     `recent` are the latest arrivals, oldest first, from which those to come are foreseen.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[PlanNode, ...]
     running: tuple[RunningExecutor, ...]
     queued: tuple[Queued, ...]
     limits: tuple[Limit, ...] = ()

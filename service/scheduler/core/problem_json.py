@@ -8,7 +8,7 @@ from service.scheduler.core.joins.slowdowns import Member, Sharing
 from service.scheduler.core.problem import (
     Arrived,
     Limit,
-    Node,
+    PlanNode,
     Queued,
     RunningExecutor,
     SchedulingProblem,
@@ -32,7 +32,7 @@ def problem_to_json(problem: SchedulingProblem) -> dict[str, Any]:
 
 def problem_from_json(said: Mapping[str, Any]) -> SchedulingProblem:
     return SchedulingProblem(
-        nodes=tuple(Node(**node) for node in said["nodes"]),
+        nodes=tuple(PlanNode(**node) for node in said["nodes"]),
         running=tuple(_heard_running(task) for task in said["running"]),
         queued=tuple(_queued(task, len(said["nodes"])) for task in said["queued"]),
         limits=tuple(Limit(**limit) for limit in said.get("limits", ())),

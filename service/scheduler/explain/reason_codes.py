@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from service.scheduler.core.eligibility import Bar
-from service.scheduler.core.problem import UNITS, Limit, Node, Queued, SchedulingProblem, Start
+from service.scheduler.core.problem import UNITS, Limit, PlanNode, Queued, SchedulingProblem, Start
 
 
 class Code(StrEnum):
@@ -145,13 +145,13 @@ class _PlanSums:
             "free": free, "fitting": total, "ahead": self.places[task.id] - 1, "soonest": soonest,
         }  # fmt: skip
 
-    def _beyond(self, limit: Limit, held: int, task: Queued, start: Start | None, nodes: list[Node]) -> bool:
+    def _beyond(self, limit: Limit, held: int, task: Queued, start: Start | None, nodes: list[PlanNode]) -> bool:
         """Whether the limit keeps the task from starting now, or from ever starting on any node that it fits."""
         if start is None:
             return all(task.gpus * node.units > limit.units for node in nodes)
         return task.gpus * self._problem.units[start.node] + held > limit.units
 
-    def _fitting(self, task: Queued) -> list[Node]:
+    def _fitting(self, task: Queued) -> list[PlanNode]:
         return [node for node, seconds in zip(self._problem.nodes, task.seconds, strict=True) if seconds is not None]
 
     @cached_property
@@ -185,7 +185,7 @@ class _PlanSums:
             ends[node] = min(ends.get(node, end), end)
         return ends
 
-    def _reserved(self, task: Queued, takes: list[Node]) -> Numbers:
+    def _reserved(self, task: Queued, takes: list[PlanNode]) -> Numbers:
         """The first planned start that this task would delay if it took the free GPUs."""
         roomy = {node.id for node in takes if self._free[node.id] >= task.gpus}
         for start in self._later:

@@ -8,7 +8,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from service.fleet.models import Placement
-from service.scheduler.core.problem import Node, Queued, RunningExecutor, Start
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, Start
 
 _LAPSES = timedelta(seconds=120)  # after the last holder left
 
@@ -46,7 +46,7 @@ def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
 
 
 def kept(
-    reserved: Sequence[GpuReservation], nodes: Sequence[Node], running: Sequence[RunningExecutor], queued: Sequence[Queued]
+    reserved: Sequence[GpuReservation], nodes: Sequence[PlanNode], running: Sequence[RunningExecutor], queued: Sequence[Queued]
 ) -> ReservedStarts:
     """Take tasks with a reservation out of the queue; hold for each its node's free GPUs, and those of leaving tasks."""
     waiting = {task.id: task for task in queued}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Width
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Width
 
 TENANTS = ("", "ada", "bo")
 
@@ -14,7 +14,7 @@ def problems(draw: st.DrawFn, *, closed: bool = False) -> SchedulingProblem:
     """Up to 5 nodes (types by duration and worth, drains), running tasks that fit, up to 12 queued ones, widths, limits,
     deadlines."""
     nodes = tuple(
-        Node(
+        PlanNode(
             f"n{at}",
             draw(st.sampled_from((1, 2, 4, 6, 8))),
             draw(st.integers(0, 9)) == 0,
@@ -38,7 +38,7 @@ def problems(draw: st.DrawFn, *, closed: bool = False) -> SchedulingProblem:
 
 
 @st.composite
-def _queued(draw: st.DrawFn, name: str, nodes: tuple[Node, ...], slower: tuple[int, ...]) -> Queued:
+def _queued(draw: st.DrawFn, name: str, nodes: tuple[PlanNode, ...], slower: tuple[int, ...]) -> Queued:
     gpus, seconds = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.integers(1, 60))
     roomy = draw(st.integers(0, 4)) != 0  # else its memory fits only every other node
     widths = []
@@ -70,4 +70,4 @@ def with_node(problem: SchedulingProblem, gpus: int = 8) -> SchedulingProblem:
         replace(task, seconds=more(task.widths[0]).seconds, wider=tuple(more(width) for width in task.wider))
         for task in problem.queued
     )
-    return replace(problem, nodes=(*problem.nodes, Node("extra", gpus)), queued=queued)
+    return replace(problem, nodes=(*problem.nodes, PlanNode("extra", gpus)), queued=queued)

@@ -10,7 +10,7 @@ from service.scheduler.core.batch_arrangement import alone, in_units, plan_by_ru
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.cp_sat import polish
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import Node, Queued, SchedulingProblem, Start
+from service.scheduler.core.problem import PlanNode, Queued, SchedulingProblem, Start
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
@@ -54,13 +54,13 @@ def of(batch: str | None, *shapes: tuple[int, int]) -> tuple[Queued, ...]:
 
 
 def test_a_batch_alone_ends_at_the_optimum():
-    found = solve(SchedulingProblem((Node("n", 4),), (), of("b", (2, 30), (2, 20), (2, 20), (2, 20), (2, 30))))
+    found = solve(SchedulingProblem((PlanNode("n", 4),), (), of("b", (2, 30), (2, 20), (2, 20), (2, 20), (2, 30))))
     assert (found.batches[0].makespan, found.batches[0].status, found.batches[0].bound) == (60, "OPTIMAL", 60)
 
 
 def test_a_batch_beside_others_is_arranged_around_them():
     """By the rules, shortest first, the batch would end at 130: its longest task comes last."""
-    problem = SchedulingProblem((Node("n", 2),), (), (*of("b", (1, 60), (1, 20), (1, 20), (1, 20)), *of(None, (1, 10))))
+    problem = SchedulingProblem((PlanNode("n", 2),), (), (*of("b", (1, 60), (1, 20), (1, 20), (1, 20)), *of(None, (1, 10))))
     plain = solve(replace(problem, queued=tuple(replace(task, batch=None) for task in problem.queued)))
     found = solve(problem)
     assert found.batches[0].makespan < last(plain.starts, problem, "b")
@@ -71,7 +71,7 @@ def test_a_batch_beside_others_is_arranged_around_them():
 @pytest.mark.parametrize("unit", [60, 3600])
 def test_a_common_unit_keeps_the_proof(unit):
     shapes = [(4, 311), (4, 402), (2, 250), (2, 377), (2, 198), (1, 420), (1, 333), (1, 291), (1, 154)]
-    small, large = (SchedulingProblem((Node("n", 8),), (), of("b", *((g, s * by) for g, s in shapes))) for by in (1, unit))
+    small, large = (SchedulingProblem((PlanNode("n", 8),), (), of("b", *((g, s * by) for g, s in shapes))) for by in (1, unit))
     one, other = solve(small), solve(large)
     assert (one.status, other.status) == ("OPTIMAL", "OPTIMAL")
     assert other.objective == unit * one.objective == other.bound
@@ -79,7 +79,7 @@ def test_a_common_unit_keeps_the_proof(unit):
 
 def test_a_rounded_search_promises_no_optimum():
     shapes = [(4, 31111), (4, 40222), (2, 25033), (2, 37744), (2, 19855), (1, 42066), (1, 33377)]
-    problem = replace(SchedulingProblem((Node("n", 8),), (), of("b", *shapes)), closed=True)
+    problem = replace(SchedulingProblem((PlanNode("n", 8),), (), of("b", *shapes)), closed=True)
     hint, _ = plan_by_rules(problem)
 
     def search(problem, tasks, hint, fixed):

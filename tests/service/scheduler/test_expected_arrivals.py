@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.expected_arrivals import ENOUGH, lasting_rate
-from service.scheduler.core.problem import Arrived, Node, Queued, RunningExecutor, SchedulingProblem
+from service.scheduler.core.problem import Arrived, PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import by_rule
 from service.scheduler.core.solve import solve
@@ -16,7 +16,7 @@ from tests.service.scheduler.problems import problems
 
 QUICK = SearchBudget(window=4, deterministic=0.0005)
 HOUR = 3600
-NODE = (Node("n", 8),)
+NODE = (PlanNode("n", 8),)
 BUSY = tuple(
     RunningExecutor(f"r{at}", "n", 1, (4 + at) * HOUR) for at in range(7)
 )  # one GPU of eight is free, the next in four hours
@@ -64,9 +64,9 @@ def test_what_costs_more_to_hold_back_starts() -> None:
 
 def test_a_fleet_on_which_nothing_runs_keeps_nobody_waiting() -> None:
     pair = tuple(arrived._replace(gpus=2) for arrived in every(600))
-    one_of_two = SchedulingProblem((Node("n", 3),), BUSY[:1], (LONG,), recent=pair)
+    one_of_two = SchedulingProblem((PlanNode("n", 3),), BUSY[:1], (LONG,), recent=pair)
     assert not starts_now(one_of_two), "two GPUs are kept for those that want two"
-    assert starts_now(replace(one_of_two, nodes=(Node("n", 2),), running=()))
+    assert starts_now(replace(one_of_two, nodes=(PlanNode("n", 2),), running=()))
 
 
 def test_a_burst_does_not_last_and_a_lull_does() -> None:

@@ -19,7 +19,7 @@ from service.scheduler.core.fair_share import (
     worth,
 )
 from service.scheduler.core.preemption import Held, Preemptor, next_bound, preemption
-from service.scheduler.core.problem import Node, Queued, SchedulingProblem, Start
+from service.scheduler.core.problem import PlanNode, Queued, SchedulingProblem, Start
 from service.scheduler.core.rules import backfill
 
 
@@ -131,7 +131,7 @@ def test_a_high_priority_everywhere_changes_no_plan() -> None:
         ]
         found = completion_weights(asks, [Share("ada", demand=12), Share("bo", demand=12)], {"g": 4})
         queued = tuple(Queued(ask.task, ask.gpus, found[ask.task], (ask.seconds,), tenant=ask.tenant) for ask in asks)
-        return list(backfill(SchedulingProblem((Node("n", 4),), (), queued)))
+        return list(backfill(SchedulingProblem((PlanNode("n", 4),), (), queued)))
 
     assert plan(100) == plan(1)
 
@@ -196,7 +196,7 @@ def test_alone_there_is_nobody_to_have_a_right_against() -> None:
     assert found["t"] == completion_weight(1, standing(shares, {"g": 16})["ada"], 0)
 
 
-NODES = (Node("a", 8), Node("b", 8))
+NODES = (PlanNode("a", 8), PlanNode("b", 8))
 BOTH = frozenset({"a", "b"})
 
 
@@ -221,7 +221,7 @@ def test_priorities_of_two_tenants_are_not_compared() -> None:
 
 
 def test_whoever_holds_cpu_slots_alone_is_no_borrower() -> None:
-    nodes = [Node("gpus", 8), Node("slots", 64, worth=4e-5)]
+    nodes = [PlanNode("gpus", 8), PlanNode("slots", 64, worth=4e-5)]
     held = [Held("s", "slots", "slots", 64, 1, 9), Held("h", "big", "gpus", 8, 1, 9)]
     due = {"slots": 2.0, "big": 3.0, "new": 5.0}
     preemptor = Preemptor("t", "new", 4, 601, frozenset({"gpus", "slots"}))

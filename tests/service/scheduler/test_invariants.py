@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Width, missed, objective
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Width, missed, objective
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import MalformedProblem, solve
@@ -78,7 +78,7 @@ def test_backfill_moves_no_planned_start(problem: SchedulingProblem, count: int)
 
 def test_a_wide_task_is_not_starved_by_narrow_ones() -> None:
     """Narrow ones keep coming, all in front of it; the wide one has a reservation and starts when what ran at first is done."""
-    node = (Node("n", 8),)
+    node = (PlanNode("n", 8),)
     wide = Queued("wide", 8, 100, (100,))
     running = tuple(RunningExecutor(f"r{at}", "n", 1, 20 + at) for at in range(8))
     narrow = tuple(Queued(f"q{at}", 1, 1, (50,)) for at in range(20))
@@ -88,29 +88,29 @@ def test_a_wide_task_is_not_starved_by_narrow_ones() -> None:
 
 def test_a_limit_keeps_a_tenant_from_the_rest_of_the_fleet() -> None:
     tasks = tuple(Queued(f"q{at}", 2, 1, (10,), tenant="ada") for at in range(4))
-    decision = solve(SchedulingProblem((Node("n", 8),), (), tasks, (Limit("ada", 4),)), QUICK)
+    decision = solve(SchedulingProblem((PlanNode("n", 8),), (), tasks, (Limit("ada", 4),)), QUICK)
     assert sorted(start.start for start in decision.starts) == [0, 0, 10, 10]
 
 
 def test_a_limit_below_what_a_task_needs_leaves_it_out() -> None:
     task = Queued("q", 2, 1, (10,), tenant="ada")
-    assert solve(SchedulingProblem((Node("n", 8),), (), (task,), (Limit("ada", 1),))).starts == ()
+    assert solve(SchedulingProblem((PlanNode("n", 8),), (), (task,), (Limit("ada", 1),))).starts == ()
 
 
 def test_idle_gpus_widen_a_task_that_is_alone() -> None:
     task = Queued("q", 2, 1, (100,), wider=(Width(4, (55,)), Width(8, (30,))))
-    (start,) = solve(SchedulingProblem((Node("n", 8),), (), (task,))).starts
+    (start,) = solve(SchedulingProblem((PlanNode("n", 8),), (), (task,))).starts
     assert (start.gpus, start.end) == (8, 30)
 
 
 def test_a_faster_type_is_taken_and_a_drained_node_is_not() -> None:
-    nodes = (Node("slow", 8), Node("fast", 8), Node("gone", 8, drained=True))
+    nodes = (PlanNode("slow", 8), PlanNode("fast", 8), PlanNode("gone", 8, drained=True))
     (start,) = solve(SchedulingProblem(nodes, (), (Queued("q", 1, 1, (100, 40, 1)),))).starts
     assert (start.node, start.end) == ("fast", 40)
 
 
 def test_a_task_that_would_be_late_goes_first_and_a_lost_deadline_is_foretold() -> None:
-    nodes, running = (Node("n", 1),), (RunningExecutor("r", "n", 1, 10),)
+    nodes, running = (PlanNode("n", 1),), (RunningExecutor("r", "n", 1, 10),)
     short, due, lost = (
         Queued("short", 1, 1, (20,)),
         Queued("due", 1, 1, (30,), deadline=45),
@@ -125,13 +125,13 @@ def test_a_task_that_would_be_late_goes_first_and_a_lost_deadline_is_foretold() 
 
 def test_a_node_that_shrank_below_what_it_runs_takes_nothing_until_there_is_room() -> None:
     running = (RunningExecutor("a", "n", 4, 10), RunningExecutor("b", "n", 4, 30))
-    (start,) = solve(SchedulingProblem((Node("n", 4),), running, (Queued("q", 2, 1, (5,)),)), QUICK).starts
+    (start,) = solve(SchedulingProblem((PlanNode("n", 4),), running, (Queued("q", 2, 1, (5,)),)), QUICK).starts
     assert start.start == 30
 
 
 def test_malformed_problems_are_refused_by_the_field() -> None:
     problem = SchedulingProblem(
-        (Node("n", 2), Node("n", 0)),
+        (PlanNode("n", 2), PlanNode("n", 0)),
         (RunningExecutor("r", "elsewhere", 1, 0),),
         (Queued("q", 4, 0, (10, None)), Queued("p", 1, 1, (10,)), Queued("w", 1, 1, (0, None), wider=(Width(1, (1, 1)),))),
         (Limit("ada", -1),),
@@ -159,5 +159,5 @@ def test_malformed_problems_are_refused_by_the_field() -> None:
 def test_ten_thousand_waiting_tasks_all_get_a_possible_start() -> None:
     shapes = [((60 + 7 * at,) * 16, 1 << at % 4) for at in range(40)]
     queued = tuple(Queued(f"q{at}", gpus, 1 + at % 3, seconds) for at in range(10_000) for seconds, gpus in [shapes[at % 40]])
-    problem = SchedulingProblem(tuple(Node(f"n{at}", 8) for at in range(16)), (), queued)
+    problem = SchedulingProblem(tuple(PlanNode(f"n{at}", 8) for at in range(16)), (), queued)
     assert check(problem, solve(problem, QUICK).starts) == 10_000

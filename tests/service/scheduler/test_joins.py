@@ -11,11 +11,11 @@ from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.joining import joined_plan_by_rules, settled
 from service.scheduler.core.joins.slowdowns import Member, Sharing, slowdowns
-from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.solve import MalformedProblem, solve
 
-ONE = (Node("n", 1),)
+ONE = (PlanNode("n", 1),)
 
 
 def sharing(group: str = "base", overhead: float = 0.6, room: float = 0.1, bound: float = 3.0) -> Sharing:
@@ -65,7 +65,7 @@ def test_who_does_not_join(task, run) -> None:
 
 
 def test_placing_comes_first() -> None:
-    decision = solve(SchedulingProblem((Node("n", 2),), (running(),), (waiting("t"),)))
+    decision = solve(SchedulingProblem((PlanNode("n", 2),), (running(),), (waiting("t"),)))
     assert [start.start for start in decision.starts] == [0]
     assert decision.joins == ()
 
@@ -73,7 +73,7 @@ def test_placing_comes_first() -> None:
 def test_nobody_joins_a_task_that_may_not_share_nor_a_drained_node() -> None:
     alone = replace(running(), members=())
     assert joins_of(SchedulingProblem(ONE, (alone,), (waiting("t"),))) == {}
-    assert joins_of(SchedulingProblem((Node("n", 1, drained=True),), (running(),), (waiting("t"),))) == {}
+    assert joins_of(SchedulingProblem((PlanNode("n", 1, drained=True),), (running(),), (waiting("t"),))) == {}
     barred = replace(waiting("t"), seconds=(None,), barred=(("n", "resting"),))
     assert joins_of(SchedulingProblem(ONE, (running(),), (barred,))) == {}
 
@@ -92,7 +92,7 @@ def test_a_task_may_join_one_that_starts_in_the_same_plan() -> None:
 
 
 def test_a_narrow_task_joins_a_wide_executor_and_no_wide_one_a_narrow() -> None:
-    nodes = (Node("n", 8),)
+    nodes = (PlanNode("n", 8),)
     assert joins_of(SchedulingProblem(nodes, (running(gpus=8),), (waiting("t", gpus=1),)))["t"].gpus == 8
     assert "t" not in joins_of(
         SchedulingProblem(nodes, (running(gpus=1), running("s", gpus=7, group="other")), (waiting("t", gpus=8),))
@@ -101,7 +101,7 @@ def test_a_narrow_task_joins_a_wide_executor_and_no_wide_one_a_narrow() -> None:
 
 def test_a_quota_counts_a_part_of_a_shared_gpu() -> None:
     limits = (Limit("mine", 1),)
-    nodes = (Node("n", 2),)
+    nodes = (PlanNode("n", 2),)
     full = (running("own", tenant="mine", group="other"), running())
     assert joins_of(SchedulingProblem(nodes, full, (waiting("t"),), limits)) == {}
     assert "t" in joins_of(SchedulingProblem(nodes, (running("r"), running("s", group="other")), (waiting("t"),), limits))
@@ -163,7 +163,7 @@ def test_violations_say_what_is_wrong_with_a_join() -> None:
 
 @st.composite
 def problems(draw: st.DrawFn) -> SchedulingProblem:
-    nodes = tuple(Node(f"n{at}", draw(st.sampled_from((1, 2, 4)))) for at in range(draw(st.integers(1, 3))))
+    nodes = tuple(PlanNode(f"n{at}", draw(st.sampled_from((1, 2, 4)))) for at in range(draw(st.integers(1, 3))))
     groups, tenants = ("a", "b"), ("x", "y", "z")
 
     def share() -> Sharing:

@@ -5,13 +5,13 @@ import pytest
 from benchmarks.simulator.arrivals import Arrival, closed, eleven
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.multifit import pack
-from service.scheduler.core.problem import Node, Queued, RunningExecutor, SchedulingProblem, makespan
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, makespan
 from service.scheduler.core.solve import solve
 
 
 def problem_of(tasks: list[Arrival], nodes: int) -> SchedulingProblem:
     return SchedulingProblem(
-        tuple(Node(f"n{at}", 8) for at in range(nodes)),
+        tuple(PlanNode(f"n{at}", 8) for at in range(nodes)),
         (),
         tuple(Queued(task.id, task.gpus, 1, (task.worst,) * nodes) for task in tasks),
         closed=True,
@@ -41,7 +41,7 @@ def test_a_tight_batch_ends_within_two_percent_of_its_bound() -> None:
 
 def test_what_runs_is_stood_upon() -> None:
     problem = SchedulingProblem(
-        (Node("n", 4),),
+        (PlanNode("n", 4),),
         (RunningExecutor("r", "n", 2, 100),),
         tuple(Queued(f"q{at}", 1, 1, (50,)) for at in range(4)),
         closed=True,
@@ -53,13 +53,13 @@ def test_what_runs_is_stood_upon() -> None:
 
 
 def test_durations_that_depend_on_the_node_are_left_to_others() -> None:
-    problem = SchedulingProblem((Node("a", 4), Node("b", 4)), (), (Queued("q", 1, 1, (10, 20)),), closed=True)
+    problem = SchedulingProblem((PlanNode("a", 4), PlanNode("b", 4)), (), (Queued("q", 1, 1, (10, 20)),), closed=True)
     assert pack(problem) is None
     assert solve(problem).starts[0].end == 10
 
 
 def test_a_drained_node_lends_no_duration_to_a_batch() -> None:
     """Found by the invariants: the drained node was the faster one."""
-    nodes = (Node("gone", 1, drained=True), Node("n", 1))
+    nodes = (PlanNode("gone", 1, drained=True), PlanNode("n", 1))
     problem = SchedulingProblem(nodes, (), (Queued("p", 1, 1, (24, 48)), Queued("q", 1, 1, (33, 66))), closed=True)
     assert check(problem, solve(problem).starts) == 2

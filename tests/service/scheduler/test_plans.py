@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.core.problem import Node, Queued, RunningExecutor, SchedulingProblem, objective
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, objective
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import solve
@@ -14,7 +14,7 @@ from service.scheduler.core.solve import solve
 @st.composite
 def problems(draw, most_tasks: int = 7) -> SchedulingProblem:
     """Up to three nodes, some of them busy, and a queue; small numbers make ties and tight fits likely."""
-    nodes = tuple(Node(f"n{at}", draw(st.sampled_from([1, 2, 4, 8]))) for at in range(draw(st.integers(1, 3))))
+    nodes = tuple(PlanNode(f"n{at}", draw(st.sampled_from([1, 2, 4, 8]))) for at in range(draw(st.integers(1, 3))))
     running = []
     for node in nodes:
         free = node.gpus
@@ -110,7 +110,7 @@ def test_a_wide_task_is_not_starved_by_narrow_ones():
     """Narrow tasks may use the hole before its reservation, and may not push it back."""
     wide = Queued("wide", 2, 1000, (100,))
     narrow = [Queued(f"narrow{at}", 1, 10, (seconds,)) for at, seconds in enumerate((40, 60))]
-    problem = SchedulingProblem((Node("n", 2),), (RunningExecutor("r", "n", 1, 50),), (wide, *narrow))
+    problem = SchedulingProblem((PlanNode("n", 2),), (RunningExecutor("r", "n", 1, 50),), (wide, *narrow))
     starts = {start.task: start for start in backfill(problem)}
     assert starts["narrow0"].start == 0  # ends at 40, before the reservation
     assert starts["wide"].start == 50
@@ -119,7 +119,7 @@ def test_a_wide_task_is_not_starved_by_narrow_ones():
 
 def test_each_that_waits_in_front_keeps_its_start():
     """With one reservation the last would take the second node at once, and push back who waits for the whole of it."""
-    nodes = (Node("n0", 2), Node("n1", 2))
+    nodes = (PlanNode("n0", 2), PlanNode("n1", 2))
     running = (RunningExecutor("r0", "n0", 2, 50), RunningExecutor("r1", "n1", 1, 60))
     queued = tuple(
         Queued(name, gpus, weight, (seconds,) * 2)
@@ -133,6 +133,6 @@ def test_each_that_waits_in_front_keeps_its_start():
 
 def test_a_wide_task_weighs_less_than_its_width_in_the_order():
     """Four times as wide counts as twice as long: its GPUs must lie on one node, a narrow one takes what is left."""
-    nodes = (Node("n", 4),)
+    nodes = (PlanNode("n", 4),)
     queued = tuple(Queued(name, gpus, 1, (seconds,)) for name, gpus, seconds in (("narrow", 1, 250), ("wide", 4, 100)))
     assert [task.id for task in ranked(SchedulingProblem(nodes, (), queued))] == ["wide", "narrow"]

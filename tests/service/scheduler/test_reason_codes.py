@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.solve import solve
 from service.scheduler.explain.reason_codes import Code, Reason, paused, reasons
 from tests.service.scheduler.problems import problems
 from tests.service.scheduler.test_invariants import QUICK
 
-NODE = (Node("n", 4),)
+NODE = (PlanNode("n", 4),)
 
 
 def why(problem: SchedulingProblem, **told) -> dict[str, Reason]:
@@ -50,7 +50,7 @@ def test_a_hole_is_kept_for_a_larger_task() -> None:
 
 
 def test_only_a_drained_node_has_room() -> None:
-    nodes = (Node("n", 4), Node("leaving", 4, drained=True))
+    nodes = (PlanNode("n", 4), PlanNode("leaving", 4, drained=True))
     found = why(
         SchedulingProblem(
             nodes, (RunningExecutor("r", "n", 4, 100),), (Queued("a", 1, 100, (50, 50)), Queued("b", 1, 1, (None, 50)))
@@ -70,7 +70,7 @@ def test_no_node_fits() -> None:
 
 def test_nodes_that_may_not_be_given_it() -> None:
     def barred(*bars: str) -> Reason:
-        nodes = tuple(Node(f"n{at}", 4) for at in range(len(bars)))
+        nodes = tuple(PlanNode(f"n{at}", 4) for at in range(len(bars)))
         kept = tuple((node.id, bar) for node, bar in zip(nodes, bars, strict=True))
         task = Queued("a", 1, 1, (None,) * len(bars), barred=kept)
         problem = SchedulingProblem(nodes, (), (task,))
@@ -117,7 +117,7 @@ def test_everyone_who_does_not_start_is_told_why_once(problem: SchedulingProblem
 
 def test_a_quota_counts_types_by_what_they_can_do() -> None:
     """A limit of 4: four of the fast ones are its end, of the slower ones ten, and CPU slots are free of it."""
-    nodes = (Node("fast", 8), Node("slower", 16, worth=0.4), Node("slots", 16, worth=4e-5))
+    nodes = (PlanNode("fast", 8), PlanNode("slower", 16, worth=0.4), PlanNode("slots", 16, worth=4e-5))
     runs = (RunningExecutor("r", "slots", 16, 500, "ada"), RunningExecutor("s", "slower", 5, 500, "ada"))
 
     def plan(gpus: int, *seconds: int | None) -> Reason | None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Start
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals
 from service.scheduler.explain.reason_codes import reasons
@@ -28,7 +28,7 @@ def told(problem, needs=None, standing=None):
 def test_capacity_says_how_many_when_and_who_is_there():
     running = (RunningExecutor("r", "n", 1, 100, "mine"), RunningExecutor("s", "n", 1, 100, "theirs"))
     problem = SchedulingProblem(
-        (Node("n", 2),), running, (Queued("a", 1, 100, (50,), tenant="mine"), Queued("b", 2, 100, (60,)))
+        (PlanNode("n", 2),), running, (Queued("a", 1, 100, (50,), tenant="mine"), Queued("b", 2, 100, (60,)))
     )
     found = told(problem)
     assert [(found[task]["code"], found[task]["place"]) for task in "ab"] == [("waiting_for_capacity", at) for at in (1, 2)]
@@ -44,7 +44,7 @@ def test_capacity_says_how_many_when_and_who_is_there():
 @pytest.mark.parametrize(("owner", "name"), [("mine", "wide"), ("theirs", "another tenant's task")])
 def test_a_hole_kept_for_a_heavier_task_is_named_to_its_owner_alone(owner, name):
     wide, narrow = Queued("wide", 2, 10_000, (100,), tenant=owner), Queued("narrow", 1, 10, (80,), tenant="mine")
-    problem = SchedulingProblem((Node("n", 2),), (RunningExecutor("r", "n", 1, 50),), (wide, narrow))
+    problem = SchedulingProblem((PlanNode("n", 2),), (RunningExecutor("r", "n", 1, 50),), (wide, narrow))
     found = told(problem)
     assert (found["wide"]["code"], found["narrow"]["code"]) == ("waiting_for_capacity", "larger_task_reserved")
     assert f"they are kept for {name}, which takes 2 GPUs as soon as they" in found["narrow"]["sentence"]
@@ -53,7 +53,7 @@ def test_a_hole_kept_for_a_heavier_task_is_named_to_its_owner_alone(owner, name)
 def test_a_quota_is_told_with_what_holds_it():
     running = (RunningExecutor("r", "n", 2, 100, "mine"), RunningExecutor("other", "n", 1, 100, "theirs"))
     queued = (Queued("a", 1, 100, (50,), tenant="mine"), Queued("b", 4, 100, (50,), tenant="mine"))
-    found = told(SchedulingProblem((Node("n", 8),), running, queued, limits=(Limit("mine", 2),)))
+    found = told(SchedulingProblem((PlanNode("n", 8),), running, queued, limits=(Limit("mine", 2),)))
     assert {said["code"] for said in found.values()} == {"waiting_for_quota"}
     assert "your quota is 2 GPUs at once, 2 of them held by r;" in found["a"]["sentence"]
     assert "It asks for 4 GPUs, but your quota is 2 at once" in found["b"]["sentence"]
@@ -61,14 +61,14 @@ def test_a_quota_is_told_with_what_holds_it():
 
 
 def test_a_drained_node_is_told():
-    found = told(SchedulingProblem((Node("n", 2, drained=True),), (), (Queued("a", 1, 100, (50,)),)))
+    found = told(SchedulingProblem((PlanNode("n", 2, drained=True),), (), (Queued("a", 1, 100, (50,)),)))
     assert found["a"]["code"] == "node_drained"
     assert "1 node that has room for it is being drained" in found["a"]["sentence"]
 
 
 def test_what_fits_no_node_says_the_numbers_and_has_no_start():
     queued = (Queued("wide", 4, 100, (None,)), Queued("deep", 1, 100, (None,)), Queued("ok", 1, 100, (5,)))
-    found = told(SchedulingProblem((Node("n", 2),), (), queued), needs={"wide": GIB, "deep": 40 * GIB, "ok": GIB})
+    found = told(SchedulingProblem((PlanNode("n", 2),), (), queued), needs={"wide": GIB, "deep": 40 * GIB, "ok": GIB})
     assert set(found) == {"wide", "deep"}
     assert found["wide"]["code"] == found["deep"]["code"] == "no_node_fits"
     assert "asks for 4 GPUs of one node, but the largest has 2" in found["wide"]["sentence"]
@@ -88,7 +88,7 @@ def test_an_empty_fleet_is_said_so():
 
 def test_lateness_is_foretold():
     problem = SchedulingProblem(
-        (Node("n", 1),), (RunningExecutor("r", "n", 1, 100),), (Queued("a", 1, 100, (50,), deadline=30),)
+        (PlanNode("n", 1),), (RunningExecutor("r", "n", 1, 100),), (Queued("a", 1, 100, (50,), deadline=30),)
     )
     (reason,) = reasons(problem, solve(problem).starts)
     scene = Scene({"n": Offer("n", 1, GIB)}, {"a": "", "r": ""}, {"a": 1}, {"r": "n"})

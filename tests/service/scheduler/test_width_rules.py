@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.preemption import Held, Preemptor, preemption
-from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Start, Width
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start, Width
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
@@ -40,7 +40,7 @@ def planned(problem: SchedulingProblem) -> dict[str, Start]:
 
 def test_what_waits_comes_before_who_would_be_wider() -> None:
     """Weighted completion alone would have the first on both GPUs; but others wait for the second."""
-    node = (Node("n", 2),)
+    node = (PlanNode("n", 2),)
     alone = planned(SchedulingProblem(node, (), (task("a", 100, 51),)))
     assert (alone["a"].gpus, alone["a"].end) == (2, 51)
     both = planned(SchedulingProblem(node, (), (task("a", 100, 51), task("b", 100))))
@@ -51,7 +51,7 @@ def test_what_waits_comes_before_who_would_be_wider() -> None:
 
 def test_it_takes_the_node_on_which_it_can_be_widest() -> None:
     """At its narrowest it would fit the hole of the first."""
-    nodes = Node("a", 4), Node("b", 4)
+    nodes = PlanNode("a", 4), PlanNode("b", 4)
     problem = SchedulingProblem(nodes, (RunningExecutor("r", "a", 3, 1000),), (task("t", 100, 60, 35, nodes=2),))
     assert planned(problem)["t"] == Start("t", "b", 0, 35, 4)
     other = planned(replace(problem, queued=(*problem.queued, task("u", 200, nodes=2))))
@@ -65,7 +65,7 @@ def test_it_takes_the_node_on_which_it_can_be_widest() -> None:
 def test_a_reservation_ends_how_wide_a_task_may_be() -> None:
     """Four GPUs stand free until the wide one starts in 40 s, and two beside it."""
     problem = SchedulingProblem(
-        (Node("n", 8),), (RunningExecutor("r", "n", 4, 40),), (task("t", 100, 60, 45), task("wide", 10, gpus=6))
+        (PlanNode("n", 8),), (RunningExecutor("r", "n", 4, 40),), (task("t", 100, 60, 45), task("wide", 10, gpus=6))
     )
     found = planned(problem)
     assert (found["t"].gpus, found["t"].end, found["wide"].start) == (2, 60, 40)
@@ -74,15 +74,15 @@ def test_a_reservation_ends_how_wide_a_task_may_be() -> None:
 
 
 def test_a_quota_bounds_the_width() -> None:
-    problem = SchedulingProblem((Node("n", 8),), (), (task("t", 100, 55, 30, tenant="ada"),), (Limit("ada", 3),))
+    problem = SchedulingProblem((PlanNode("n", 8),), (), (task("t", 100, 55, 30, tenant="ada"),), (Limit("ada", 3),))
     assert planned(problem)["t"].gpus == 2
 
 
 def test_who_ends_last_is_widened_first() -> None:
-    problem = SchedulingProblem((Node("n", 4),), (), (task("short", 50, 30, 20), task("long", 100, 60, 40)))
+    problem = SchedulingProblem((PlanNode("n", 4),), (), (task("short", 50, 30, 20), task("long", 100, 60, 40)))
     found = planned(problem)
     assert (found["long"].gpus, found["short"].gpus) == (2, 2)
-    problem = SchedulingProblem((Node("n", 3),), (), (task("short", 50, 30), task("long", 100, 60)))
+    problem = SchedulingProblem((PlanNode("n", 3),), (), (task("short", 50, 30), task("long", 100, 60)))
     found = planned(problem)
     assert (found["long"].gpus, found["short"].gpus) == (2, 1)
 
@@ -92,17 +92,17 @@ def test_a_borrower_that_is_wider_than_it_must_goes_on_narrower() -> None:
     wide = Held("wide", "ada", "n", 8, 1, 100, frozenset({"n"}), spare=7)
     preemptor = Preemptor("t", "bo", 1, 700, frozenset({"n"}))
     due = {"ada": 1.0, "bo": 1.0}
-    found = preemption([preemptor], [wide], [Node("n", 8)], due, bound=600)
+    found = preemption([preemptor], [wide], [PlanNode("n", 8)], due, bound=600)
     assert found is not None
     assert found.victims == (wide,)
     as_wide_as_it_must = replace(wide, spare=0)
-    assert preemption([preemptor], [as_wide_as_it_must], [Node("n", 8)], due, bound=600) is None, (
+    assert preemption([preemptor], [as_wide_as_it_must], [PlanNode("n", 8)], due, bound=600) is None, (
         "it would be left with nothing"
     )
 
 
 def test_one_that_could_go_elsewhere_at_its_narrowest_is_moved_out_of_the_way() -> None:
-    nodes = [Node("a", 4), Node("b", 4)]
+    nodes = [PlanNode("a", 4), PlanNode("b", 4)]
     held = [Held("wide", "ada", "a", 4, 1, 100, frozenset({"a", "b"}), spare=3), Held("other", "bo", "b", 3, 1, 100)]
     preemptor = Preemptor("t", "bo", 4, 700, frozenset({"a"}))
     found = preemption([preemptor], held, nodes, {"ada": 4.0, "bo": 7.0}, bound=600)

@@ -27,7 +27,7 @@ CAPTURE_AFTER = 4  # decode steps of a bucket, the last of which captures it
 
 
 @dataclass(frozen=True)
-class _Graph:
+class _DecodeGraph:
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     logits: Tensor
@@ -41,7 +41,7 @@ class FusedRunner:
         self._trainer, self._cache, self._capture_after = trainer, cache, capture_after
         fused = FusedPass(trainer.backbone, trainer.arena.layout, trainer.backbone.max_positions)
         self._stack = CachedStack(fused.stack, cache)
-        self._graphs: OrderedDict[DecodeShape, _Graph] = OrderedDict()
+        self._graphs: OrderedDict[DecodeShape, _DecodeGraph] = OrderedDict()
         self._seen = Counter[DecodeShape]()
         self._pool: Any = None
         self._capture_stream: Any = None
@@ -111,7 +111,7 @@ class FusedRunner:
         graph.graph.replay()
         return graph.logits
 
-    def _capture(self, shape: DecodeShape, host: np.ndarray) -> _Graph:
+    def _capture(self, shape: DecodeShape, host: np.ndarray) -> _DecodeGraph:
         # Running twice writes the same keys to the same places.
         inputs = self._up(host)
         self._capture_stream = self._capture_stream or torch.cuda.Stream(self._trainer.backbone.device)
@@ -123,7 +123,7 @@ class FusedRunner:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
             logits = self._launch(shape, inputs)
-        return _Graph(graph, inputs, logits)
+        return _DecodeGraph(graph, inputs, logits)
 
     def _embed(self, batch: CachedBatch) -> Tensor:
         return self._trainer.backbone.embedding.index_select(0, batch.tokens)

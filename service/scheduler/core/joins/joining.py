@@ -26,7 +26,7 @@ PAYS = 0.02  # least part of its time until its end that a joiner must save
 
 
 @dataclass(frozen=True)
-class _Option:
+class _JoinOption:
     """A join that is allowed, and roughly the weighted seconds that all gain by it."""
 
     task: Queued
@@ -84,7 +84,7 @@ def joined(problem: SchedulingProblem, decision: Decision) -> Decision:
     return replace(decision, starts=starts, held=plan.held, late=missed(problem, starts), joins=joins)
 
 
-def _better(plan: _Plan, worth: tuple[float, float], option: _Option) -> _Plan | None:
+def _better(plan: _Plan, worth: tuple[float, float], option: _JoinOption) -> _Plan | None:
     """The plan with this join, if it is better for all tasks together."""
     after = plan.joined_by(option.join)
     cost, slow = after.worth
@@ -124,7 +124,7 @@ def _run(task: Queued, start: Start, node: int) -> RunningExecutor:
     return RunningExecutor(task.id, start.node, start.gpus, start.end, task.tenant, members)
 
 
-def _options(plan: _Plan, refused: set[str]) -> list[_Option]:
+def _options(plan: _Plan, refused: set[str]) -> list[_JoinOption]:
     """The joins that are allowed now, one of each task, most gained first."""
     problem, later = plan.problem, {start.task: start for start in plan.later}
     runs, held = {run.id: run for run in problem.running if run.members}, held_units(problem)
@@ -155,7 +155,7 @@ def _groups(runs: Iterable[RunningExecutor]) -> dict[str, list[str]]:
 
 def _option(
     problem: SchedulingProblem, task: Queued, run: RunningExecutor, later: Start | None, queue: float, held: dict[str, int]
-) -> _Option | None:
+) -> _JoinOption | None:
     """The task's join to this executor, if it is allowed. `queue`: weight of those who wait, for each GPU."""
     place = place_of(problem, run)
     sharing, seconds = task.sharing[place], task.seconds[place]
@@ -177,7 +177,7 @@ def _option(
     slow = slowdowns(together, run.gpus, run.correction)
     sooner = None if later is None else waits - end
     join = Join(task.id, run.id, run.node, run.gpus, end, len(run.members), slow[task.id], max(slow.values()), sooner)
-    return _Option(task, join, task.weight * (waited - end) - lost + queue * freed)
+    return _JoinOption(task, join, task.weight * (waited - end) - lost + queue * freed)
 
 
 def _members(run: RunningExecutor, task: Queued, place: int) -> tuple[Member, ...]:
