@@ -172,7 +172,7 @@ def many_tenants(running: Running, seconds: float) -> tuple[TenantLoad, int, dic
     return load, lost(load, running.http), used
 
 
-def judge(load: Load, stored: dict[str, float], tenants: TenantLoad, missing: int) -> dict[str, Any]:
+def correctness_gate(load: Load, stored: dict[str, float], tenants: TenantLoad, missing: int) -> dict[str, Any]:
     """Check the gate."""
     whole = list(range(1, int(stored["last_event"]) + 1))
     compared = {
@@ -200,7 +200,7 @@ def measure(seconds: float, with_100m: bool, processes: int) -> None:
         stored = running.stored(placed.task_id)
         tenants, missing, used = many_tenants(running, seconds)
         print(f"{TENANTS} tenants: {len(tenants.polls)} polls, {len(tenants.submits)} submissions", flush=True)
-        gate = judge(load, stored, tenants, missing)
+        gate = correctness_gate(load, stored, tenants, missing)
         memory, polls = met.pop("memory_mb"), [taken for kind in load.polls.values() for taken in kind]
         early = max(memory[: max(1, len(memory) // 2)])
         figures = {

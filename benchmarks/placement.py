@@ -156,7 +156,7 @@ def gate(run: Run, tasks: int) -> dict[str, Any]:
     }
 
 
-def judge(runs: Mapping[str, Run], tasks: int) -> dict[str, Any]:
+def gate_of_runs(runs: Mapping[str, Run], tasks: int) -> dict[str, Any]:
     """The gate of all runs, with the errors of the run that is closest to failing, or has failed."""
     gates = {name: gate(run, tasks) for name, run in runs.items()}
     worst = min(gates.values(), key=lambda one: (one["passed"], one["tolerance"] - one["worst_error"]))
@@ -209,7 +209,7 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:42} {value:10.1f}")
     rows = [row for name, run in runs.items() for row in rows_of(name, run)]
-    print(write_result("placement", judge(runs, options.tasks), found, rows))
+    print(write_result("placement", gate_of_runs(runs, options.tasks), found, rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The scheduler's figures, from the product's pure modules on a fake clock: `python -m benchmarks.scheduler`.
 
-`simulator.check` judges every plan that counts; one bad plan and nothing is written. `--only` selects parts and preserves other
+`simulator.check` passes every plan that counts; one bad plan and nothing is written. `--only` selects parts and preserves other
 parts' results; `--only timing` needs a quiet machine. `--plot` and `--export` write a plot and the problems of each run to a
 folder. `--only real --quick --out build/quick.json` is the small form for development. An interrupted run of the parts real and
 week is resumed by the same command.

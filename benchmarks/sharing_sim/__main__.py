@@ -1,6 +1,6 @@
 """Sharing executors on real traces: `nice -n 19 python -m benchmarks.sharing_sim`, about fifteen minutes of one core.
 
-Every plan is judged by the simulator's own checker; one bad plan and nothing is written. `--choose` runs the even windows with
+Every plan is checked by the simulator's own checker; one bad plan and nothing is written. `--choose` runs the even windows with
 several bounds instead, which chose the default of `max_slowdown`.
 """
 

@@ -1,6 +1,6 @@
 """Discrete-event simulation of executors that tasks share: arrivals, starts, joins, ends, and a plan after each change.
 
-A simpler fleet than `benchmarks.simulator.engine`: no drains, widths or preemption. Every plan is judged before it is followed.
+A simpler fleet than `benchmarks.simulator.engine`: no drains, widths or preemption. Each plan is checked before it is followed.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from random import Random
 
 from benchmarks.sharing_sim.step_times import Part, believed, speeds
 from benchmarks.simulator.arrivals import NODE_GPUS, Arrival
-from benchmarks.simulator.plan_judge import BadPlan, check
+from benchmarks.simulator.plan_checker import BadPlan, check
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.joins.joining import settled

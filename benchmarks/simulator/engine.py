@@ -1,6 +1,6 @@
 """Discrete-event simulation of a policy: arrivals, starts, ends, preemptions, drains on a fake fleet, and a replan after each.
 
-Knows no policy's internals. The independent judge checks every plan before the engine follows it.
+Knows no policy's internals. The independent checker sees every plan before the engine follows it.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.simulator.arrivals import Arrival
-from benchmarks.simulator.plan_judge import check
+from benchmarks.simulator.plan_checker import check
 from benchmarks.simulator.policies import Policy
 from benchmarks.simulator.run_record import Outcome, Ran, Setup
 from benchmarks.simulator.tenant_shares import Tenancy, Waiting

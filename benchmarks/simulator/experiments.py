@@ -1,6 +1,6 @@
 """The experiments of the scheduler's benchmark: problems and runs in, figures and rows out.
 
-`check` judges every plan that counts. Knows no files but the traces.
+`check` passes every plan that counts. Knows no files but the traces.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.simulator.arrivals import Arrival, closed, eleven, rolling
 from benchmarks.simulator.calibration import PARTS, calibrate
 from benchmarks.simulator.named_runs import Ended, Run, run_all
-from benchmarks.simulator.plan_judge import check
+from benchmarks.simulator.plan_checker import check
 from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.run_record import Setup
 from service.scheduler.core.decision import Decision, SearchBudget
@@ -30,7 +30,7 @@ Rows = list[dict[str, Any]]
 
 
 class Experiments:
-    """The experiments, their results, and the number of judged starts."""
+    """The experiments, their results, and the number of checked starts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -43,7 +43,7 @@ class Experiments:
         optimal = proven = 0
         for seed in range(10):
             problem = batch_of(eleven(seed), 1, lambda task: task.worst)
-            decision = self._judged(problem, solve(problem))
+            decision = self._checked(problem, solve(problem))
             longer = decision if decision.status == "OPTIMAL" else solve(problem, SearchBudget(polish=40.0, wall=300.0))
             peer = big_m(problem, seconds=2.0)
             proven += decision.status == "OPTIMAL"
@@ -60,7 +60,7 @@ class Experiments:
             gaps = []
             for seed in range(seeds):
                 problem = batch_of(closed(count, seed, minute=60), nodes, lambda task: task.worst)
-                decision = self._judged(problem, solve(problem))
+                decision = self._checked(problem, solve(problem))
                 gaps.append(makespan(problem, decision.starts) / area_bound(problem) - 1)
                 self.rows.append({"part": name, "seed": seed, "gap": gaps[-1], "method": decision.method})
             self.figures[name] = median(gaps)
@@ -116,7 +116,7 @@ class Experiments:
                 wall, cpu = time.perf_counter(), time.process_time()
                 decision = act(fresh)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-                self._judged(fresh, decision)
+                self._checked(fresh, decision)
                 found.append((1000 * cpu, 1000 * wall))
                 self.rows.append(
                     {"part": "1000/1024", "kind": kind, "seed": seed, "wall_ms": 1000 * wall, "cpu_ms": 1000 * cpu}
@@ -134,7 +134,7 @@ class Experiments:
             for early in (False, True):
                 problem = batch_of(tasks, 1, (lambda task: task.true) if early else (lambda task: task.worst))
                 ee = "_ee" if early else ""
-                spans[f"b_s{ee}"].append(self._judged(problem, solve(problem)).objective)
+                spans[f"b_s{ee}"].append(self._checked(problem, solve(problem)).objective)
                 seen = tuple(Arrival(t.id, 0, t.gpus, t.worst, t.true if early else t.worst) for t in tasks)
                 (ended,) = self._run([Run(f"fig12-b{ee}-{seed}", seen, "fcfs", Setup(1))])
                 spans[f"b{ee}"].append(ended.figures["makespan"])
@@ -153,7 +153,7 @@ class Experiments:
             })  # fmt: skip
         self.figures["eta_interval_coverage"] = fmean(f.inside for f in seen)
 
-    def _judged(self, problem: SchedulingProblem, decision: Decision) -> Decision:
+    def _checked(self, problem: SchedulingProblem, decision: Decision) -> Decision:
         self.checked += check(problem, decision.starts)
         return decision
 

@@ -57,14 +57,14 @@ def draw_nature(draw: Random) -> Nature:
 
 def draw_lives(rows: int, epochs: int, count: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> list[Life]:
     """`count` jobs under the real policy; ranks and batch sizes as in tLoRA 4.1, learning rates drawn at random."""
-    judge = policy_of(policy)
+    early_exit = policy_of(policy)
     begun = [_Job(rows, epochs, nature, policy, draw) for _ in range(count)]
     for job in begun:
-        job.train(judge.on_evaluation, job.warmup)
-    settled = judge.decide_ranks(Standing(at, (job.losses[-1],)) for at, job in enumerate(begun) if job.reason is None)
+        job.train(early_exit.on_evaluation, job.warmup)
+    settled = early_exit.decide_ranks(Standing(at, (job.losses[-1],)) for at, job in enumerate(begun) if job.reason is None)
     for at, verdict in settled.items():
         if verdict is None:
-            begun[at].train(judge.on_evaluation, begun[at].total)
+            begun[at].train(early_exit.on_evaluation, begun[at].total)
         else:
             begun[at].reason = verdict.reason
     return [Life(job.batch_size, job.rank, job.total, job.warmup, job.step, job.reason) for job in begun]

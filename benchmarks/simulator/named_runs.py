@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run's figures, its row, and the number of judged starts."""
+    """A run's figures, its row, and the number of checked starts."""
 
     figures: dict[str, float]
     row: dict[str, Any]

@@ -75,7 +75,7 @@ def run_search(
     device: str,
     **settings: Any,
 ) -> Live:
-    """Place the 60 configurations on one executor and run all to their end: load, profile, train, judge, export, upload.
+    """Place the 60 configurations on one executor and run all to their end: load, profile, train, evaluate, export, upload.
 
     Raises RuntimeError if a job failed.
     """

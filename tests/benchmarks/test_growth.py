@@ -1,4 +1,4 @@
-"""What a start writes while many wait, in small: real processes, a fake node; and the judge, which must be able to say no."""
+"""What a start writes while many wait, in small: real processes, a fake node; and the gate, which must be able to say no."""
 
 from dataclasses import replace
 

@@ -1,10 +1,10 @@
-"""The placement benchmark in small: real processes, fake nodes; and its judge, which must be able to say no."""
+"""The placement benchmark in small: real processes, fake nodes; and its gate, which must be able to say no."""
 
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.placement import Placed, Run, figures, gate, idle_while, judge, measure, rows_of
+from benchmarks.placement import Placed, Run, figures, gate, gate_of_runs, idle_while, measure, rows_of
 
 
 def test_a_small_run_places_every_task_once() -> None:
@@ -46,6 +46,6 @@ def test_the_gate_refuses(flaw: dict[str, object]) -> None:
     good = Run([FIRST, SECOND], [0.3], [0.01], [0.5, 0.5], {"succeeded": 2}, 0, [0.1, 0.2])
     assert gate(good, 2)["passed"]
     assert not gate(replace(good, **flaw), 2)["passed"]
-    assert judge({"free": good, "contended": good}, 2)["passed"]
+    assert gate_of_runs({"free": good, "contended": good}, 2)["passed"]
     for runs in ({"free": good, "contended": replace(good, **flaw)}, {"free": replace(good, **flaw), "contended": good}):
-        assert not judge(runs, 2)["passed"]
+        assert not gate_of_runs(runs, 2)["passed"]

@@ -8,7 +8,7 @@ from benchmarks.sharing_sim.fleet import Fleet, bases_of, bursts
 from benchmarks.sharing_sim.policies import POLICIES
 from benchmarks.sharing_sim.step_times import Part, speeds, step_seconds
 from benchmarks.simulator.arrivals import Arrival
-from benchmarks.simulator.plan_judge import BadPlan
+from benchmarks.simulator.plan_checker import BadPlan
 
 
 def arrivals(*seconds: int, gap: int = 1) -> list[Arrival]:

@@ -1,4 +1,4 @@
-"""The simulator: every task ends once, on GPUs that were free; the judge sees what is wrong; ALTO's own model runs."""
+"""The simulator: every task ends once, on GPUs that were free; the checker sees what is wrong; ALTO's own model runs."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ import pytest
 from benchmarks.simulator.arrivals import TRACES, Arrival, largest_tenants, rolling, trace
 from benchmarks.simulator.engine import simulate
 from benchmarks.simulator.named_runs import Run, run_all
-from benchmarks.simulator.plan_judge import BadPlan, check
+from benchmarks.simulator.plan_checker import BadPlan, check
 from benchmarks.simulator.policies import POLICIES, big_m
 from benchmarks.simulator.run_metrics import metrics
 from benchmarks.simulator.run_plot import draw

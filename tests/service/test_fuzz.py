@@ -66,13 +66,13 @@ def walk(server: Server, owners: list[Caller], others: list[dict[str, str]], at_
 
         def validate_response(self, response: Any, case: Any, **how: Any) -> None:
             nonlocal count
-            self.judge(response, case)
+            self.check_answer(response, case)
             turns.append(1)
             for headers in (owners[len(turns) % len(owners)].headers, *others):
-                self.judge(case.call(**self.sent_by(headers)), case)
+                self.check_answer(case.call(**self.sent_by(headers)), case)
                 count += 1
 
-        def judge(self, response: Any, case: Any) -> None:
+        def check_answer(self, response: Any, case: Any) -> None:
             try:
                 case.validate_response(response, checks=CHECKS)
             except FailureGroup as failures:

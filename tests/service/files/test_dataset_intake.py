@@ -1,4 +1,4 @@
-"""A data set on its way in: judged alike however its bytes are cut, within limits that hold while they come."""
+"""A data set on its way in: checked alike however its bytes are cut, within limits that hold while they come."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Files over HTTP: uploaded once, judged, listed, downloaded whole or in part, deleted unless a task needs them."""
+"""Files over HTTP: uploaded once, checked, listed, downloaded whole or in part, deleted unless a task needs them."""
 
 import hashlib
 import json

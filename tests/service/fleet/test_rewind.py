@@ -1,4 +1,4 @@
-"""Leaving a node: each unfinished job back at its checkpoint, later points hidden but kept, and nothing judged twice."""
+"""Leaving a node: each unfinished job back at its checkpoint, later points hidden but kept, and nothing ranked twice."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

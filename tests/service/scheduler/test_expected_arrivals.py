@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator.plan_judge import check
+from benchmarks.simulator.plan_checker import check
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.expected_arrivals import ENOUGH, lasting_rate
 from service.scheduler.core.problem import Arrived, PlanNode, Queued, RunningExecutor, SchedulingProblem

@@ -1,11 +1,11 @@
-"""What holds for every plan, on random problems; judged by the simulator's own judge, which shares no code with the planner."""
+"""What holds for every plan, on random problems: the simulator checks them with code that the planner does not share."""
 
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator.plan_judge import check
+from benchmarks.simulator.plan_checker import check
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Width, missed, objective

@@ -21,7 +21,7 @@ class Asha:
         return history, non_finite_verdict("train_loss", train_loss) or non_finite_verdict("val_loss", val_loss)
 
     def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
-        """Judges every job at the last rung it reached. At least one job continues from a rung; ties go to the
+        """Decides on every job at the last rung it reached. At least one job continues from a rung; ties go to the
         lower job index."""
         present = list(standings)
         decided: dict[int, Verdict | None] = {}
