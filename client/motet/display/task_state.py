@@ -55,8 +55,8 @@ class TaskState:
         return min(evaluated, key=lambda job: (self.best(job), job.index), default=None)
 
     def best(self, job: Job) -> float:
-        """The job's lowest validation loss so far; infinite if there is none. Of an ended job it is the one by which it is
-        judged, on more rows than those of its trend."""
+        """The job's lowest validation loss so far; infinite if there is none. Of an ended job it is that of its full
+        evaluation, which reads more rows than its trend."""
         if job.status in JOB_TERMINAL and job.best_val_loss is not None:
             return job.best_val_loss
         seen = [loss for loss in self.curve(job.index, "val_loss").values() if math.isfinite(loss)]
