@@ -18,8 +18,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Layout:
-    """In pixels. width: of a panel. unit: of a ratio of 1. most: the ratio at which longer bars are cut. labels: how far left of
-    a panel the labels of its groups begin."""
+    """In pixels. width: of a panel. unit: of a ratio of 1. most: the ratio at which longer bars are cut. labels: how far left
+    of a panel the labels of its groups begin."""
 
     width: int
     unit: int
