@@ -24,6 +24,7 @@ def _not_of_rows(name: str) -> str:
 
 
 MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$"), AfterValidator(_not_of_rows)]
+FileId = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 _Text = Annotated[str, Field(min_length=1, max_length=1000), STORABLE]
 
 
@@ -106,12 +107,17 @@ def named(metric: TextMetric) -> str:
 
 
 class Evaluation(Strict):
-    """Texts that the base, and each job that keeps its adapter, generate for held-out rows: the prompt is the row up to its
-    last answer, the reference that answer. A metric's result is the mean over the prompts, from 0 to 1, higher is better."""
+    """Texts that the base, and each job that keeps its adapter, generate for held-out rows, or for the rows of a file: the
+    prompt is the row up to its last answer, the reference that answer. A metric's result is the mean over the prompts, from 0
+    to 1, higher is better."""
 
     metrics: Annotated[list[TextMetric], Field(min_length=1, max_length=MOST_METRICS), AfterValidator(_named_apart)]
+    file_id: FileId | None = Field(
+        default=None,
+        description="Rows to generate texts for, of messages or of prompt and completion; left out, validation rows.",
+    )
     max_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS, strict=True)] = Field(
-        default=64, description="Of the validation rows, the first ones."
+        default=64, description="Of the file's rows, or of the validation rows, the first ones."
     )
     max_new_tokens: Annotated[int, Field(ge=1, le=8192, strict=True)] = 256
     temperature: Annotated[float, Field(ge=0, le=2), NO_BOOL] = Field(

@@ -70,6 +70,7 @@ class Placement(Message):
     base: BaseModelRef
     train_file: FileRef
     validation_file: FileRef | None
+    prompts_file: FileRef | None = None  # of its evaluation; None: validation rows are the prompts
     spec: SentSpec  # as sent, completed with the defaults of the task's creation time; fields of a newer version preserved
     jobs: list[JobAssignment]
     base_val_loss: float | None = None  # None until a placement has measured it

@@ -119,7 +119,7 @@ def _scores(evaluations: Sequence[TextScores], own: int) -> str:
         whose = "the base alone" if one.index is None else f"job {one.index}" + " (this one)" * (one.index == own)
         rows.append(f"| {whose} | " + " | ".join(f"{one.scores[n]:.4f}" if n in one.scores else "" for n in names) + " |")
     prompts = max(one.prompts for one in evaluations)
-    return f"## Its texts\n\nMeans over {prompts} validation prompts, higher is better.\n\n" + "\n".join(rows)
+    return f"## Its texts\n\nMeans over {prompts} prompts, higher is better.\n\n" + "\n".join(rows)
 
 
 def _table(jobs: Sequence[JobResource], winner: int) -> str:

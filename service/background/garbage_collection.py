@@ -16,7 +16,7 @@ from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
 from service.storage.object_store import Storage
-from service.tasks.models import Job, Task
+from service.tasks.models import Job, Task, reads_file
 from service.usage.usage_ledger import drift, month_at
 
 log = logging.getLogger(__name__)
@@ -66,9 +66,7 @@ def _compare_counters(db: Database) -> None:
 
 def _unreferenced(session: Session, found: set[str]) -> set[str]:
     """Those of `found` that no file, checkpoint or adapter refers to. A deleted file counts while a task still needs it."""
-    needed = select(Task.id).where(
-        Task.status.not_in(list(TASK_TERMINAL)), or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
-    )
+    needed = select(Task.id).where(Task.status.not_in(list(TASK_TERMINAL)), reads_file(File.id))
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
     adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))

@@ -11,7 +11,7 @@ from service.database.engine import among_ids, new_id
 from service.files.dataset_intake import CheckedDataSet
 from service.files.models import File
 from service.http.problems import Conflict
-from service.tasks.models import Task
+from service.tasks.models import Task, reads_file
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped, scoped_by_parameter, tenant_parameter
 from service.usage.quotas import admit_bytes
@@ -54,7 +54,7 @@ def files_of(principal: Principal, unused: bool | None = None) -> Select[File]:
     files = scoped(_THERE, File, principal)
     if unused is None:
         return files
-    named = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
+    named = reads_file(File.id)
     tasks = exists().where(Task.tenant_id == File.tenant_id, Task.deleted_at.is_(None), named)
     return files.where(~tasks if unused else tasks)
 
@@ -77,7 +77,7 @@ def delete(session: Session, principal: Principal, file_id: str) -> None:
     file = session.scalar(files_of(principal).where(File.id == file_id).with_for_update())
     if file is None:
         raise missing("file", file_id)
-    needs = or_(Task.train_file_id == file_id, Task.validation_file_id == file_id)
+    needs = reads_file(file_id)
     tasks = list(
         session.scalars(scoped(select(Task.id).where(needs, Task.status.in_(_OPEN)).order_by(Task.id), Task, principal))
     )

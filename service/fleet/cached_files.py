@@ -9,14 +9,14 @@ from sqlalchemy.orm import Session
 from contract.messages.cached_file_list import CachedFiles
 from contract.states import TASK_TERMINAL
 from service.files.models import File
-from service.tasks.models import Task
+from service.tasks.models import Task, reads_file
 
 
 def unwanted(session: Session, kept: CachedFiles) -> CachedFiles:
     """The cached files to erase: they match no live (undeleted, unexpired) file of the tenant, and no open task reads them."""
     pairs = [(file.tenant_id, file.sha256) for file in kept.files]
     there = File.deleted_at.is_(None) & or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp())
-    reads = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
+    reads = reads_file(File.id)
     needed = select(Task.id).where(reads, Task.status.not_in(list(TASK_TERMINAL))).exists()
     of_these = tuple_(File.tenant_id, File.sha256).in_(pairs)
     wanted = {

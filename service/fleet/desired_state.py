@@ -71,6 +71,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         base=BaseModelRef(name=base.name, source=base.source, revision=task.base_revision, precision=spec.precision),
         train_file=_file(session, task.train_file_id),
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
+        prompts_file=_file(session, task.prompts_file_id) if task.prompts_file_id else None,
         spec=spec,
         jobs=[_job(session, spec, task, job) for job in task.jobs],
         base_val_loss=task.base_val_loss,

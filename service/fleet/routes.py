@@ -102,7 +102,7 @@ def file(placement_id: str, file_id: str, bearer: Bearer, dependencies: Dependen
     """A data set of the placement's task."""
     with dependencies.db.begin() as session:
         task, _ = reports.own_placement(session, dependencies.settings, placement_id, bearer)
-        if file_id not in (task.train_file_id, task.validation_file_id):
+        if file_id not in (task.train_file_id, task.validation_file_id, task.prompts_file_id):
             raise ObjectUnknown(f"File {file_id} is not one of task {task.id}.")
         found = session.get_one(File, file_id)
     return send_object(request, dependencies.storage, found.sha256, found.name, "application/jsonl", worker=True)

@@ -170,6 +170,7 @@ def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str |
         base_revision=refs.model.revision,
         train_file_id=refs.train.id,
         validation_file_id=refs.validation.id if refs.validation else None,
+        prompts_file_id=refs.prompts.id if refs.prompts else None,
         gpus=spec.gpus,
         priority=spec.priority,
         batch_id=batch_id,

@@ -99,6 +99,7 @@ def _task_of(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -
         base_revision=refs.model.revision,
         train_file_id=refs.train.id,
         validation_file_id=refs.validation.id if refs.validation else None,
+        prompts_file_id=refs.prompts.id if refs.prompts else None,
         gpus=spec.gpus,
         priority=spec.priority,
         labels=dict(spec.labels),

@@ -6,7 +6,20 @@ carries an older fence changes nothing.
 
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ColumnElement,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    or_,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
@@ -34,6 +47,7 @@ class Task(Base):
     base_revision: Mapped[str] = mapped_column(String(64))  # pinned at creation
     train_file_id: Mapped[str] = mapped_column(ForeignKey("files.id"))
     validation_file_id: Mapped[str | None] = mapped_column(ForeignKey("files.id"))
+    prompts_file_id: Mapped[str | None] = mapped_column(ForeignKey("files.id"))  # of its evaluation
     gpus: Mapped[int]
     priority: Mapped[int]
     labels: Mapped[Json] = mapped_column(default=dict)
@@ -208,3 +222,8 @@ class TaskEvent(Base):
     created_at: Mapped[Now]
 
     __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # inserts do not read back
+
+
+def reads_file(file_id: ColumnElement[str] | Mapped[str] | str) -> ColumnElement[bool]:
+    """Whether a task names the file: to train on, to validate on, or for the prompts of its evaluation."""
+    return or_(Task.train_file_id == file_id, Task.validation_file_id == file_id, Task.prompts_file_id == file_id)

@@ -175,6 +175,11 @@ def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
     )
 
 
+def all_rows(stream: TokenStream) -> TokenRows:
+    """The rows of a file that is not split."""
+    return _rows(stream, np.arange(stream.rows))
+
+
 def _rows(stream: TokenStream, rows: NDArray[np.int64]) -> TokenRows:
     return TokenRows(StreamView(stream, rows), stream.per_row)
 

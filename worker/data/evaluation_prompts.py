@@ -1,11 +1,15 @@
 """Prompts and references of held-out rows: a row up to its last answer, and that answer as text. Knows no models."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from worker.data.dataset import TokenRows
+from contract.task_spec import Objective
+from worker.data.dataset import TokenRows, all_rows
+from worker.data.token_cache import Reading
+from worker.data.token_stream import TokenStream
 from worker.model.flat_batch import Example
 
 
@@ -16,6 +20,31 @@ class Prompt:
     tokens: tuple[int, ...]
     reference: str
     text: str
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """TokenRows of a file of prompts, in its order. cut: those longer than max_seq_len; skipped: those with no answer left."""
+
+    rows: TokenRows
+    cut: int
+    skipped: int
+
+    @classmethod
+    def of(cls, stream: TokenStream) -> Self:
+        return cls(all_rows(stream), max(0, stream.truncated - stream.skipped), stream.skipped)
+
+    @property
+    def notes(self) -> list[str]:
+        """What its rows have lost, in sentences."""
+        cut = [f"{self.cut} rows of the file are longer than training.max_seq_len, and their references are cut"]
+        skipped = [f"{self.skipped} rows of the file have no answer within training.max_seq_len, and are left out"]
+        return (cut if self.cut else []) + (skipped if self.skipped else [])
+
+
+def prompt_reading(reading: Reading) -> Reading:
+    """How rows of prompts become tokens: as those of a task that learns from answers, whatever this one learns from."""
+    return reading if reading.objective.type == "sft" else replace(reading, objective=Objective())
 
 
 def prompts_of(rows: TokenRows, most: int, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:

@@ -16,7 +16,8 @@ from worker.adapters.location_types import AdapterSpec
 from worker.adapters.warm_start import StartAdapter, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
-from worker.data.dataset import DataSet, split
+from worker.data.dataset import DataSet, TokenRows, split
+from worker.data.evaluation_prompts import PromptFile, prompt_reading
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.data.token_cache import DataError, Reading, stream_of
@@ -54,6 +55,7 @@ class Prepared:
     activations: Activations
     start: StartAdapter | None = None  # the adapter that all jobs start from
     drawn: dict[int, Tensor] = field(default_factory=dict)  # first weights by job index, float32 [rank, W]
+    prompts: PromptFile | None = None  # of its evaluation
 
     def needs(self, rows: Iterable[int]) -> list[Need]:
         """What the task needs of each replica. rows: arena rows of each of its jobs."""
@@ -109,7 +111,10 @@ class Preparation:
         reading = self._reading(base)
         validation = self._stream(held_out, reading, loaded) if held_out is not None else None
         data = split(self._placement.spec, self._stream(train, reading, loaded), validation)
+        prompts = self._prompts(reading, loaded)
         _check_fits(data, base)
+        if prompts is not None and len(prompts.rows):
+            _check_fits(prompts.rows, base)
         clock.note("rows")
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
@@ -123,7 +128,11 @@ class Preparation:
         drawn = self._drawn(base, start, checkpoints.keys(), capacities[0].park_bytes // _DRAWN_SHARE)
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
-        return Prepared(loaded, capacities, data, checkpoints, activations, start, drawn)
+        return Prepared(loaded, capacities, data, checkpoints, activations, start, drawn, prompts)
+
+    def _prompts(self, reading: Reading, loaded: LoadedBase) -> PromptFile | None:
+        ref = self._placement.prompts_file
+        return PromptFile.of(self._stream(ref, prompt_reading(reading), loaded)) if ref is not None else None
 
     def _drawn(
         self, base: BaseCopy, start: StartAdapter | None, resumed: Collection[int], most_bytes: int
@@ -224,7 +233,7 @@ class Preparation:
             raise Unreachable(str(error)) from None
 
 
-def _check_fits(data: DataSet, base: BaseCopy) -> None:
+def _check_fits(data: DataSet | TokenRows, base: BaseCopy) -> None:
     if data.longest > base.max_positions:
         raise DataError(
             f"rows of {data.longest + 1} tokens are left within training.max_seq_len, but base model {base.ref.name} has "

@@ -26,6 +26,7 @@ from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
+from worker.data.evaluation_prompts import PromptFile
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter
@@ -61,6 +62,7 @@ class PlacementRun:
         self.placement, self.lease, self.reporter = placement, lease, reporter
         self.policy = policy_of(placement.spec.early_exit)
         self.data: DataSet | None = None
+        self.prompts: PromptFile | None = None  # of its evaluation; None: validation rows
         self.runs: list[JobRun] = []
         self._by_index: dict[int, JobRun] = {}
         self.base_known = placement.base_val_loss is not None  # measured, by this placement or an earlier one
@@ -92,9 +94,15 @@ class PlacementRun:
         """Whether storage holds all its progress: no job has changed since its checkpoint, and no upload is pending."""
         return not self.checkpointing and not any(run.record.changed or run.stage is Stage.ENDING for run in self.runs)
 
-    def open(self, data: DataSet, checkpoints: dict[int, JobProgress], activations: Activations) -> None:
+    def open(
+        self,
+        data: DataSet,
+        checkpoints: dict[int, JobProgress],
+        activations: Activations,
+        prompts: PromptFile | None = None,
+    ) -> None:
         """Create the runs of its unfinished jobs from the loaded data, so that they can be scheduled."""
-        spec, self.data, self.activations = self.placement.spec, data, activations
+        spec, self.data, self.prompts, self.activations = self.placement.spec, data, prompts, activations
         self.runs = [
             JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index), activations)
             for assigned in self.placement.jobs

@@ -48,6 +48,7 @@ class ResolvedRefs:
     train: File
     validation: File | None
     model: BaseModelRow
+    prompts: File | None = None  # of its evaluation
 
 
 class SpecChecker:
@@ -60,14 +61,16 @@ class SpecChecker:
     def check(self, spec: TaskSpec) -> ResolvedRefs:
         """Look up and lock what the spec names. Raises SpecRefused, which lists every mistake."""
         session, wanted = self._session, spec.dataset
-        names = wanted.file_id, wanted.validation_file_id, spec.base_model
+        asked = spec.evaluation.file_id if spec.evaluation is not None else None
+        names = wanted.file_id, wanted.validation_file_id, asked, spec.base_model
         if names not in self._found:
             self._found[names] = _find(session, self._principal, spec)
         held, model = self._found[names]
         train = held.get(wanted.file_id)
-        validation = held.get(wanted.validation_file_id or "")
+        validation, prompts = held.get(wanted.validation_file_id or ""), held.get(asked or "")
         errors = [
             *_file_errors(spec, train, validation),
+            *(() if asked is None else _prompts_errors(asked, prompts)),
             *(
                 _model_unknown(session, spec.base_model)
                 if model is None
@@ -80,7 +83,7 @@ class SpecChecker:
             raise SpecRefused(errors)
         assert train is not None  # its absence is an error above
         assert model is not None
-        return ResolvedRefs(train, validation, model)
+        return ResolvedRefs(train, validation, model, prompts)
 
 
 def for_preview(
@@ -102,7 +105,8 @@ def for_preview(
 
 def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Found:
     """The files by id that the spec names, and its base model, as far as they exist."""
-    ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
+    asked = spec.evaluation.file_id if spec.evaluation is not None else None
+    ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id, asked) if id is not None]
     found = _FIND_FILES_AND_MODEL.run(session.connection(), tenant_parameter(principal) | {"ids": ids, "name": spec.base_model})
     held = [File(**dict(zip(_OF_FILE.keys(), row[: len(_OF_FILE)], strict=True))) for row in found]
     if not found:  # the model is joined to the files: with no file found there is no row, so it is read alone
@@ -141,6 +145,15 @@ def _file_errors(spec: TaskSpec, train: File | None, validation: File | None) ->
     elif train is not None and validation.format != train.format:
         message = f"is a {validation.format} file, but the training file is a {train.format} file; both need one format"
         yield FieldError(field=field, code="format_differs", message=message)
+
+
+def _prompts_errors(asked: str, prompts: File | None) -> Iterator[FieldError]:
+    field = "evaluation.file_id"
+    if prompts is None:
+        yield from _unknown(field, asked)
+    elif prompts.format not in (Format.CHAT, Format.COMPLETION):
+        message = f"is a {prompts.format} file; prompts with references are rows of messages, or of prompt and completion"
+        yield FieldError(field=field, code="format_without_prompts", message=message)
 
 
 def _unknown(field: str, file_id: str) -> Iterator[FieldError]:

@@ -36,10 +36,12 @@ def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
     Tasks with the same files are validated together: a search submitted as many tasks reads its files once.
     """
     with db.begin() as session:
-        rows = select(Task.id, Task.train_file_id, Task.validation_file_id).where(Task.status == TaskStatus.VALIDATING)
+        rows = select(Task.id, Task.train_file_id, Task.validation_file_id, Task.prompts_file_id).where(
+            Task.status == TaskStatus.VALIDATING
+        )
         due: dict[tuple[str, ...], list[str]] = {}
-        for task_id, train, held_out in session.execute(rows.order_by(Task.created_at)):
-            due.setdefault((train, held_out) if held_out is not None else (train,), []).append(task_id)
+        for task_id, *named in session.execute(rows.order_by(Task.created_at)):
+            due.setdefault(tuple(file for file in named if file is not None), []).append(task_id)
     groups = [(files, ids[at : at + _GROUP_SIZE]) for files, ids in due.items() for at in range(0, len(ids), _GROUP_SIZE)]
     return sum(_validate(db, storage, queue, files, ids) for files, ids in groups)
 

@@ -11,6 +11,11 @@ from contract.compatibility.capabilities import understood
 from service.tasks.models import TextEvaluation
 from tests.service.fleet.scripted import completed, moved, points
 
+PREFERENCE = {
+    "input": {"messages": [{"role": "user", "content": "2+2?"}]},
+    "preferred_output": [{"role": "assistant", "content": "4"}],
+    "non_preferred_output": [{"role": "assistant", "content": "5"}],
+}
 ASKED = {"metrics": [{"type": "exact_match"}, {"type": "rouge_l", "name": "rouge"}], "max_prompts": 2}
 SAMPLE = {
     "prompt": "2+2?",
@@ -111,6 +116,32 @@ def test_an_adapter_without_scores_loses_to_one_that_has_any(tenant, placed):
     assert task["selection"]["verdict"].endswith("; 1 other could not be scored by rouge")
     first = tenant.get(f"/v1/tasks/{taken.given.task_id}/evaluations").json()["data"][0]
     assert (first["scores"], first["error"]) == ({}, "no memory")
+
+
+def test_a_file_of_prompts_is_the_tasks_to_read_and_to_keep(tenant, new_node, plan):
+    prompts = tenant.file([{"prompt": "2+2?", "completion": "4"}])
+    node = new_node(said={"capabilities": sorted(understood())})
+    task = tenant.task(evaluation={**ASKED, "file_id": prompts})
+    plan()
+    taken = node.take(task["id"])
+    assert taken.given.prompts_file.file_id == prompts
+    held = taken.call("GET", f"files/{prompts}")
+    assert json.loads(held.content) == {"prompt": "2+2?", "completion": "4"}
+    refused = tenant.delete(f"/v1/files/{prompts}")
+    assert refused.status_code == 409
+    assert task["id"] in refused.text
+    assert prompts not in {one["id"] for one in tenant.get("/v1/files", params={"unused": True}).json()["data"]}
+
+
+def test_only_a_file_of_prompts_with_answers_is_taken(tenant, small_model):
+    text, pairs = tenant.file([{"text": "all of it"}]), tenant.file([PREFERENCE])
+    for named, words in [(text, "is a text file; prompts with references"), (pairs, "is a preference file"),
+                         ("file_none", "there is no file 'file_none'")]:  # fmt: skip
+        refused = tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), evaluation={**ASKED, "file_id": named}))
+        assert refused.status_code == 422
+        (error,) = refused.json()["errors"]
+        assert error["field"] == "evaluation.file_id"
+        assert words in error["message"]
 
 
 def test_notes_are_stored_and_say_why_a_metric_did_not_select(tenant, placed):

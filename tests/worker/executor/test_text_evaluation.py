@@ -37,6 +37,16 @@ CALM = {"policy": "none", "eval_every": 4}
 ASKED = {"metrics": [{"type": "exact_match"}, {"type": "rouge_l", "name": "rouge"}], "max_prompts": 3, "max_new_tokens": 9}
 
 
+PAIRS = [
+    {
+        "input": {"messages": [{"role": "user", "content": f"how many, {n}?"}]},
+        "preferred_output": [{"role": "assistant", "content": f"{n} pears"}],
+        "non_preferred_output": [{"role": "assistant", "content": "none at all"}],
+    }
+    for n in range(40)
+]
+
+
 def evaluated(reported) -> dict[int | None, TextsEvaluated]:
     return {event.job: event for event in reported.of(TextsEvaluated)}
 
@@ -91,16 +101,8 @@ def test_a_task_that_asks_for_nothing_generates_nothing(fleet, placing, tmp_path
 
 
 def test_under_dpo_the_preferred_answer_is_the_reference(fleet, placing, tmp_path):
-    pairs = [
-        {
-            "input": {"messages": [{"role": "user", "content": f"how many, {n}?"}]},
-            "preferred_output": [{"role": "assistant", "content": f"{n} pears"}],
-            "non_preferred_output": [{"role": "assistant", "content": "none at all"}],
-        }
-        for n in range(40)
-    ]
     spec = {"objective": {"type": "dpo"}, "early_exit": CALM, "evaluation": ASKED, "training": {"epochs": 1}}
-    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE | {"beta": [0.1]}, pairs, **spec))
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE | {"beta": [0.1]}, PAIRS, **spec))
     found = evaluated(reported)
     assert set(found) == {None, 0, 1}
     for event in found.values():
@@ -194,6 +196,42 @@ def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_
     assert not reported.ended
 
 
+PROMPTS = [{"prompt": f"how many sheep are {n}?", "completion": f" {n} sheep"} for n in range(9)]
+
+
+def with_prompts(fleet, placement, prompts=PROMPTS):
+    file = fleet.add_file(f"prompts_of_{placement.placement_id}", jsonl(prompts))
+    asked = placement.spec.evaluation.model_copy(update={"file_id": file.file_id})
+    spec = placement.spec.model_copy(update={"evaluation": asked})
+    return placement.model_copy(update={"prompts_file": file, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("space", "data", "spec"),
+    [(SPACE, None, {}), (SPACE | {"beta": [0.1]}, PAIRS, {"objective": {"type": "dpo"}})],
+    ids=["sft", "dpo"],
+)
+def test_prompts_of_a_file_are_asked_in_its_order_whatever_the_task_learns_from(fleet, placing, tmp_path, space, data, spec):
+    placement = placing(space, data, early_exit=CALM, evaluation=ASKED, training={"epochs": 1}, **spec)
+    (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement))
+    found = evaluated(reported)
+    assert set(found) == {None, 0, 1}
+    for event in found.values():
+        assert [sample.prompt for sample in event.samples] == [row["prompt"] for row in PROMPTS[:3]]
+        assert [sample.reference for sample in event.samples] == [row["completion"] for row in PROMPTS[:3]]
+        assert (event.prompts, event.error, event.notes) == (3, None, [])
+
+
+def test_rows_of_a_prompt_file_that_do_not_fit_are_named(fleet, placing, tmp_path):
+    long = {"prompt": "sheep " * 300, "completion": " many"}, {"prompt": "why?", "completion": " sheep" * 300}
+    placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"max_seq_len": 100})
+    (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement, [*long, *PROMPTS]))
+    for event in evaluated(reported).values():
+        assert event.samples[0].prompt == "why?"
+        assert [note.split(" of ")[0] for note in event.notes] == ["1 rows", "1 rows"]
+        assert event.notes[1].endswith("have no answer within training.max_seq_len, and are left out")
+
+
 @pytest.fixture
 def beginning(fleet, tiny_base, tmp_path):
     """Places tasks on the tiny base under a tokenizer that puts a token before every text."""
@@ -213,7 +251,7 @@ def test_rows_without_a_prompt_are_reported_and_nothing_is_generated(fleet, begi
     assert set(reported.manifests) == {0, 1}
     assert set(evaluated(reported)) == {None, 0, 1}
     for event in evaluated(reported).values():
-        assert event.error.startswith("no row that was held out has a prompt to answer")
+        assert event.error.startswith("none of the rows has a prompt to answer")
         assert (event.prompts, event.scores, event.notes) == (0, {}, ["3 of 3 rows have no prompt and are left out"])
 
 

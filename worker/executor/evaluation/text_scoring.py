@@ -113,15 +113,17 @@ class TextEvaluations:
         evaluation = task.placement.spec.evaluation
         assert evaluation is not None
         assert task.data is not None
-        prompts = prompts_of(task.data.validation, evaluation.max_prompts, replicas.base.decode)
+        rows = task.data.validation if task.prompts is None else task.prompts.rows
+        prompts = prompts_of(rows, evaluation.max_prompts, replicas.base.decode)
         asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text])
+        asked.notes += task.prompts.notes if task.prompts is not None else []
         empty = len(prompts) - len(asked.prompts)
         if empty:
             asked.notes.append(f"{empty} of {len(prompts)} rows have no prompt and are left out")
         if asked.prompts:
             self._waiting.append(asked)
         else:
-            asked.fail("no row that was held out has a prompt to answer; give rows a prompt and a completion, or messages")
+            asked.fail("none of the rows has a prompt to answer; give rows a prompt and a completion, or messages")
 
     def _begin(self, replicas: Replicas) -> None:
         if self._waiting:
