@@ -22,8 +22,8 @@ from grouped_lora.dropout import threshold
 BLOCK_T = 64
 SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, accumulate (1: add to the gradient), dropout's threshold
 BLOCK_COLUMNS = 3  # span, first token, end
-RANK_CLASSES = (16, 32, 64, 128, 256)
-NARROW = 64  # ranks up to it share a launch
+TILE_WIDTHS = (16, 32, 64, 128, 256)
+NARROW = 64  # ranks up to it are one class, and share a launch
 # Tokens without an adapter are cut into spans of this length, so that programs which walk a span stay balanced.
 OWNERLESS_SPAN = 512
 Entry = tuple[int, int, int, int, int, int, float]  # the columns of a span, and its scale
@@ -97,14 +97,14 @@ class HostTable:
         return WorkTable(spans, scales, blocks, self.sizes)
 
 
-def rank_class(rank: int) -> int:
+def tile_width(rank: int) -> int:
     """The smallest tile width that holds `rank`; 0 for 0. Raises ValueError above 256."""
     if rank == 0:
         return 0
-    for width in RANK_CLASSES:
+    for width in TILE_WIDTHS:
         if rank <= width:
             return width
-    raise ValueError(f"rank {rank} is above {RANK_CLASSES[-1]}, the largest rank a kernel takes")
+    raise ValueError(f"rank {rank} is above {TILE_WIDTHS[-1]}, the largest rank a kernel takes")
 
 
 def host_table(
@@ -141,7 +141,7 @@ def _by_class(entries: Sequence[Entry]) -> list[list[Entry]]:
     """The entries of each class, by ascending width. Those without an adapter join the first, so that they take no launch."""
     found = defaultdict[int, list[Entry]](list)
     for entry in entries:
-        found[max(NARROW, rank_class(entry[3]))].append(entry)
+        found[max(NARROW, tile_width(entry[3]))].append(entry)
     if len(found) > 1 and not any(entry[3] for entry in found[NARROW]):
         bare = found.pop(NARROW)
         found[min(found)] = sorted([*bare, *found[min(found)]])
@@ -163,7 +163,7 @@ def _class_part(
         table[index], scales[index] = entry[:SPAN_COLUMNS], entry[SPAN_COLUMNS]
     block_table = np.zeros((-(-max(len(blocks), 1) // block_step) * block_step, BLOCK_COLUMNS), np.int32)
     block_table[: len(blocks)] = np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS)
-    width = rank_class(max((entry[3] for entry in entries), default=0))
+    width = tile_width(max((entry[3] for entry in entries), default=0))
     return table, scales, block_table, ClassSize(width, table.shape[0], block_table.shape[0])
 
 

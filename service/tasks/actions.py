@@ -65,25 +65,27 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
     return made
 
 
-def create_all(session: Session, queue: Queue, principal: Principal, wanted: Sequence[NewTaskRequest]) -> list[Task | Problem]:
+def create_all(
+    session: Session, queue: Queue, principal: Principal, requests: Sequence[NewTaskRequest]
+) -> list[Task | Problem]:
     """As `create`, for several tasks: each is created or refused on its own. The caller writes the audit entries."""
-    quota, checker = TaskQuota(session, principal, len(wanted)), SpecChecker(session, principal)
+    quota, checker = TaskQuota(session, principal, len(requests)), SpecChecker(session, principal)
     made: list[Task | Problem] = []
-    for one in wanted:
+    for request in requests:
         try:
             quota.check()
-            made.append(_task_of(principal, one, checker.check(one.spec)))
+            made.append(_task_of(principal, request, checker.check(request.spec)))
         except Problem as refused:
             made.append(refused)
         else:
             quota.count_one()
-    stored = [
-        (task, [config.model_dump(mode="json") for config in one.spec.jobs()])
-        for task, one in zip(made, wanted, strict=True)
+    new = [
+        (task, [config.model_dump(mode="json") for config in request.spec.jobs()])
+        for task, request in zip(made, requests, strict=True)
         if isinstance(task, Task)
     ]
-    if stored:
-        insert_tasks(session, stored)
+    if new:
+        insert_tasks(session, new)
         after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return made
 

@@ -49,28 +49,29 @@ class QuotaExceeded(Forbidden):
 
 
 class TaskQuota:
-    """The tenant's quota of queued tasks, in a transaction that creates up to `wanted` tasks."""
+    """The quotas that a new task must fit (queued tasks, the month's tokens, stored bytes), in a transaction that creates up to
+    `count` tasks."""
 
-    def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
+    def __init__(self, session: Session, principal: Principal, count: int = 1) -> None:
         ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), tenant_parameter(principal))
-        if self._limit is not None and (wanted > MAX_SHARED_TASKS or self._used + wanted + _NEAR > self._limit):
+        if self._limit is not None and (count > MAX_SHARED_TASKS or self._used + count + _NEAR > self._limit):
             # with so many, or so close to the limit, concurrent transactions could exceed it together
             _lock_tenant_quota(session, principal)
             self._used = count_waiting_tasks(session, principal)
-        self._full: QuotaExceeded | None = None
+        self._other_refusal: QuotaExceeded | None = None
         if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
             way_out = "the count resets on the first of the month"
-            self._full = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
+            self._other_refusal = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
         elif stored is not None and (held := stored_bytes(session, principal)) >= stored:
-            self._full = QuotaExceeded.of("stored_bytes", stored, held, _FEWER_BYTES)
+            self._other_refusal = QuotaExceeded.of("stored_bytes", stored, held, _FEWER_BYTES)
 
     def check(self) -> None:
         """Raise QuotaExceeded if the tenant may not queue another task now."""
         if self._limit is not None and self._used >= self._limit:
             way_out = "wait until some have started, or cancel some"
             raise QuotaExceeded.of("queued_tasks", self._limit, self._used, way_out)
-        if self._full is not None:
-            raise self._full
+        if self._other_refusal is not None:
+            raise self._other_refusal
 
     def count_one(self) -> None:
         """Count a task that this transaction creates."""

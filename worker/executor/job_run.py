@@ -9,10 +9,10 @@ from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
 from worker.policy.early_exit.policy_interface import Policy, Verdict
-from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, RungReached, Stage, reduced
+from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, Stage, reduced
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
-from worker.replicas.validation_pass import EvaluationRequest
+from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 
 # Warmup goes first: the boundary waits for every job in warmup, and parked jobs cost memory.
 _TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
@@ -139,12 +139,12 @@ class JobRun:
         return EvaluationRequest(None, rows, self.job.config.beta, reference, metric, part)
 
     @property
-    def full_evaluation_at_cut(self) -> RungReached | None:
-        """The full evaluation of its best weights, where they are those that it was ranked by."""
+    def full_evaluation_at_boundary(self) -> ValidationResult | None:
+        """The full evaluation of its best weights, where they are those that it was ranked by; counted as no tokens again."""
         progress = self.progress
         if self.best is None or self.best.step not in self.schedule.rungs[:1] or progress.cut_scores is None:
             return None
-        return RungReached(0, progress.rung_losses[0], progress.cut_scores)
+        return ValidationResult(progress.rung_losses[0], 0, scores=progress.cut_scores)
 
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""

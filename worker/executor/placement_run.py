@@ -262,7 +262,7 @@ class PlacementRun:
         if boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
             self.flush_throughput()
 
-    def evaluated(self, seconds: float, tokens: int) -> None:
+    def count_evaluation(self, seconds: float, tokens: int) -> None:
         """Count an evaluation of one of its jobs."""
         self._done = self._done.model_copy(
             update={

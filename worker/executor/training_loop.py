@@ -228,10 +228,10 @@ class Executor:
         task.validated(run, trend)
         event, verdict = run.ask_policy(task.policy, loss)
         run.apply(event)
-        if run.best is not best:  # a new lowest loss replaces the record
+        if run.best is not best:  # replaced by a new lowest loss alone
             replicas.store.note_best(run.key)
         rung = run.rung()
-        if finite and run.step >= run.schedule.total_steps:  # it has trained to its end, whatever its last losses look like
+        if finite and run.step >= run.schedule.total_steps:  # its end, whatever the policy says of its curve
             self._end_job(replicas, run, None)
         elif verdict is not None:
             self._end_job(replicas, run, verdict)
@@ -261,8 +261,8 @@ class Executor:
 
     def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot; records its end once texts are scored and adapter stored."""
-        task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
-        rows, scores = replicas.store.row_range(run.key), self._evaluations.evaluate_best(replicas, run, verdict)
+        task, weights, rows = self._attached[run.key.placement], replicas.store.best(run.key), replicas.store.row_range(run.key)
+        scores = self._evaluations.settle_best(replicas, run, verdict)  # replaces run.best, which is read below
         closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
         self._free_job(replicas, task, run)
         self._recheck_admission = True

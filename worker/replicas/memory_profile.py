@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from grouped_lora.work_table import rank_class
+from grouped_lora.work_table import tile_width
 
 from contract.messages.placement_messages import BaseModelRef
 from worker.data.disk_full import DiskFull
@@ -158,7 +158,7 @@ def shrunk_bytes(trainer: Trainer, rank: int, recompute: bool) -> int:
     layers, targets = len(trainer.arena.layout.layers), len(trainer.arena.layout.targets)
     held = 1 if recompute else layers
     if trainer.backbone.device.type == "cuda":
-        width, size, held = rank_class(rank) - rank_class(ROW_MULTIPLE), 2, held + 2
+        width, size, held = tile_width(rank) - tile_width(ROW_MULTIPLE), 2, held + 2
     else:
         width, size = rank, 4
     return max(0, width) * held * (targets // layers) * size

@@ -79,21 +79,26 @@ def advance(
     update the jobs whose batches are through. Calls `on_progress` after each micro-batch.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
-    void their gradients.
+    void the gradients of the others, too (the trainer voided those of the pass).
     """
     began = time.monotonic()
-    without = [task_step for task_step in steps_in_progress if task_step.preferences is None]
-    _compute_preferences(trainer, without, budget, on_progress)
-    stepped, step_of, loss_weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
+    begun_now = [task_step for task_step in steps_in_progress if task_step.preferences is None]
+    _compute_preferences(trainer, begun_now, budget, on_progress)
+    stepped, task_step_of, loss_weights, taken = (
+        Stepped({}, 0.0),
+        dict[JobKey, StepInProgress](),
+        dict[JobKey, list[float]](),
+        [],
+    )
     for task_step, slices in steps_in_progress.items():
         for key, pieces in task_step.next_pieces(slices).items():
             preference = task_step.preference(key)
-            step_of[key], loss_weights[key] = task_step, _loss_weights(task_step.batches[key], preference)
+            task_step_of[key], loss_weights[key] = task_step, _loss_weights(task_step.batches[key], preference)
             if preference is None or math.isfinite(preference.loss):
                 taken.append(pieces)
     first = trainer.forwards
     for micro_batch in pack_pieces(taken, budget):
-        _run_micro_batch(trainer, micro_batch, step_of, loss_weights, stepped)
+        _run_micro_batch(trainer, micro_batch, task_step_of, loss_weights, stepped)
         on_progress()
     done = [(task_step, finished) for task_step in steps_in_progress for finished in task_step.take_finished()]
     for task_step, finished in done:
@@ -119,14 +124,14 @@ def advance(
 def _run_micro_batch(
     trainer: Trainer,
     micro_batch: Sequence[Piece[JobKey]],
-    step_of: Mapping[JobKey, StepInProgress],
+    task_step_of: Mapping[JobKey, StepInProgress],
     loss_weights: Mapping[JobKey, list[float]],
     stepped: Stepped,
 ) -> None:
-    """Forward and backward of one micro-batch; adds its losses to its jobs' steps. step_of: each job's task's."""
+    """Forward and backward of one micro-batch; adds its losses to its jobs' steps. task_step_of: each job's task's step."""
     before, segments, owners, recompute = trainer.forwards, [], [], False
     for piece in micro_batch:
-        key, task_step = piece.job, step_of[piece.job]
+        key, task_step = piece.job, task_step_of[piece.job]
         job = task_step.steps[key].job
         per_sequence = task_step.preference(key) is not None
         for part in segments_of(task_step.batches[key], piece.first, piece.last, per_sequence, loss_weights[key]):
@@ -141,7 +146,7 @@ def _run_micro_batch(
         error.sole_placement = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise
     for key, loss in zip(owners, losses, strict=True):
-        step_of[key].sums[key].append(loss)
+        task_step_of[key].sums[key].append(loss)
     for placement in {piece.job.placement for piece in micro_batch}:
         stepped.work[placement].micro_batches += 1
         stepped.work[placement].forwards += trainer.forwards - before

@@ -18,7 +18,8 @@ from worker.replicas.training_job import JobStep
 
 
 class StepInProgress:
-    """steps: the jobs' steps under way. sums: the losses of each job's pieces so far. preferences: under dpo, once computed."""
+    """steps: the jobs' steps under way. sums: the losses of each job's pieces so far. preferences: of
+    the jobs under dpo; None before they are computed, empty where there is none."""
 
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
         """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""

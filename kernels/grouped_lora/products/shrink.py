@@ -164,7 +164,7 @@ def shrink(
     target = s if splits == 1 else torch.empty((splits, *shape), dtype=torch.float32, device=x.device)
     drop = table.keys is not None and dropout_matrix is not None
 
-    def third(values: tuple[int, ...]) -> tuple[int, ...]:
+    def triple(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
     for part in table.adapted:
@@ -173,8 +173,8 @@ def shrink(
         cfg = config(f"shrink_{shared}", part.width)
         _shrink[(part.blocks.shape[0], mats // shared, splits)](
             x, adapters, target, table.keys if drop else x, part.spans, part.scales, part.blocks, x.stride(0),
-            adapters.stride(0), mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns),
-            *third(widths), dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
+            adapters.stride(0), mats * table.max_rank, x.shape[0] * mats * table.max_rank, *triple(starts), *triple(columns),
+            *triple(widths), dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
             BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
             num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip

@@ -1,12 +1,13 @@
-"""Weight gradients: dA = dSᵀ X and dB = Sᵀ dY of every adapter, one launch a rank class, written in fp32 to the arena's
+"""Weight gradients: dA = dSᵀ X and dB = Sᵀ dY of every adapter, one launch per rank class, written in fp32 to the arena's
 gradient rows.
 
 Makes dA and dB of q, k, v and o, dA of gate and up, and dB of down. The other three of a layer's fourteen, dB of gate and up
 and dA of down, are made in block/swiglu.py, which has their factors in registers.
 
-One program owns one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the adapter's first
-token. So the summation order is fixed: two runs give the same bits, alone or packed. No atomics. Legend: S[T, M, RMAX] (or dS);
-Y[T, columns] (X, or dY); grad[rows, W] fp32. S and dS carry the span's scale (`Span.kept_scale`).
+One program owns a tile of one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the
+adapter's first token. So the summation order is fixed: two runs give the same bits, alone or packed. No atomics. Legend:
+S[T, M, RMAX] (or dS); Y[T, columns] (X, or dY); grad[rows, C] fp32, one layer's columns of the arena's. S and dS carry the
+span's scale (`Span.kept_scale`).
 """
 
 from typing import Any, NamedTuple
@@ -130,16 +131,17 @@ def weight_gradient(
     starts = y_columns or (0,) * mats
     drop = table.keys is not None and dropout_matrix is not None
 
-    def third(values: tuple[int, ...]) -> tuple[int, ...]:
+    def triple(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
     for part in table.adapted:
         cfg = config("weight_gradient", part.width)
+        # matrices per program: those that share a read of y
         shared = mats if y_columns is None and part.width <= NARROW else 1
         tiles = tuple(-(-width // cfg.block_n) for width in widths)
         _weight_gradient[(tiles[0] if shared > 1 else sum(tiles), part.spans.shape[0])](
-            s, y, grad, table.keys if drop else y, part.spans, s.stride(0), y.stride(0), grad.stride(0), *third(starts),
-            *third(columns), *third(widths), tiles[0], third(tiles)[1], dropout_matrix or 0,
+            s, y, grad, table.keys if drop else y, part.spans, s.stride(0), y.stride(0), grad.stride(0), *triple(starts),
+            *triple(columns), *triple(widths), tiles[0], triple(tiles)[1], dropout_matrix or 0,
             SHARED=shared, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
             num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip

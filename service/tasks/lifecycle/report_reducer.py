@@ -114,8 +114,9 @@ class ReportReducer:
             case JobCompleted():
                 self._end(event, JobStatus.COMPLETED)
             case JobExited():
-                self._unfinished(event.job).exit_reason = event.reason
-                self._end(event, JobStatus.EXITED).exit_evidence = dict(event.evidence)
+                job = self._unfinished(event.job)
+                job.exit_reason, job.exit_evidence = event.reason, dict(event.evidence)
+                self._end(event, JobStatus.EXITED)
             case JobFailed():
                 self._unfinished(event.job).error = event.error
                 self._end(event, JobStatus.FAILED)

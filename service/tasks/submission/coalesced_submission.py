@@ -60,8 +60,8 @@ Outcome = CreatedResponse | Problem | Replayed
 
 @dataclass(frozen=True)
 class _Submitter:
-    """A tenant; equal whichever of its API keys sent the request, so that their submissions share transactions. `db` sees the
-    tenant's rows."""
+    """A tenant; equal whichever of its API keys sent the request, so that their submissions share transactions. `db` and
+    `principal` are of the request that opened the group: only their tenant counts."""
 
     tenant_id: str
     db: Database = field(compare=False)
@@ -90,7 +90,7 @@ class SubmissionCoalescer:
         submitter = _Submitter(principal.tenant_id, db, principal)
         if submission.spec.search_space.size > _MAX_SHARED_JOBS:
             return await self._create_alone(submitter, submission)
-        # It runs `_create_in_one_transaction` for all that one tenant sent meanwhile (request_coalescer.py).
+        # The coalescer runs `_create_in_one_transaction` for all that one tenant sent meanwhile (request_coalescer.py).
         # `gather` returns both kinds of exception alike: one that the group raised, and one that is this submission's outcome
         (created,) = await asyncio.gather(self._coalescer.submit(submitter, submission), return_exceptions=True)
         if isinstance(created, Exception) and not isinstance(created, (Problem, Replayed, *_NOT_RETRIED)):
@@ -106,7 +106,8 @@ class SubmissionCoalescer:
 
     def _create_in_one_transaction(self, submitter: _Submitter, submissions: list[Submission]) -> dict[Submission, Outcome]:
         principal, outcomes = submitter.principal, dict[Submission, Outcome]()
-        # `for_tenant` again: it drops the first request's note; each submission adds its own audit entry
+        # `for_tenant` again: `db` is bound to the audit note of the request that opened the group (authentication.py), and
+        # each submission adds an entry of its own
         with submitter.db.for_tenant(submitter.tenant_id).begin() as session:
             claims = _claim(session, principal, submissions, outcomes)
             pending = [submission for submission in submissions if submission not in outcomes]

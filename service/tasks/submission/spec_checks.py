@@ -59,7 +59,7 @@ class SpecChecker:
         self._found: dict[tuple[str | None, ...], _Found] = {}
 
     def check(self, spec: TaskSpec) -> ResolvedRefs:
-        """Look up and lock what the spec names. Raises SpecRefused, which lists every mistake."""
+        """Look up what the spec names, and lock its files and its adapter. Raises SpecRefused, which lists every mistake."""
         session, wanted = self._session, spec.dataset
         asked = spec.evaluation.file_id if spec.evaluation is not None else None
         names = wanted.file_id, wanted.validation_file_id, asked, spec.base_model

@@ -52,7 +52,7 @@ class AskedTexts:
         return [(done.text, prompt.reference) for done, prompt in zip(completions, self.prompts, strict=True)]
 
     def bill(self, seconds: float, tokens: int = 0) -> None:
-        self.task.evaluated(seconds, tokens)
+        self.task.count_evaluation(seconds, tokens)
         self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
 
     def report(self, completions: Sequence[Completion], scoring: Scoring) -> None:

@@ -29,9 +29,9 @@ class JobEvaluations:
         full = {run.key: run.schedule.full_at_rungs and run.rung() is not None for run in due}
         return self._evaluate(replicas, {run.key: run.evaluation_request(full[run.key]) for run in due})
 
-    def evaluate_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
-        """Of an ended job: replace its best loss, which is of its trend's rows, by that of a full evaluation; for a job that
-        was ranked out by the one that it was ranked by. Returns the scores of an adapter that is kept."""
+    def settle_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
+        """Of a job that is about to end: replace `run.best`, whose loss is of its trend's rows, by that of a full evaluation,
+        or, where no adapter is kept, by the loss at the rung that it was ranked by. Returns the scores of a kept adapter."""
         if not keeps_adapter(verdict, run.best):
             if run.rung() is not None and run.progress.rung_losses:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
@@ -43,11 +43,11 @@ class JobEvaluations:
         return result.scores
 
     def _fully_evaluated_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
-        """Evaluate the best weights of a job that ends in full. None where the job has no rows in an arena any more, or
+        """Evaluate in full the best weights of a job that ends. None where the job has no rows in an arena any more, or
         where the device had no memory. The job's rows hold its best weights afterwards."""
-        known = run.full_evaluation_at_cut
+        known = run.full_evaluation_at_boundary
         if known is not None:
-            return ValidationResult(known.val_loss, 0, scores=known.scores)
+            return known
         if not replicas.store.restore_best(run.key):
             return None
         found, unrunnable = self._evaluate(replicas, {run.key: run.evaluation_request(True)})
@@ -62,5 +62,5 @@ class JobEvaluations:
         found, unrunnable = replicas.evaluate(requests, self._on_progress)
         per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
         for key, result in found.items():
-            self._attached[key.placement].evaluated(per_token * result.tokens, result.tokens)
+            self._attached[key.placement].count_evaluation(per_token * result.tokens, result.tokens)
         return found, unrunnable

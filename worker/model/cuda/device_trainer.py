@@ -69,7 +69,8 @@ class DeviceTrainer(Trainer):
         return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
-        """Writes no zeros: the next pass overwrites the gradients of a slot that is not in this set, and adds to the others."""
+        """Writes no zeros: the next pass overwrites the gradients of a slot that is not in `arena.slots_with_gradient`,
+        and adds to the others."""
         for slot in slots:
             self.arena.slots_with_gradient.discard(slot)
 

@@ -120,7 +120,7 @@ class FusedStack:
 
         Appends to `traces` if given: all that backward reads, or with `recompute` each layer's input alone.
         """
-        self._streams.begin(x.shape[0])
+        self._streams.choose_streams(x.shape[0])
         pending = PendingResidual(x)
         for index in range(len(self.layers)):
             pending, trace = self._forward_layer(index, pending, batch, adapters)

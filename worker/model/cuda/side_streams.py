@@ -21,35 +21,38 @@ SOON, LATE = -2, -1  # priorities beside short products
 
 @dataclass(frozen=True)
 class GradientProduct:
-    """One product for `weight_gradient`: dA from dS and X (to which dropout applies), or dB from S and dY."""
+    """One product for `weight_gradient`. Of dA, `of_ranks` is dS and `of_features` X, to which dropout applies; of dB, they
+    are S and dY."""
 
-    s: Tensor
-    y: Tensor
+    of_ranks: Tensor
+    of_features: Tensor
     columns: tuple[int, ...]
     widths: tuple[int, ...]
     y_columns: tuple[int, ...] | None = None
     dropout_matrix: int | None = None
 
     def launch(self, grad: Tensor, table: WorkTable) -> None:
-        weight_gradient(self.s, self.y, grad, table, self.columns, self.widths, self.y_columns, self.dropout_matrix)
+        weight_gradient(
+            self.of_ranks, self.of_features, grad, table, self.columns, self.widths, self.y_columns, self.dropout_matrix
+        )
 
 
 class SideStreams:
-    """Two streams beside the current one: S and dS, needed soon, and dA and dB, for which only the next `launch_gradients`
-    waits."""
+    """Two streams beside the current one, of one pair for short passes and one for long ones: S and dS, needed soon, and
+    dA and dB, for which only the next `launch_gradients` waits."""
 
     def __init__(self, device: torch.device) -> None:
-        self._short, self._long = (
+        self._pair_of_short_passes, self._pair_of_long_passes = (
             [torch.cuda.Stream(device, priority) if device.type == "cuda" else None for priority in priorities]
             for priorities in ((SOON, LATE), (0, 0))
         )
-        self._soon, self._late = self._short
+        self._soon, self._late = self._pair_of_short_passes
         self._held: list[GradientProduct] = []  # whose tensors are being read
-        self._begun = False
+        self._s_under_way = False
 
-    def begin(self, tokens: int) -> None:
+    def choose_streams(self, tokens: int) -> None:
         """Choose the streams for a pass of `tokens` tokens."""
-        self._soon, self._late = self._short if tokens <= SHORT_TOKENS else self._long
+        self._soon, self._late = self._pair_of_short_passes if tokens <= SHORT_TOKENS else self._pair_of_long_passes
 
     def shrink(
         self,
@@ -68,18 +71,18 @@ class SideStreams:
         self._soon.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self._soon):
             shrink(x, adapters, table, columns, widths, x_columns, s, dropout_matrix)
-        self._begun = True
+        self._s_under_way = True
         return s
 
     def join(self) -> None:
         """Make the current stream wait for the S begun so far."""
-        if self._begun and self._soon is not None:
+        if self._s_under_way and self._soon is not None:
             torch.cuda.current_stream(self._soon.device).wait_stream(self._soon)
-            self._begun = False
+            self._s_under_way = False
 
     def abandon(self) -> None:
         """Release the tensors of a pass that ended in an error. The device is idle."""
-        self._held, self._begun = [], False
+        self._held, self._s_under_way = [], False
 
     def launch_gradients(self, gradients: list[GradientProduct], grad: Tensor, table: WorkTable) -> None:
         """Launch a layer's dA and dB; first wait for those of the call before, whose tensors are then free. Call with an empty

@@ -40,8 +40,8 @@ class GuardedAlto(Alto):
         it, and in once no later arrival can push it out of the first `fewest`. The others wait for all warmups to end, and are
         compared with the best.
 
-        Where even the best is surely worse than the base, the search ends: training has only done harm, whatever the
-        configuration. The adapter of the best is kept.
+        Where all warmups have ended and every job is surely worse than the base, the search ends: training has only done
+        harm, whatever the configuration. The adapter of the best is kept.
         """
         contenders = list(standings)
         ranked = _rank(contenders)

@@ -17,7 +17,8 @@ Evidence = dict[str, float | int | str | list[float | None] | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision to end a job: its reason, and the numbers behind it. keeps_adapter: also where the reason says otherwise."""
+    """The decision to end a job: its reason, and the numbers behind it. keeps_adapter: although it underperforms, which
+    otherwise drops its adapter (executor/placement_run.py)."""
 
     reason: ExitReason
     evidence: Evidence
