@@ -11,7 +11,8 @@ def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
     match reason:
         case ExitReason.UNDERPERFORMING if {"difference_low", "difference_high", "rows"} <= evidence.keys():
             low, high = evidence["difference_low"], evidence["difference_high"]
-            return f"surely worse than the best after warmup, by {low:.4f} to {high:.4f} over {evidence['rows']} rows"
+            by = f"by {_two_digits(low)} to {_two_digits(high)}"
+            return f"worse than the best at the end of warmup {by} (95 %, {evidence['rows']} validation rows)"
         case ExitReason.UNDERPERFORMING if {"base_val_loss", "val_loss"} <= evidence.keys():
             own, base = evidence["val_loss"], evidence["base_val_loss"]
             return f"no job beats the base after warmup: {own:.4f}, the base alone {base:.4f}"
@@ -19,13 +20,17 @@ def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
             alive, kept = evidence["alive"], evidence["kept"]
             finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job
             of = f"{alive}" if finished == alive else f"the first {finished} of {alive}"
-            goes_on = "only the best one goes on" if kept == 1 else f"the best {kept} go on"
+            goes_on = "only the best one goes on" if kept == 1 else f"at most {kept} go on"
             return f"{_ordinal(evidence['rank'])} of {of} after warmup, {goes_on}"
         case ExitReason.OVERFITTING if evidence.get("gap") is not None and "tau_gap" in evidence:
             return f"validation loss {evidence['gap']:.0%} above training loss, {evidence['tau_gap']:.0%} is the limit"
         case ExitReason.DIVERGING if {"train_slope", "val_slope"} <= evidence.keys():
             return f"both losses rise, {evidence['train_slope']:+.2f} and {evidence['val_slope']:+.2f} per evaluation"
     return str(evidence.get("pattern", "see its evidence"))
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 10 else f"{value:.0f}"
 
 
 def _ordinal(number: int) -> str:

@@ -2,7 +2,9 @@
 nothing beat the base. Pure: configurations and numbers in, sentences out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from contract.row_scores import MeanEstimate, RowScores
 from contract.search_space import MAX_BATCH_SIZE, MAX_RANK, JobConfig
 
 _EARLY = 0.25  # a best step before this part of the steps is that of a job that overfits
@@ -11,9 +13,17 @@ _UPWARD = ("rank",)  # of these only the largest is an edge: the smallest is pre
 _MOST = {"rank": MAX_RANK, "batch_size": MAX_BATCH_SIZE}
 
 
-def suggestions(configs: Sequence[JobConfig], best: JobConfig, best_step: int, total_steps: int | None) -> list[str]:
-    """For a search with these configurations, the best of which had its lowest loss after `best_step` of its steps."""
-    found = [said for name in _NAMES if (said := _at_edge(name, configs, best)) is not None]
+@dataclass(frozen=True)
+class Tried:
+    """A job's configuration and its scores, by validation row or by prompt, lower is better; None where it has none."""
+
+    config: JobConfig
+    scores: RowScores | None
+
+
+def suggestions(tried: Sequence[Tried], best: JobConfig, best_step: int, total_steps: int | None) -> list[str]:
+    """For a search of these jobs, the best of which had its lowest loss after `best_step` of its steps."""
+    found = [said for name in _NAMES if (said := _beyond_edge(name, tried, best)) is not None]
     if total_steps is not None and best_step >= total_steps:
         found.append("the best job's loss was lowest at its last step: more epochs may lower it further")
     elif total_steps is not None and best_step < _EARLY * total_steps:
@@ -25,14 +35,18 @@ def suggestions(configs: Sequence[JobConfig], best: JobConfig, best_step: int, t
 
 
 def of_no_winner(
-    configs: Sequence[JobConfig], best: JobConfig, validation_rows: int | None, learned: bool, of_texts: bool = False
+    tried: Sequence[Tried], best: JobConfig, validation_rows: int | None, learned: bool, of_texts: bool = False
 ) -> list[str]:
     """Where nothing beat the base. learned: whether any job was better than the base at all. of_texts: by a text metric, on so
     many prompts."""
     found = ["check the data: does a row's prompt say what its completion must be?"]
-    rates = sorted({config.learning_rate for config in configs})
-    if best.learning_rate == rates[0]:
-        found.append(f"try lower learning rates: {_said(rates[0])} is the smallest you gave; such as {_said(rates[0] / 10)}")
+    rates = sorted({one.config.learning_rate for one in tried})
+    lower = _gain("learning_rate", rates[0], rates[1], tried) if len(rates) > 1 and best.learning_rate == rates[0] else None
+    if lower is not None:
+        found.append(
+            f"try lower learning rates, such as {_said(rates[0] / 10)}: {_said(rates[0])} is the smallest you gave, and better "
+            f"than {_said(rates[1])} by {_sure(lower)}"
+        )
     if learned and validation_rows is not None and of_texts:
         found.append(
             f"ask more prompts: {validation_rows} are too few for a gain as small as the best one's; raise "
@@ -46,20 +60,50 @@ def of_no_winner(
     return found
 
 
-def _at_edge(name: str, configs: Sequence[JobConfig], best: JobConfig) -> str | None:
-    values = sorted({value for config in configs if (value := getattr(config, name)) is not None})
+def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig) -> str | None:
+    """To go beyond the edge that the best value lies at: only where the rows show that the way there led to lower scores."""
+    values = sorted({value for one in tried if (value := getattr(one.config, name)) is not None})
     own = getattr(best, name)
     if len(values) < 2 or own not in (values[0], values[-1]) or (own == values[0] and name in _UPWARD):
         return None
     largest = own == values[-1]
-    step = values[-1] / values[-2] if largest and values[-2] else values[1] / values[0] if values[0] else 0.0
-    if not step or own >= _MOST.get(name, float("inf")) or (name == "batch_size" and own == 1):
+    neighbour = values[-2] if largest else values[1]
+    other = _beyond(name, own, neighbour)
+    gain = _gain(name, own, neighbour, tried)
+    if other is None or gain is None:
         return None
-    other = own * step if largest else own / step
-    if name in _MOST:
-        other = max(1, min(_MOST[name], round(other)))
     edge, way = ("largest", "larger") if largest else ("smallest", "smaller")
-    return f"the best {_NAMES[name]}, {_said(own)}, is the {edge} you gave: try {way} ones, such as {_said(other)}"
+    return (
+        f"the best {_NAMES[name]}, {_said(own)}, is the {edge} you gave, and better than {_said(neighbour)} by {_sure(gain)}: "
+        f"try {way} ones, such as {_said(other)}"
+    )
+
+
+def _beyond(name: str, own: float, neighbour: float) -> float | None:
+    """The next value, as far from the edge as its neighbour; None where the field's limits have none."""
+    if not own or not neighbour or own >= _MOST.get(name, float("inf")) or (name == "batch_size" and own == 1):
+        return None
+    other = own * own / neighbour
+    return max(1, min(_MOST[name], round(other))) if name in _MOST else other
+
+
+def _gain(name: str, own: float, neighbour: float, tried: Sequence[Tried]) -> MeanEstimate | None:
+    """By how much the best job with this value is better than the best with its neighbour, paired by rows; None where that is
+    no more than one standard error, or unknown."""
+    here, there = _lowest(name, own, tried), _lowest(name, neighbour, tried)
+    if here is None or there is None or not here.comparable(there):
+        return None
+    gain = there.minus(here)
+    return gain if gain.mean > gain.standard_error else None
+
+
+def _lowest(name: str, value: float, tried: Sequence[Tried]) -> RowScores | None:
+    scored = [one.scores for one in tried if one.scores is not None and getattr(one.config, name) == value]
+    return min(scored, key=lambda scores: scores.mean, default=None)
+
+
+def _sure(gain: MeanEstimate) -> str:
+    return f"{gain.mean:.4f} (standard error {gain.standard_error:.4f})"
 
 
 def _said(value: float) -> str:

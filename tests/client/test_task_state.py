@@ -87,8 +87,17 @@ def underperforming(rank: int, finished: int) -> str:
 
 
 def test_a_rank_says_of_how_many_it_is():
-    assert underperforming(13, 16) == "13th of 16 after warmup, the best 4 go on"
-    assert underperforming(5, 7) == "5th of the first 7 of 16 after warmup, the best 4 go on"
+    assert underperforming(13, 16) == "13th of 16 after warmup, at most 4 go on"
+    assert underperforming(5, 7) == "5th of the first 7 of 16 after warmup, at most 4 go on"
+
+
+def test_a_paired_test_says_what_it_compared_and_how_surely() -> None:
+    """It foretells nothing of how training would have gone on."""
+    seen = {"pattern": "worse", "difference_low": 0.49021, "difference_high": 0.68354, "rows": 12, "rank": 3, "alive": 10}
+    said = why(Exit(reason=ExitReason.UNDERPERFORMING, step=8, evidence=seen))
+    assert said == "worse than the best at the end of warmup by 0.49 to 0.68 (95 %, 12 validation rows)"
+    small = seen | {"difference_low": 0.00123, "difference_high": 12.3}
+    assert "by 0.0012 to 12 (" in why(Exit(reason=ExitReason.UNDERPERFORMING, step=8, evidence=small))
 
 
 def test_a_reason_without_numbers_says_its_pattern():

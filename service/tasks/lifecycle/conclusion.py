@@ -14,7 +14,7 @@ from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.tasks.lifecycle.transitions import enter, enter_job
 from service.tasks.models import Job, Task
-from service.tasks.next_search import of_no_winner, suggestions
+from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.selection import Candidate, Selection, choose
 from service.tasks.stored_specs import SpecUnreadable, config_of, effective
 from service.tasks.text_evaluations import scores_to_select_by, why_unscored
@@ -64,40 +64,42 @@ def _selected(
 ) -> tuple[Job, Selection]:
     """The winner among these jobs, and how it was chosen. kept: each one's adapter."""
     ranks = {index: configs[index].rank if configs else 0 for index in jobs}
-    found, selection = _chosen(session, task, jobs, kept, ranks)
+    candidates, found, selection = _chosen(session, task, jobs, kept, ranks)
     winner = jobs[found.index]
     if not configs:
         return winner, selection
-    best = configs[found.index]
+    best, scores = configs[found.index], {one.index: one.scores for one in candidates}
+    tried = [Tried(config, scores.get(index)) for index, config in configs.items()]
     if selection.beats_base is False:
         learned = selection.gain is not None and selection.gain.mean > 0
-        tips = of_no_winner(list(configs.values()), best, selection.rows, learned, selection.of_texts)
+        tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts)
         stopped = _stopped(task.jobs)
         said = {"verdict": stopped} if stopped is not None else {}
         return winner, selection.model_copy(update={"suggestions": tips, **said})
-    tips = suggestions(list(configs.values()), best, kept[winner.id].step, winner.total_steps)
+    tips = suggestions(tried, best, kept[winner.id].step, winner.total_steps)
     return winner, selection.model_copy(update={"suggestions": tips})
 
 
 def _chosen(
     session: Session, task: Task, jobs: Mapping[int, Job], kept: Mapping[str, Any], ranks: Mapping[int, int]
-) -> tuple[Candidate, Selection]:
-    """By the metric that the task selects by, where any adapter's texts were scored; else by the validation rows."""
+) -> tuple[list[Candidate], Candidate, Selection]:
+    """The candidates with what they were compared by, and the winner: by the metric that the task selects by, where any
+    adapter's texts were scored; else by the validation rows."""
     metric = effective(task).get("select_by", VAL_LOSS)
     texts = scores_to_select_by(session, task, metric) if metric != VAL_LOSS else {}
     if any(job.id in texts for job in jobs.values()):
         scored = [Candidate(index, ranks[index], kept[job.id].val_loss, texts.get(job.id)) for index, job in jobs.items()]
-        return choose(scored, texts.get(None), metric)
+        return scored, *choose(scored, texts.get(None), metric)
     base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
-    winner, selection = choose(
-        [Candidate(index, ranks[index], kept[job.id].val_loss, _scores(kept[job.id].scores)) for index, job in jobs.items()],
-        base,
-    )
+    candidates = [
+        Candidate(index, ranks[index], kept[job.id].val_loss, _scores(kept[job.id].scores)) for index, job in jobs.items()
+    ]
+    winner, selection = choose(candidates, base)
     if metric == VAL_LOSS:
-        return winner, selection
+        return candidates, winner, selection
     why = why_unscored(session, task, metric) or "its worker reported no score"
     said = f"no adapter was scored by {metric} ({why}), so the validation loss decided: {selection.verdict}"
-    return winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
+    return candidates, winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
 
 
 def _scores(stored: dict[str, Any] | None) -> RowScores | None:

@@ -52,7 +52,16 @@ def test_scores_by_row_choose_the_winner_and_say_how_sure_that_is(tenant, placem
     assert said["value"]["low"] < said["value"]["mean"] < said["value"]["high"]
     assert said["beats_base"]
     assert said["verdict"].startswith("job 1 won: validation loss 1.0100 (")
-    assert any("learning rate" in tip for tip in said["suggestions"])
+    assert not any("learning rate" in tip for tip in said["suggestions"]), "the other one's is as good"
+
+
+def test_a_surely_better_edge_is_worth_going_beyond(tenant, placement):
+    placement.report({"kind": "base_evaluated", "val_loss": 2.0, "scores": scored(3.9, 4.1, 4.0, 4.0)})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    placement.report(placement.adapter(0, 1.5) | {"scores": scored(3.1, 3.0, 2.98, 3.0)}, completed(0, loss=1.5))
+    placement.report(placement.adapter(1, 1.01) | {"scores": scored(2.0, 2.1, 1.98, 2.0)}, completed(1, loss=1.01))
+    tips = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()["selection"]["suggestions"]
+    assert any("learning rate" in tip and "by 0.5000 (standard error 0.0" in tip for tip in tips), tips
 
 
 def test_where_nothing_beat_the_base_the_best_stays_and_the_task_says_so(tenant, placement, task_of, database):

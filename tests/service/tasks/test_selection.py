@@ -6,7 +6,7 @@ import pytest
 
 from contract.row_scores import RowScores
 from contract.search_space import JobConfig
-from service.tasks.next_search import of_no_winner, suggestions
+from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.selection import Candidate, choose
 
 ROWS = 100
@@ -114,32 +114,60 @@ def config(rate: float = 1e-3, **more: object) -> JobConfig:
     return JobConfig.model_validate({"learning_rate": rate, "rank": 8, "alpha": 16, "batch_size": 4, "seed": 0} | more)
 
 
-def test_the_edge_of_the_grid_is_named_with_a_value_beyond():
-    configs = [config(rate, rank=rank) for rate in (1e-4, 5e-4) for rank in (8, 16)]
-    assert suggestions(configs, config(5e-4, rank=8), 50, 100) == [
-        "the best learning rate, 0.0005, is the largest you gave: try larger ones, such as 0.0025"
-    ]
-    assert suggestions(configs, config(1e-4, rank=16), 50, 100) == [
-        "the best learning rate, 0.0001, is the smallest you gave: try smaller ones, such as 2e-05",
-        "the best rank, 16, is the largest you gave: try larger ones, such as 32",
-    ]
+def tried(means: dict[JobConfig, float], noise: float = 0.05) -> list[Tried]:
+    return [Tried(one, scores(mean, seed, noise)) for seed, (one, mean) in enumerate(means.items())]
+
+
+def by_rate(means: dict[float, float], noise: float = 0.05) -> list[Tried]:
+    return tried({config(rate): mean for rate, mean in means.items()}, noise)
+
+
+def test_the_edge_of_the_grid_is_named_with_its_gain_and_a_value_beyond():
+    grid = tried({config(rate, rank=rank): 1 - 1000 * rate for rate in (1e-4, 5e-4) for rank in (8, 16)}, 0.001)
+    [said] = suggestions(grid, config(5e-4, rank=8), 50, 100)
+    assert said.startswith("the best learning rate, 0.0005, is the largest you gave, and better than 0.0001 by 0.4")
+    assert said.endswith("): try larger ones, such as 0.0025")
+    down = tried({config(rate, rank=rank): 1000 * rate - rank / 16 for rate in (1e-4, 5e-4) for rank in (8, 16)})
+    lower, larger = suggestions(down, config(1e-4, rank=16), 50, 100)
+    assert lower.endswith("): try smaller ones, such as 2e-05")
+    assert "rank, 16, is the largest you gave, and better than 8 by " in larger
+    assert larger.endswith("): try larger ones, such as 32")
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_an_edge_no_better_than_its_neighbour_suggests_nothing(noise: float) -> None:
+    """The best job has the largest rank, as one of two must: between ranks the rows differ by nothing, or by noise alone."""
+    grid = tried({config(rank=rank): 0.0 for rank in (8, 16)}, noise)
+    assert suggestions(grid, config(rank=16), 50, 100) == []
+
+
+def test_an_edge_whose_neighbour_has_no_scores_of_the_same_rows_suggests_nothing():
+    edge, neighbour = by_rate({1e-3: 0.0, 1e-4: 5.0})
+    assert len(suggestions([edge, neighbour], edge.config, 50, 100)) == 1
+    for other in (None, RowScores(totals=[9.0] * 3)):
+        assert suggestions([edge, Tried(neighbour.config, other)], edge.config, 50, 100) == []
 
 
 def test_the_inside_of_the_grid_suggests_nothing():
-    assert suggestions([config(rate) for rate in (1e-4, 1e-3, 1e-2)], config(1e-3), 50, 100) == []
-    assert suggestions([config(batch_size=size) for size in (1, 2)], config(batch_size=1), 50, 100) == []  # none is smaller
-    assert suggestions([config(rank=rank) for rank in (128, 256)], config(rank=256), 50, 100) == []  # none is larger
+    assert suggestions(by_rate({1e-4: 2.0, 1e-3: 1.0, 1e-2: 2.0}), config(1e-3), 50, 100) == []
+    sizes = tried({config(batch_size=size): size for size in (1, 2)})
+    assert suggestions(sizes, config(batch_size=1), 50, 100) == []  # none is smaller
+    assert suggestions(tried({config(rank=r): -r for r in (128, 256)}), config(rank=256), 50, 100) == []  # none is larger
 
 
 def test_when_the_loss_was_lowest_says_how_long_to_train():
-    assert suggestions([config()], config(), 100, 100)[0].startswith("the best job's loss was lowest at its last step")
-    assert suggestions([config()], config(), 10, 100)[0].startswith("the best job's loss was lowest after 10 of 100 steps")
+    only = by_rate({1e-3: 1.0})
+    assert suggestions(only, config(), 100, 100)[0].startswith("the best job's loss was lowest at its last step")
+    assert suggestions(only, config(), 10, 100)[0].startswith("the best job's loss was lowest after 10 of 100 steps")
 
 
 def test_where_nothing_beat_the_base_the_data_comes_first():
-    found = of_no_winner([config(1e-4), config(1e-2)], config(1e-4), 20, True)
+    found = of_no_winner(by_rate({1e-4: 1.0, 1e-2: 2.0}), config(1e-4), 20, True)
     assert found[0].startswith("check the data")
-    assert found[1] == "try lower learning rates: 0.0001 is the smallest you gave; such as 1e-05"
+    assert found[1].startswith(
+        "try lower learning rates, such as 1e-05: 0.0001 is the smallest you gave, and better than 0.01 by"
+    )
     assert found[2].startswith("bring more rows: 20 validation rows")
-    assert len(of_no_winner([config(1e-4), config(1e-2)], config(1e-2), 20, False)) == 1
-    assert "raise evaluation.max_prompts" in of_no_winner([config()], config(), 20, True, of_texts=True)[-1]
+    assert len(of_no_winner(by_rate({1e-4: 2.0, 1e-2: 1.0}), config(1e-2), 20, False)) == 1
+    assert len(of_no_winner(by_rate({1e-4: 1.0, 1e-2: 1.0}, 0.0), config(1e-4), 20, False)) == 1  # no rate is better
+    assert "raise evaluation.max_prompts" in of_no_winner(by_rate({1e-3: 1.0}), config(), 20, True, of_texts=True)[-1]

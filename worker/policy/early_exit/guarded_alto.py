@@ -77,7 +77,7 @@ class GuardedAlto(Alto):
         if low <= 0:
             return None
         evidence: Evidence = {
-            "pattern": "surely worse than the best at the warmup boundary, by a paired test over the validation rows",
+            "pattern": "worse than the best at the warmup boundary, by a paired test over the validation rows at 95 %",
             "val_loss": one.mean,
             "best_val_loss": ranked[0].mean,
             "difference": difference.mean,
