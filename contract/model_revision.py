@@ -4,6 +4,7 @@ Knows nothing of the files' contents.
 """
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -20,10 +21,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def revision_of(folder: Path) -> str:
-    """sha256 over the sorted lines "<file name> <sha256 of the file>\\n", in lower-case hex. Raises NoWeights and OSError, as
-    weight_files does."""
+    """The revision of the weights in this folder, of which every byte is read. Raises NoWeights and OSError."""
+    return combined((path.name, _sha256_of(path)) for path in weight_files(folder))
+
+
+def combined(files: Iterable[tuple[str, str]]) -> str:
+    """sha256, in lower-case hex, over the lines "<file name> <sha256 of the file>\\n" of these files, sorted by name."""
     whole = hashlib.sha256()
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    for name, sha256 in sorted(files):
+        whole.update(f"{name} {sha256}\n".encode())
     return whole.hexdigest()
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

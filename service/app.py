@@ -12,6 +12,7 @@ import service.audit.routes
 import service.batches.routes
 import service.files.routes
 import service.fleet.admin_routes
+import service.fleet.base_models.routes
 import service.fleet.join_token_routes
 import service.fleet.routes
 import service.metrics.routes
@@ -48,6 +49,7 @@ _ROUTERS = (
     service.scheduler.routes.router,
     service.adapters.routes.router,
     service.webhooks.routes.router,
+    service.fleet.base_models.routes.router,
     service.fleet.admin_routes.router,
     service.fleet.join_token_routes.router,
     service.tenants.routes.router,

@@ -10,6 +10,8 @@ from service.database.async_reader import AsyncReader
 from service.database.engine import Database, pool_of
 from service.dependencies import Dependencies
 from service.files.folder_tokenizer import Tokenizers
+from service.fleet.base_models.base_folders import BaseFolders
+from service.fleet.base_models.hub_client import Hub
 from service.fleet.learning_protocol import ProfileUpdates
 from service.http import concurrency_limits
 from service.lru_cache import LruCache
@@ -51,6 +53,8 @@ class State:
     rates: Rates
     metrics: ApiMetrics
     tokenizers: Tokenizers
+    base_folders: BaseFolders
+    hub: Hub
     profile_updates: ProfileUpdates
     estimate_cache: LruCache  # needs no lock, since one estimate runs at a time
 
@@ -81,6 +85,8 @@ class State:
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),
+            base_folders=BaseFolders(),
+            hub=Hub(settings),
             profile_updates=ReportLearning(),
             estimate_cache=LruCache(),
         )
@@ -137,6 +143,14 @@ async def _tokenizers(request: Request) -> Tokenizers:
     return state_of(request).tokenizers
 
 
+async def _base_folders(request: Request) -> BaseFolders:
+    return state_of(request).base_folders
+
+
+async def _hub(request: Request) -> Hub:
+    return state_of(request).hub
+
+
 async def _feed(request: Request) -> Feed:
     return state_of(request).feed
 
@@ -152,4 +166,6 @@ DependenciesDep = Annotated[Dependencies, Depends(_dependencies)]
 ProfileUpdatesDep = Annotated[ProfileUpdates, Depends(_profile_updates)]
 PollCacheDep = Annotated[PollCache, Depends(_polls)]
 BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
+BaseFoldersDep = Annotated[BaseFolders, Depends(_base_folders)]
+HubDep = Annotated[Hub, Depends(_hub)]
 Events = Annotated[Feed, Depends(_feed)]

@@ -77,7 +77,7 @@ def _state_home() -> Path:
 class Settings(BaseSettings):
     """Sizes are in bytes, durations in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore", populate_by_name=True)
 
     database_url: DatabaseUrl  # as the role motet_system
     app_database_url: DatabaseUrl  # as the role motet_app, subject to row-level security
@@ -142,6 +142,12 @@ class Settings(BaseSettings):
     audit_days: Days = 365
 
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # allowed though not public
+
+    # the hub of base models; huggingface_hub's own variables, which nodes read too
+    hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")
+    hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
+    hf_hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")  # no call to the hub
+    hub_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # that the hub may redirect to
 
     max_file_bytes: Limit = 1024 * MIB
     max_file_rows: Limit = 1_000_000
@@ -245,7 +251,7 @@ class Settings(BaseSettings):
     @property
     def secrets(self) -> list[str]:
         """Every secret value in the settings, for log redaction."""
-        kept = [self.secret_key, self.join_token, self.metrics_token, *self.secret_keys_before]
+        kept = [self.secret_key, self.join_token, self.metrics_token, self.hf_token, *self.secret_keys_before]
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url]
         passwords = [urlsplit(url).password for url in urls]
         return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one]
@@ -269,7 +275,8 @@ def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
     message = message.removeprefix("Value error, ")
     if not loc:
         return message
-    name = "MOTET_" + str(loc[0]).upper()
+    variable = str(loc[0]).upper()
+    name = variable if variable.startswith("HF_") else f"MOTET_{variable}"
     return f"{name} is not set" if kind == "missing" else f"{name}: {message}"
 
 

@@ -64,6 +64,7 @@ class ExecutorProgress(Message):
     kind: Literal["progress"] = "progress"
     phases: dict[str, Phase]
     waits: dict[str, str] = Field(default={})
+    loading: dict[str, str] = Field(default={})  # how far the fetching of their bases is
     at: float
 
 
@@ -100,6 +101,7 @@ class PlacementPulse(Message):
     phase: Phase
     progress_at: float
     waits_for: str | None = None
+    loading: str | None = None
 
 
 class Pulses(Message):

@@ -32,7 +32,7 @@ def _scratch() -> Path:
 class Settings(BaseSettings):
     """Sizes are bytes, durations seconds. The heartbeat's interval and the lease come from the service."""
 
-    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore", populate_by_name=True)
 
     api_url: Annotated[str, AfterValidator(_base_url)]
     join_token: SecretStr | None = None  # for the first registration; then the node has its own credential
@@ -47,10 +47,16 @@ class Settings(BaseSettings):
     # executor's memory on a CPU, a quarter of the free memory on a GPU's host
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_cache_bytes: Count | None = None  # of files and their tokens kept for later; left out, a tenth of the disk
+    worker_base_bytes: Count | None = None  # of bases fetched from the hub and kept; left out, half of the disk
     worker_checkpoint_seconds: Seconds = 30
     worker_stop_seconds: Seconds = 30  # after SIGTERM, for a last checkpoint of all jobs
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
+    # the hub of base models, by huggingface_hub's own variables
+    hf_endpoint: Annotated[str, AfterValidator(_base_url)] = Field(
+        default="https://huggingface.co", validation_alias="HF_ENDPOINT"
+    )
+    hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
 
     @property
     def scratch(self) -> Path:
@@ -67,5 +73,6 @@ class Settings(BaseSettings):
 
 
 def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
-    name = "MOTET_" + str(loc[0]).upper()
+    variable = str(loc[0]).upper()
+    name = variable if variable.startswith("HF_") else f"MOTET_{variable}"
     return f"{name} is not set" if kind == "missing" else f"{name}: {message.removeprefix('Value error, ')}"

@@ -50,13 +50,14 @@ class NodeWelcome(Message):
 
 class Pulse(Message):
     """How one placement does. `progress_age` is how long ago its executor last finished anything; `waits_for` what it cannot
-    go on without, in a sentence: room on the node's disk."""
+    go on without, in a sentence: room on the node's disk. `loading`: how far the fetching of its base is, in a sentence."""
 
     placement_id: str
     fence: int
     phase: Literal["loading", "training", "detaching"]
     progress_age: Annotated[float, Field(ge=0)]
     waits_for: Annotated[str, Field(max_length=1000)] | None = None
+    loading: Annotated[str, Field(max_length=1000)] | None = None
 
 
 class Heartbeat(Message):

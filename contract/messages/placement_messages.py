@@ -1,8 +1,8 @@
 """Messages that say what a node should run: its desired state, placements, and what each job starts from."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, model_validator
 
 from contract.compatibility.lenient_documents import SentConfig, SentSpec
 from contract.messages.adapter_manifest import AdapterFile
@@ -11,14 +11,42 @@ from contract.states import ExitReason, JobStatus
 from contract.strict import Message, Sha256
 from contract.task_spec import Precision
 
+HUB_SCHEME = "hf://"
+BASE_FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
+
+
+class BaseFile(Message):
+    """A file of a base on the hub. `path`: within the repository."""
+
+    path: Annotated[str, Field(pattern=BASE_FILE_NAME)]
+    sha256: Sha256
+    bytes: Annotated[int, Field(ge=0)]
+
 
 class BaseModelRef(Message):
-    """The frozen base. `revision` is the sha256 over its safetensors files, checked by the worker before it trains."""
+    """The frozen base. `revision` is the sha256 over its safetensors files, checked by the worker before it trains.
+
+    `source` is a folder on the node, or `hf://organisation/name` with the `commit` and the `files` that the node fetches.
+    """
 
     name: str
     source: str
     revision: Sha256
+    commit: str | None = None
+    files: tuple[BaseFile, ...] = ()
     precision: Precision = "bf16"  # on a CPU float32 stands for bf16
+
+    @property
+    def identity(self) -> tuple[str, str, Precision, tuple[BaseFile, ...] | str]:
+        """Equal for placements that can share one loaded base: the same bytes under one name, by whatever commit."""
+        return self.name, self.revision, self.precision, self.files or self.source
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Self:
+        """Services from before hub bases leave commit and files out: the worker cannot read that, and waits for a newer one."""
+        if self.source.startswith(HUB_SCHEME) and not (self.commit and self.files):
+            raise ValueError("a base of the hub needs its commit and its files")
+        return self
 
 
 class FileRef(Message):

@@ -15,6 +15,7 @@ from service.adapters.models import Adapter
 from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
+from service.fleet.models import BaseModelFile
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task, reads_file
 from service.usage.usage_ledger import drift, month_at
@@ -65,13 +66,14 @@ def _compare_counters(db: Database) -> None:
 
 
 def _unreferenced(session: Session, found: set[str]) -> set[str]:
-    """Those of `found` that no file, checkpoint or adapter refers to. A deleted file counts while a task still needs it."""
+    """Those of `found` that no file, checkpoint, adapter or base refers to. A deleted file counts while a task needs it."""
     needed = select(Task.id).where(Task.status.not_in(list(TASK_TERMINAL)), reads_file(File.id))
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
     adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
     left = set(found)
-    for one in (files, checkpoints):
+    bases = select(BaseModelFile.sha256)
+    for one in (files, checkpoints, bases):
         left.difference_update(session.scalars(one.execution_options(yield_per=_ROWS)))
     for manifest in session.scalars(adapters.execution_options(yield_per=_ROWS)):
         left.difference_update(file["sha256"] for file in manifest)

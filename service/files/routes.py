@@ -4,13 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from service.app_state import BaseTokenizers, Store
+from service.app_state import BaseFoldersDep, BaseTokenizers, Store
 from service.authentication import Db, Reader, Writer
 from service.files import actions
 from service.files.models import File
 from service.files.multipart_upload import Received
 from service.files.resource import FileResource
 from service.files.row_preview import PreviewRequest, PreviewResource, preview
+from service.fleet.base_models.base_folders import BaseTokenizer
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import bytes_of, problems
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
@@ -73,13 +74,15 @@ def list_files(reader: Reader, db: Db, unused: Unused = None, cursor: Cursor = N
     ),
     responses=problems(400, 413, 422),
 )
-def preview_file(asked: PreviewRequest, reader: Reader, db: Db, storage: Store, tokenizers: BaseTokenizers) -> PreviewResource:
+def preview_file(
+    asked: PreviewRequest, reader: Reader, db: Db, storage: Store, tokenizers: BaseTokenizers, folders: BaseFoldersDep
+) -> PreviewResource:
     with db.begin() as session:
         file, model = spec_checks.for_preview(
             session, reader, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
         )
-        source, revision = model.source, model.revision
-    return preview(storage, tokenizers, asked, file, source, revision)
+        held, revision = BaseTokenizer.of(session, model), model.revision
+    return preview(storage, tokenizers, asked, file, folders.folder_of(held, storage), revision)
 
 
 @router.get("/{file_id}", operation_id="get_file", summary="Get a file's description", responses=problems(404))

@@ -1,8 +1,8 @@
-"""HTTP routes: base models for every tenant; models, nodes and plans for admins."""
+"""HTTP routes for admins: nodes and plans."""
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -12,44 +12,17 @@ from sqlalchemy.orm import Session
 from contract.messages.node_messages import Device
 from contract.strict import Strict
 from service.app_state import DependenciesDep
-from service.authentication import AdminDb, Db, Reader
+from service.authentication import AdminDb
 from service.database.engine import Database, clock
-from service.fleet import model_catalog, models
+from service.fleet import models
 from service.fleet.node_health import node_drain
 from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
-from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
-from service.idempotency.repeated_requests import AdminClaimedKey
 from service.scheduler.models import Plan
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
-
-ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=128)]
-
-
-class ModelResource(BaseModel):
-    """A base model that tasks may name."""
-
-    object: Literal["model"] = "model"
-    name: str
-    revision: str = Field(description="sha256 over its safetensors files; tasks pin it")
-    architecture: str
-    parameters: int
-    max_position: int = Field(description="Tokens of the longest sequence")
-    created_at: datetime
-
-    @classmethod
-    def of(cls, model: models.BaseModel) -> "ModelResource":
-        return cls.model_validate(model, from_attributes=True)
-
-
-class NewModel(Strict):
-    name: ModelName
-    source: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")] = Field(
-        description="A folder with config.json, tokenizer.json and *.safetensors, at the same path on every node"
-    )
 
 
 class RunningTask(BaseModel):
@@ -112,41 +85,6 @@ class PlanResource(BaseModel):
     @classmethod
     def of(cls, plan: Plan) -> "PlanResource":
         return cls.model_validate(plan, from_attributes=True)
-
-
-@router.get("/models", tags=["models"], operation_id="list_models", summary="List the base models that tasks may name")
-def list_models(reader: Reader, db: Db) -> Page[ModelResource]:
-    with db.begin() as session:
-        allowed = select(models.BaseModel).where(models.BaseModel.enabled).order_by(models.BaseModel.name)
-        return Page(data=[ModelResource.of(model) for model in session.scalars(allowed)], next_cursor=None)
-
-
-@router.get(
-    "/models/{name:path}", tags=["models"], operation_id="get_model", summary="Get a base model", responses=problems(404)
-)
-def get_model(name: str, reader: Reader, db: Db) -> ModelResource:
-    with db.begin() as session:
-        model = session.get(models.BaseModel, name)
-        if model is None or not model.enabled:
-            raise NotFound(f"There is no base model {shown(name)!r}; GET /v1/models lists what there is.")
-        return ModelResource.of(model)
-
-
-@router.post(
-    "/admin/models",
-    tags=["admin"],
-    status_code=201,
-    operation_id="allow_model",
-    summary="Allow a base model",
-    description="Reads and pins the folder's weights. Again for the same name: brings the entry up to date.",
-    responses=problems(409),
-)
-def allow_model(new: NewModel, db: AdminDb, claim: AdminClaimedKey) -> ModelResource:
-    found = model_catalog.read_folder(new.name, new.source)
-    with db.begin() as session:
-        allowed = ModelResource.of(model_catalog.allow(session, found))
-        claim.store_answer(session, 201, allowed, {})
-    return allowed
 
 
 @router.post(

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.placement_messages import (
+    BaseFile,
     BaseModelRef,
     CheckpointRef,
     DesiredState,
@@ -22,6 +23,7 @@ from contract.task_spec import JobSchedule, TaskSpec
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.files.models import File
+from service.fleet.base_models.model_catalog import files_of
 from service.fleet.models import BaseModel, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
@@ -68,7 +70,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         lease_seconds=max(0.0, left),
         task_id=task.id,
         device_indexes=placement.device_indexes,
-        base=BaseModelRef(name=base.name, source=base.source, revision=task.base_revision, precision=spec.precision),
+        base=_base(session, base, task, spec),
         train_file=_file(session, task.train_file_id),
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
         prompts_file=_file(session, task.prompts_file_id) if task.prompts_file_id else None,
@@ -96,6 +98,18 @@ def warm_start(session: Session, task: Task) -> WarmStartRef | None:
         return None
     files = AdapterManifest.model_validate(adapter.manifest).files
     return WarmStartRef(adapter_id=adapter.id, files=files)
+
+
+def _base(session: Session, base: BaseModel, task: Task, spec: TaskSpec) -> BaseModelRef:
+    files = [BaseFile(path=f.path, sha256=f.sha256, bytes=f.bytes) for f in files_of(session, base.name)] if base.commit else []
+    return BaseModelRef(
+        name=base.name,
+        source=base.source,
+        revision=task.base_revision,
+        commit=base.commit,
+        files=tuple(files),
+        precision=spec.precision,
+    )
 
 
 def _file(session: Session, file_id: str) -> FileRef:

@@ -13,7 +13,7 @@ class BaseModel(Base):
     __tablename__ = "base_models"
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    source: Mapped[str] = mapped_column(Text)  # a folder that every node has
+    source: Mapped[str] = mapped_column(Text)  # a folder that every node has, or hf://organisation/name
     revision: Mapped[str] = mapped_column(String(64))  # sha256 over its safetensors files
     architecture: Mapped[str] = mapped_column(String(64))
     model_type: Mapped[str | None] = mapped_column(String(64))  # from its config.json; null: allowed before this column existed
@@ -21,6 +21,22 @@ class BaseModel(Base):
     max_position: Mapped[int]
     enabled: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[Now]
+    commit: Mapped[str | None] = mapped_column(String(40))  # of the hub's repository; null: a folder
+    license: Mapped[str | None] = mapped_column(String(128))  # as the hub tells it
+    gated: Mapped[bool] = mapped_column(
+        default=False, server_default=text("false")
+    )  # open to accounts alone that accepted its terms
+
+
+class BaseModelFile(Base):
+    """A file of a base on the hub. Those that are no weights are objects in storage too."""
+
+    __tablename__ = "base_model_files"
+
+    base_model: Mapped[str] = mapped_column(ForeignKey("base_models.name", ondelete="CASCADE"), primary_key=True)
+    path: Mapped[str] = mapped_column(String(255), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[Big]
 
 
 class Node(Base):
@@ -92,6 +108,7 @@ class Placement(Base):
     acknowledged_at: Mapped[At | None]
     heartbeat_at: Mapped[At | None]
     waits_for: Mapped[str | None] = mapped_column(Text)  # room on the node's disk, as the last heartbeat says in a sentence
+    loading: Mapped[str | None] = mapped_column(Text)  # how far the fetching of its base is, as the last heartbeat says
     lease_until: Mapped[At]
     expected_seconds: Mapped[float | None]  # of remaining work, as the plan estimated it
     leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to save its jobs and leave

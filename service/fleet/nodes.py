@@ -117,7 +117,7 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
         node = check_node(session, node_id, bearer)
         if node.boot_id != said.boot_id:
             raise NodeUnknown(f"Node {node.name} has booted again since; end all executors and register.")
-        stalled, leases, waiting = [], [], dict[str, str | None]()
+        stalled, leases, told = [], [], dict[str, Pulse]()
         now = clock(session)
         for placement, pulse in _pulsing(session, node_id, said.pulses):
             if _stalls(dependencies.settings, placement, pulse):
@@ -129,8 +129,8 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
                 if placement.leaving is None:
                     placement.lease_until = lease_until(now, dependencies.settings)
                 leases.append(_grant(dependencies.settings, placement, now))
-                if placement.waits_for != pulse.waits_for:
-                    waiting[placement.id] = pulse.waits_for
+                if (placement.waits_for, placement.loading) != (pulse.waits_for, pulse.loading):
+                    told[placement.id] = pulse
         session.flush()
         version = _record_heartbeat(dependencies, session, node, said, now)
     counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
@@ -138,8 +138,8 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
         loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
         if lose(dependencies, placement_id, RequeueReason.EXECUTOR_LOST, detail, loss):
             counted.add(devices)
-    for placement_id, waits_for in waiting.items():
-        _note_wait(dependencies, placement_id, waits_for)
+    for placement_id, pulse in told.items():
+        _note_wait(dependencies, placement_id, pulse)
     return HeartbeatAnswer(leases=leases, desired_version=version)
 
 
@@ -157,14 +157,14 @@ def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
     return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
 
-def _note_wait(dependencies: Dependencies, placement_id: str, waits_for: str | None) -> None:
-    """Record what a live placement waits for, where its task's readers see it. A transaction of its own, since the task is
-    locked before its placement."""
+def _note_wait(dependencies: Dependencies, placement_id: str, pulse: Pulse) -> None:
+    """Record what a live placement waits for, and how far its base is, where its task's readers see it. A transaction
+    of its own, since the task is locked before its placement."""
     with dependencies.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is not None and found[1].ended_at is None:
             task, placement = found
-            placement.waits_for = waits_for
+            placement.waits_for, placement.loading = pulse.waits_for, pulse.loading
             bump_version_and_notify(session, task)
 
 

@@ -1,4 +1,4 @@
-"""SSRF guard: outbound HTTP to tenants' URLs that cannot reach our own network. Knows no webhooks and no database.
+"""SSRF guard: outbound HTTP that cannot reach our own network. Knows no webhooks, no hub and no database.
 
 It resolves a name once, checks every address, and connects to a checked address.
 """
@@ -9,10 +9,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
@@ -20,6 +21,8 @@ IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL = 2048
+_MAX_REDIRECT = 8192  # characters; a bucket's presigned URLs are long
+_REDIRECTS = 5
 _KEPT_BYTES = 1024  # of an answer's body
 _RESOLVE_SECONDS = 5.0  # the resolver's own limit depends on the machine's settings, and may be minutes
 _RESOLVING = threading.BoundedSemaphore(32)  # threads that wait for a resolver, hung ones included
@@ -40,8 +43,18 @@ class OutboundResponse:
     body: bytes  # its first KiB
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """What was got: header names are in lower case, `url` is where the redirects led."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class Outbound:
-    """POSTs to a URL, within `seconds`, its name's resolution included. `allowed`: networks it may reach though not public."""
+    """Calls a URL, within `seconds`, its name's resolution included. `allowed`: networks it may reach though not public."""
 
     def __init__(self, allowed: Sequence[IPNetwork] = (), seconds: float = 15.0) -> None:
         self._allowed, self._seconds = tuple(allowed), seconds
@@ -58,19 +71,52 @@ class Outbound:
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> OutboundResponse:
         """POST the body; returns the answer of any status. Raises Refused or Failed."""
-        parts = _split(url)
-        until = time.monotonic() + self._seconds
+        with self._call("POST", _split(url), headers, time.monotonic() + self._seconds, body) as response:
+            return OutboundResponse(response.status, _first(response.iter_stream(), _KEPT_BYTES))
+
+    def get(self, url: str, headers: Mapping[str, str], most: int, trusted: str = "", until: float | None = None) -> Fetched:
+        """GET, and follow redirects, each of which is checked. Returns at most `most` bytes of the body.
+
+        trusted: an origin that the operator named, whatever its address. until: of time.monotonic, instead of `seconds` from
+        now. `Authorization` goes to the first origin alone. Raises Refused or Failed.
+        """
+        until, sent = time.monotonic() + self._seconds if until is None else until, dict(headers)
+        for _ in range(_REDIRECTS + 1):
+            parts = _split(url, _MAX_REDIRECT)
+            with self._call("GET", parts, sent, until, judged=_origin(url) != _origin(trusted)) as response:
+                said = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
+                if not (response.status in (301, 302, 303, 307, 308) and "location" in said):
+                    return Fetched(url, response.status, said, _first(response.iter_stream(), most))
+            onward = urljoin(url, said["location"])
+            if _origin(onward) != _origin(url):
+                sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
+            url = onward
+        raise Failed(f"more than {_REDIRECTS} redirects")
+
+    @contextmanager
+    def _call(
+        self,
+        method: str,
+        parts: SplitResult,
+        headers: Mapping[str, str],
+        until: float,
+        body: bytes | None = None,
+        judged: bool = True,
+    ) -> Iterator[httpcore.Response]:
+        """The response of one request to checked addresses. `judged`: refuse those that are not public."""
         addresses = _resolve(parts.hostname or "", _port(parts))
-        self._judge(parts.scheme, addresses)
-        backend = _Judged(addresses, until)
+        if judged:
+            self._judge(parts.scheme, addresses)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         where = httpcore.URL(scheme=parts.scheme, host=_ascii(parts.hostname or ""), port=parts.port, target=target)
         sent = [("Host", _host_header(parts)), ("Connection", "close"), *headers.items()]
+        backend, timeout = _Judged(addresses, until), dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
         try:
-            with httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
-                timeout = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
-                with pool.stream("POST", where, headers=sent, content=body, extensions={"timeout": timeout}) as response:
-                    return OutboundResponse(response.status, _first(response.iter_stream()))
+            with (
+                httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool,
+                pool.stream(method, where, headers=sent, content=body, extensions={"timeout": timeout}) as response,
+            ):
+                yield response
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise Failed(f"{type(error).__name__}: {error}".rstrip(": ")) from None
 
@@ -79,7 +125,7 @@ class Outbound:
             if any(address in network for network in self._allowed):
                 continue
             if not is_public(address):
-                raise Refused("its host has an address that is not public; webhooks reach public addresses alone")
+                raise Refused("its host has an address that is not public; public addresses alone are called")
             if scheme != "https":
                 raise Refused("must start with https://, so that nobody on the way reads or changes what is sent")
 
@@ -97,10 +143,10 @@ def is_public(address: IPAddress) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
-def _split(url: str) -> SplitResult:
-    """Parse the URL. Raises Refused unless it is a plain http(s) URL."""
-    if len(url) > MAX_URL:
-        raise Refused(f"has {len(url)} characters, the limit is {MAX_URL}")
+def _split(url: str, most: int = MAX_URL) -> SplitResult:
+    """Parse the URL. Raises Refused unless it is a plain http(s) URL of at most `most` characters."""
+    if len(url) > most:
+        raise Refused(f"has {len(url)} characters, the limit is {most}")
     if any(not "!" <= letter <= "~" for letter in url):
         raise Refused("may hold printable ASCII alone; write other letters percent-encoded, and a host in punycode")
     try:
@@ -115,6 +161,11 @@ def _split(url: str) -> SplitResult:
     if parts.fragment:
         raise Refused("may not end in a #fragment, which is never sent")
     return parts
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port
 
 
 def _port(parts: SplitResult) -> int:
@@ -155,13 +206,13 @@ def _resolve(host: str, port: int) -> list[IPAddress]:
     return list(dict.fromkeys(ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found))
 
 
-def _first(blocks: Iterable[bytes]) -> bytes:
-    kept = b""
+def _first(blocks: Iterable[bytes], most: int) -> bytes:
+    kept = bytearray()
     for block in blocks:
         kept += block
-        if len(kept) >= _KEPT_BYTES:
+        if len(kept) >= most:
             break
-    return kept[:_KEPT_BYTES]
+    return bytes(kept[:most])
 
 
 class _Judged(httpcore.NetworkBackend):

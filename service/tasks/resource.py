@@ -69,6 +69,7 @@ class PlacementResource(BaseModel):
     since: datetime
     acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
     waits_for: str | None = Field(description="What it cannot go on without, in a sentence: room on the node's disk")
+    loading: str | None = Field(description="How far the fetching of its base from the hub is, in a sentence")
     ended_at: datetime | None
     end_reason: str | None
     tokens_per_second: float | None
@@ -154,6 +155,7 @@ _PLACEMENTS = (  # columns as PlacementResource names them
         Placement.created_at.label("since"),
         Placement.acknowledged_at,
         case((Placement.ended_at.is_(None), Placement.waits_for)).label("waits_for"),
+        case((Placement.ended_at.is_(None), Placement.loading)).label("loading"),
         Placement.ended_at,
         Placement.end_reason,
         (Placement.tokens / func.nullif(Placement.train_seconds, 0.0, type_=Double)).label("tokens_per_second"),

@@ -21,7 +21,15 @@ from contract.messages.node_messages import (
     PlacementsLost,
     Pulse,
 )
-from contract.messages.placement_messages import BaseModelRef, CheckpointRef, DesiredState, FileRef, JobAssignment, Placement
+from contract.messages.placement_messages import (
+    BaseFile,
+    BaseModelRef,
+    CheckpointRef,
+    DesiredState,
+    FileRef,
+    JobAssignment,
+    Placement,
+)
 from contract.messages.report_messages import Event, Points, Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import ExitReason, JobStatus, RequeueReason
@@ -169,6 +177,27 @@ def test_a_field_of_a_newer_neighbour_is_ignored(message):
 def sent_placement() -> dict[str, Any]:
     state = next(message for message in OTHERS if isinstance(message, DesiredState))
     return json.loads(state.model_dump_json())["placements"][0]
+
+
+def test_a_base_of_the_hub_without_its_pin_is_unreadable():
+    """As a service of the version before sends it: the node waits for a newer one instead of failing the task."""
+    state = next(message for message in OTHERS if isinstance(message, DesiredState)).model_copy(deep=True)
+    said = json.loads(state.model_dump_json())
+    said["placements"][0]["base"]["source"] = "hf://org/name"
+    with pytest.raises(ValidationError, match="needs its commit and its files"):
+        Placement.model_validate(said["placements"][0])
+
+
+def test_bases_are_shared_by_their_bytes_not_by_where_these_come_from():
+    files = (BaseFile(path="model.safetensors", sha256=SHA, bytes=9),)
+    named = BaseModelRef(name="m", source="hf://org/name", revision=SHA, commit="a" * 40, files=files)
+    fetched = named.model_copy(update={"source": "/cache/m"})
+    assert named.identity == fetched.identity == named.model_copy(update={"commit": "b" * 40}).identity
+    other = files[0].model_copy(update={"sha256": "f" * 64})
+    for change in ({"precision": "nf4"}, {"files": (other,)}, {"revision": "f" * 64}, {"name": "n"}):
+        assert named.model_copy(update=change).identity != named.identity
+    folder = BaseModelRef(name="m", source="/m", revision=SHA)
+    assert folder.identity != folder.model_copy(update={"source": "/n"}).identity
 
 
 def test_a_spec_is_sent_without_defaults_and_keeps_the_fields_of_a_newer_version():

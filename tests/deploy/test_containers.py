@@ -30,7 +30,8 @@ SETTINGS: dict[str, type[BaseSettings]] = {"service": ServiceSettings, "worker":
 
 def variables(settings: type[BaseSettings], required: bool = False) -> set[str]:
     fields = settings.model_fields.items()
-    return {f"MOTET_{name.upper()}" for name, field in fields if field.is_required() or not required}
+    asked = [(name, field) for name, field in fields if field.is_required() or not required]
+    return {str(field.validation_alias or f"MOTET_{name.upper()}") for name, field in asked}
 
 
 def instructions() -> list[list[str]]:
@@ -89,6 +90,7 @@ def test_every_secret_must_be_set_and_none_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     asked = re.findall(r"\$\{(\w+)([^}]*)\}", text)
     secret = {(name, rest) for name, rest in asked if re.search("PASSWORD|SECRET|TOKEN", name)}
+    secret.remove(("HF_TOKEN", ":-"))  # an account's on the hub: not needed, and empty where it is not given
     assert {name for name, _ in secret} == {
         *("POSTGRES_PASSWORD", "POSTGRES_SYSTEM_PASSWORD", "POSTGRES_APP_PASSWORD", "VALKEY_PASSWORD", "VALKEY_NODE_PASSWORD"),
         *("MOTET_SECRET_KEY", "MOTET_JOIN_TOKEN"),

@@ -56,8 +56,14 @@ A_BUCKET: Mapping[str, Any] = {
         "size": "1Gi",
     }
 }
+A_HUB: Mapping[str, Any] = {
+    "models": {"existingClaim": None},
+    "hub": {"endpoint": "https://hub.internal", "tokenSecret": "hub"},
+}
 CASES = pytest.mark.parametrize(
-    "values", [{}, EVERYTHING, OWN_SERVERS, A_BUCKET], ids=["default", "everything", "own servers", "a bucket"]
+    "values",
+    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB],
+    ids=["default", "everything", "own servers", "a bucket", "a hub"],
 )
 
 
@@ -114,14 +120,17 @@ def test_pods_run_without_privileges(values: Mapping[str, Any]) -> None:
         assert mounted <= {volume["name"] for volume in pod["volumes"]} | claims, name
 
 
+def variables(settings: type[Settings] | type[WorkerSettings]) -> set[str]:
+    return {str(field.validation_alias or "MOTET_" + name.upper()) for name, field in settings.model_fields.items()}
+
+
 @CASES
 def test_variables_are_those_of_the_code(values: Mapping[str, Any]) -> None:
-    service = {"MOTET_" + name.upper() for name in Settings.model_fields}
-    worker = {"MOTET_" + name.upper() for name in WorkerSettings.model_fields}
+    service, worker = variables(Settings), variables(WorkerSettings)
     seen = 0
     for name, container, _ in containers(values):
         known = worker if name.endswith("-worker") else service
-        given = {key for key in env_of(container) if key.startswith("MOTET_")}
+        given = {key for key in env_of(container) if key.startswith(("MOTET_", "HF_"))}
         assert given <= known, f"{name}: {sorted(given - known)}"
         seen += len(given)
     assert seen >= 40
@@ -143,9 +152,9 @@ def test_settings_accept_what_the_chart_gives(values: Mapping[str, Any], monkeyp
                 assert settings.redis_url is not None
 
 
-def expanded(value: str, variables: Mapping[str, str]) -> str:
+def expanded(value: str, given: Mapping[str, str]) -> str:
     """`value` with each $(NAME) replaced, as the kubelet does."""
-    return re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], value)
+    return re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], value)
 
 
 @CASES
@@ -180,6 +189,15 @@ def test_with_a_bucket_only_the_first_keys_need_a_claim() -> None:
     job = find("Job", "motet-migrate", A_BUCKET)["spec"]["template"]["spec"]
     assert "persistentVolumeClaim" in {volume["name"]: volume for volume in job["volumes"]}["storage"]
     assert "AWS_ACCESS_KEY_ID" not in str(find("StatefulSet", "motet-worker", A_BUCKET)), "workers get presigned URLs"
+
+
+def test_with_a_hub_no_folder_of_bases_is_mounted_and_its_token_reaches_api_and_workers_alone() -> None:
+    tokens = {name for name, container, _ in containers(A_HUB) if "HF_TOKEN" in env_of(container)}
+    assert tokens == {"motet-api", "motet-worker"}
+    for name, container, pod in containers(A_HUB):
+        assert "models" not in {volume["name"] for volume in pod["volumes"]}, name
+        if name in tokens:
+            assert env_of(container)["HF_ENDPOINT"] == "https://hub.internal"
 
 
 def test_selectors_find_their_pods() -> None:

@@ -89,6 +89,7 @@ def settings_for(stack, template) -> Callable[..., Settings]:
             "secret_key": SecretStr(secrets.token_hex(32)),
             "storage_dir": folder / "storage",
             "state_dir": folder / "state",
+            "hf_hub_offline": "hf_endpoint" not in changes,
         }
         return Settings(**(values | changes))
 
@@ -105,7 +106,10 @@ def environment_of() -> Callable[[Settings], dict[str, str]]:
         return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
     def make(settings: Settings) -> dict[str, str]:
-        return os.environ | {f"MOTET_{name.upper()}": said(value) for name, value in settings if value is not None}
+        def variable(name: str) -> str:
+            return name.upper() if name.startswith("hf_") else f"MOTET_{name.upper()}"
+
+        return os.environ | {variable(name): said(value) for name, value in settings if value is not None}
 
     return make
 

@@ -101,6 +101,7 @@ def every_call(document: dict[str, Any], spec: dict[str, Any]) -> list[tuple[str
         ("post", "/v1/batches/estimate"): {"json": {"tasks": [spec]}},
         ("post", "/v1/webhooks"): {"json": WEBHOOK},
         ("patch", "/v1/webhooks/{webhook_id}"): {"json": {"enabled": False}},
+        ("post", "/v1/models"): {"json": {"source": "hf://org/base"}},
         ("post", "/v1/admin/models"): {"json": {"name": "base", "source": str(BASE_MODEL)}},
         ("post", "/v1/admin/join-tokens"): {"json": {"node_name": "gpu-7"}},
         ("post", "/v1/admin/tenants"): {"json": {"name": "hung"}},

@@ -21,8 +21,9 @@ from worker.data.object_cache import ObjectCache
 from worker.data.token_cache import DataError
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement_lease import Lease, LeaseNotHeld
-from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
 from worker.executor.placement_run import PlacementRun
+from worker.executor.preparation.base_fetch import BaseFetch
+from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared
 from worker.executor.reporter import Reporter
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew
 from worker.replicas.base_loader import BaseError, Crowded
@@ -55,6 +56,7 @@ class AttachedPlacements:
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._worker = BackgroundWorker("preparations")
         self._ranks = RankGroup(self._check_leases)
+        self._fetch = BaseFetch(settings, cache, lambda: hand_over(partial(self.progress, now=True)))
         self._loaded: LoadedBase | None = None  # used by the preparation thread alone
         self._tasks: dict[str, PlacementRun] = {}
         self._leases: dict[str, Lease] = {}
@@ -115,7 +117,7 @@ class AttachedPlacements:
         placement = task.placement
         try:
             prepared = Preparation(self._link, self._scratch, self._cache, placement, task.lease, self._settings).prepare(
-                lambda: self._load(placement.base, devices)
+                partial(self._load, placement.base, devices)
             )
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
@@ -138,8 +140,9 @@ class AttachedPlacements:
             return [torch.device("cpu")] * len(placement.device_indexes)
         return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
 
-    def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> LoadedBase:
-        if self._loaded is None or (self._loaded.base.ref, self._loaded.devices) != (ref, tuple(devices)):
+    def _load(self, ref: BaseModelRef, devices: list[torch.device], lease: Lease) -> LoadedBase:
+        ref = self._fetch.local(ref, lease)
+        if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, tuple(devices)):
             self._loaded = None  # the next base needs its memory
             self._loaded = self._ranks.load(ref, devices, self._settings)
         return self._loaded
@@ -219,12 +222,14 @@ class AttachedPlacements:
         if now or at - self._reported_at >= _REPORT_SECONDS:
             self._reported_at = at
             waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
-            self._send(ExecutorProgress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
+            loading = {task.key: how for task in self.tasks if (how := task.lease.loading) is not None}
+            phases = {task.key: _phase(task) for task in self.tasks}
+            self._send(ExecutorProgress(phases=phases, waits=waits, loading=loading, at=at))
 
 
-def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:
+def _needs(placement: Placement) -> tuple[object, frozenset[int]]:
     """What placements that share an executor must have in common."""
-    return placement.base, frozenset(placement.device_indexes)
+    return placement.base.identity, frozenset(placement.device_indexes)
 
 
 def _phase(task: PlacementRun) -> Phase:

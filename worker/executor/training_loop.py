@@ -27,8 +27,8 @@ from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
-from worker.executor.placement_preparation import Prepared
 from worker.executor.placement_run import PlacementRun, keeps_adapter
+from worker.executor.preparation.placement_preparation import Prepared
 from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Stop
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
@@ -113,7 +113,7 @@ class Executor:
         return not self._stopping
 
     def _attach(self, placement: Placement, lease: Lease) -> None:
-        if not self._attached.tasks and self._replicas is not None and self._replicas.ref != placement.base:
+        if not self._attached.tasks and self._replicas is not None and self._replicas.ref.identity != placement.base.identity:
             self._replicas = None  # another base needs the memory
         self._attached.attach(placement, lease)
 

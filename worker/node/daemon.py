@@ -147,6 +147,7 @@ class Daemon:
         for placement_id, phase in progress.phases.items():
             if (held := executor.held.get(placement_id)) is not None:
                 held.progress_at, held.waits_for = progress.at, progress.waits.get(placement_id)
+                held.loading = progress.loading.get(placement_id)
                 if held.detaching_since is None:
                     held.phase = phase
         self._pulse(member, now=False)

@@ -28,6 +28,7 @@ class HeldPlacement:
     detaching_since: float | None = None
     leaving: bool = False  # asked to checkpoint its jobs and leave
     waits_for: str | None = None  # what it cannot go on without, in a sentence
+    loading: str | None = None  # how far the fetching of its base is, in a sentence
 
     def pulse(self) -> PlacementPulse:
         """Its part of the next heartbeat."""
@@ -37,6 +38,7 @@ class HeldPlacement:
             phase=self.phase,
             progress_at=self.progress_at,
             waits_for=self.waits_for,
+            loading=self.loading,
         )
 
 
@@ -82,9 +84,8 @@ class ExecutorPool:
         for executor in self.executors:
             if executor.devices is None or not executor.devices & devices:
                 continue
-            same = (
-                executor.devices == devices and not executor.stopping and (not executor.held or executor.base == placement.base)
-            )
+            base = executor.base.identity if executor.base is not None and executor.held else None
+            same = executor.devices == devices and not executor.stopping and base in (None, placement.base.identity)
             if not same:
                 if not executor.held:
                     self.stop(executor, 0.0)

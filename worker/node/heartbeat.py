@@ -67,6 +67,7 @@ class HeartbeatState:
                 phase=p.phase,
                 progress_age=max(0.0, now - p.progress_at),
                 waits_for=None if p.waits_for is None else p.waits_for[:1000],
+                loading=None if p.loading is None else p.loading[:1000],
             )
             for p in report.placements
         ]

@@ -133,6 +133,7 @@ class Admin(Calls[D]):
     """Calls that need the admin scope."""
 
     register_model = Call(fleet.register_model)
+    add_model = Call(fleet.add_model)
     storage = Call(fleet.storage)
     nodes = Paginated(fleet.nodes)
     drain = Call(fleet.drain)

@@ -89,11 +89,11 @@ def change(method: str, path: str, json: Any = None) -> Operation[httpx.Response
     return _exchange(Send(method, path, json=json), again=False)
 
 
-def make(path: str, json: Any = None, files: Any = None) -> Operation[httpx.Response]:
+def make(path: str, json: Any = None, files: Any = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
     """A POST that creates something under its own Idempotency-Key: retried while the connection fails, and the service
     creates it once. Files must be seekable."""
     key = {"Idempotency-Key": uuid.uuid4().hex}
-    return _exchange(Send("POST", path, json=json, files=files, headers=key, seconds=None if files else _SECONDS), again=True)
+    return _exchange(Send("POST", path, json=json, files=files, headers=key, seconds=None if files else seconds), again=True)
 
 
 def one(model: type[M], answer: Operation[httpx.Response]) -> Operation[M]:

@@ -1,4 +1,4 @@
-"""Commands about the fleet: its timeline, nodes, the schedule, base models."""
+"""Commands about the fleet: its timeline, nodes, the schedule."""
 
 from rich.console import Group
 from rich.text import Text
@@ -6,7 +6,7 @@ from rich.text import Text
 from motet.api.client import Client
 from motet.commands.common import Json, Output
 from motet.display.plan_timeline import Timeline
-from motet.display.tables import models_table, nodes_table, running_table, waiting_table
+from motet.display.tables import nodes_table, running_table, waiting_table
 
 
 def cluster(json: Json = False) -> None:
@@ -32,11 +32,3 @@ def nodes(json: Json = False) -> None:
     with Client() as client:
         found = list(client.admin.nodes())
     output.give(found, lambda: nodes_table(found) if found else "no node has joined yet")
-
-
-def models(json: Json = False) -> None:
-    """List the base models that tasks may name."""
-    output = Output(json)
-    with Client() as client:
-        found = list(client.models.list())
-    output.give(found, lambda: models_table(found) if found else "none is allowed yet; `motet admin model` allows one")

@@ -45,8 +45,8 @@ def tasks_table(tasks: Iterable[Task]) -> RenderableType:
 
 def waiting_words(task: Task) -> str:
     """Why a task waits and when it starts; empty if it does not wait."""
-    if task.placement is not None and task.placement.waits_for and not task.ended:
-        return task.placement.waits_for
+    if task.placement is not None and not task.ended and (said := task.placement.waits_for or task.placement.loading):
+        return said
     if task.waiting is None or task.ended:
         return ""
     start = starts(task.waiting)

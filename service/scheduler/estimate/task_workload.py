@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import needed
+from contract.compatibility.capabilities import HUB_BASES, needed
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, memory_of
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
@@ -33,14 +34,6 @@ from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 from service.tenants.models import Tenant
 
 PAYS = 0.1  # least part of the time that a doubling of the GPUs must save
-
-# Lower bound per parameter: embeddings, norms and the head stay in bf16.
-BYTES_PER_WEIGHT: Mapping[Precision, float] = {
-    "bf16": 2,
-    "nf4": 1 / 2 + 4 / 64,
-    "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256,
-    "fp8": 1,
-}
 
 
 class Shape(NamedTuple):
@@ -106,8 +99,9 @@ class Workload:
 
     def needs(self, task: Task) -> frozenset[str]:
         """The capabilities that a worker needs to train it (contract.compatibility.capabilities)."""
-        kind = self._bases[task.base_model].model_type
-        return self._cache.get(("needs", task.id, kind), lambda: needed(task.spec, kind))
+        base = self._bases[task.base_model]
+        found: frozenset[str] = self._cache.get(("needs", task.id, base.model_type), lambda: needed(task.spec, base.model_type))
+        return found if base.commit is None else found | {HUB_BASES}
 
     def fits(self, task: Task, node: Node) -> bool:
         """Whether the task fits the node at its narrowest width."""
@@ -239,11 +233,6 @@ class Workload:
 def _whole(seconds: Mapping[Shape, float | None]) -> dict[Shape, int | None]:
     """In whole seconds, as the planner counts; only after widths were compared, of which a second may be the whole gain."""
     return {shape: max(1, round(each)) if each is not None else None for shape, each in seconds.items()}
-
-
-def memory_of(node: Node) -> int:
-    """Bytes of the node's smallest device."""
-    return min(int(str(device["memory_bytes"])) for device in node.devices)
 
 
 def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tuple[int, int]:

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from service.fleet.base_models.gpu_fit import memory_of
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
-from service.scheduler.estimate.task_workload import memory_of
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import runs_alone
 from service.scheduler.explain.reason_codes import Code, reasons

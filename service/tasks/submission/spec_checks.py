@@ -169,7 +169,7 @@ def _model_unknown(session: Session, name: str) -> Iterator[FieldError]:
     elif names:
         hint = f"allowed are: {', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
     else:
-        hint = "no model is allowed yet; an admin adds one with POST /v1/admin/models"
+        hint = "no model is allowed yet; an admin adds one with POST /v1/models or POST /v1/admin/models"
     message = f"{name!r} is not on the list of base models; {hint}"
     yield FieldError(field="base_model", code="model_unknown", message=message)
 

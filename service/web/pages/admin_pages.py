@@ -12,7 +12,8 @@ from sqlalchemy import select
 from service.app_state import QueueDep, Service
 from service.audit import routes as audit
 from service.authentication import AdminDb
-from service.fleet import admin_routes, join_token_routes
+from service.fleet import join_token_routes
+from service.fleet.base_models import routes as base_model_routes
 from service.fleet.models import BaseModel as Base
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
@@ -102,7 +103,9 @@ def revoke_key(key_id: str, db: AdminDb, service: Service) -> Response:
 
 @router.post("/admin/models")
 def allow_model(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
-    admin_routes.allow_model(_read(admin_routes.NewModel, name=form.one("name"), source=form.one("source")), db, claim)
+    base_model_routes.allow_model(
+        _read(base_model_routes.NewModel, name=form.one("name"), source=form.one("source")), db, claim
+    )
     return _back()
 
 

@@ -11,11 +11,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.task_spec import TaskSpec
-from service.app_state import BaseTokenizers, Config, DependenciesDep, QueueDep, Store
+from service.app_state import BaseFoldersDep, BaseTokenizers, Config, DependenciesDep, QueueDep, Store
 from service.authentication import Db, Writer
 from service.files import actions as files
 from service.files import row_preview
 from service.files.models import File
+from service.fleet.base_models.base_folders import BaseTokenizer
 from service.fleet.models import BaseModel
 from service.http.concurrency_limits import Estimating, Submitting
 from service.http.problem_handlers import field_error
@@ -120,6 +121,7 @@ def preview(
     settings: Config,
     storage: Store,
     known: BaseTokenizers,
+    folders: BaseFoldersDep,
     form: Form,
     request: Request,
 ) -> Response:
@@ -138,7 +140,8 @@ def preview(
             file, model = spec_checks.for_preview(
                 session, writer, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
             )
-        found = row_preview.preview(storage, known, asked, file, model.source, model.revision)
+            held, revision = BaseTokenizer.of(session, model), model.revision
+        found = row_preview.preview(storage, known, asked, file, folders.folder_of(held, storage), revision)
     except ValidationError:
         draft.errors.append(FieldError(code="incomplete", message="A preview needs a file and a base model."))
     except Problem as problem:

@@ -22,6 +22,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "create_key": _KEY,
     "create_tenant": {"name": "acme"},
     "change_tenant": {"weight": 2},
+    "add_model": {"source": "hf://organisation/name", "revision": "main"},
     "allow_model": {"name": "llama-3.2-1b", "source": "/models/llama-3.2-1b"},
     "create_join_token": {"node_name": "gpu-7"},
     "drain_node": {"evict": True},

@@ -201,6 +201,7 @@ def test_a_running_task_shows_what_it_has_done(tenant, database):
         "ended_at": None,
         "end_reason": None,
         "waits_for": None,
+        "loading": None,
         "tokens_per_second": 2000.0,
         "steps": 6,
         "micro_batches": 9,

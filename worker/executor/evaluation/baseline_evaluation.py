@@ -7,8 +7,8 @@ from contract.messages.placement_messages import Placement
 from contract.row_scores import RowScores
 from worker.adapters.arena_growth import NoRows
 from worker.data.node_cache import NodeCache
-from worker.executor.placement_preparation import Prepared
 from worker.executor.placement_run import PlacementRun
+from worker.executor.preparation.placement_preparation import Prepared
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Unrunnable

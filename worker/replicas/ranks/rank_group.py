@@ -94,4 +94,4 @@ def _free_port() -> int:
 
 def _bare(settings: Settings) -> Settings:
     """What a rank needs of them: no secret."""
-    return settings.model_copy(update={"join_token": None})
+    return settings.model_copy(update={"join_token": None, "hf_token": None})

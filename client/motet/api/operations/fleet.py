@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from motet.api.resources import JoinToken, Model, Node, Schedule, Storage
+from motet.api.resources import HubModel, JoinToken, Model, Node, Schedule, Storage
 from motet.api.steps import Listing, Operation, change, entries, gathered, get, make, one, pages
+
+_HUB_SECONDS = 60.0  # longer than the service waits for the hub
 
 
 def models() -> Listing[Model]:
@@ -35,6 +37,13 @@ def ready() -> Operation[None]:
 def register_model(name: str, source: str | Path) -> Operation[Model]:
     """Allow a base model: `source` is a folder that every node has. Its current revision is pinned."""
     return one(Model, make("/v1/admin/models", json={"name": name, "source": str(source)}))
+
+
+def add_model(source: str, revision: str = "main", name: str | None = None, dry_run: bool = False) -> Operation[HubModel]:
+    """Allow a base model of the hub: `source` is hf://organisation/name, whose revision is pinned to a commit. `dry_run`: only
+    tell its files, licence and whether it fits the fleet's GPUs."""
+    said = {"source": source, "revision": revision, "dry_run": dry_run} | ({"name": name} if name is not None else {})
+    return one(HubModel, make("/v1/models", json=said, seconds=_HUB_SECONDS))
 
 
 def storage() -> Operation[Storage]:

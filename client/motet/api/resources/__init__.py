@@ -20,6 +20,8 @@ from motet.api.resources.batches import Batch, BatchEstimate, BatchTask
 from motet.api.resources.files import File, Preview, PreviewRow, PreviewSequence, RowProblem
 from motet.api.resources.fleet import (
     Device,
+    GpuFit,
+    HubModel,
     Model,
     Node,
     RunningTask,
@@ -63,6 +65,8 @@ __all__ = [
     "Event",
     "Exit",
     "File",
+    "GpuFit",
+    "HubModel",
     "Job",
     "JoinToken",
     "Key",

@@ -15,6 +15,26 @@ class Model(Message):
     architecture: str = ""
     parameters: int = 0
     max_position: int = 0
+    commit: str | None = None  # of its repository on the hub
+    license: str | None = None
+    gated: bool = False
+
+
+class GpuFit(Message):
+    """A type of GPU of the fleet, and in which precisions a base's weights fit it."""
+
+    type: str
+    memory_bytes: int
+    precisions: list[str] = Field(default=[])
+
+
+class HubModel(Model):
+    """A base model of the hub, pinned, or as it would be (`dry_run`). `bytes`: what each node downloads that trains on it."""
+
+    source: str
+    bytes: int = 0
+    fits: list[GpuFit] = Field(default=[])
+    dry_run: bool = False
 
 
 class Storage(Message):

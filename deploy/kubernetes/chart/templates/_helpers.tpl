@@ -114,7 +114,9 @@ redis
 
 {{- define "motet.service.mounts" -}}
 - {name: storage, mountPath: /var/lib/motet}
+{{- if .Values.models.existingClaim }}
 - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
 - {name: tmp, mountPath: /tmp}
 {{- end }}
 
@@ -139,8 +141,10 @@ redis
 {{- end }}
 
 {{- define "motet.other.volumes" -}}
-- name: models
-  persistentVolumeClaim: {claimName: {{ .Values.models.existingClaim }}, readOnly: true}
 - name: tmp
   emptyDir: {}
+{{- if .Values.models.existingClaim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .Values.models.existingClaim }}, readOnly: true}
+{{- end }}
 {{- end }}

@@ -100,11 +100,11 @@ class Preparation:
         self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
         self._settings = settings
 
-    def prepare(self, load: Callable[[], LoadedBase]) -> Prepared:
+    def prepare(self, load: Callable[[Lease], LoadedBase]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not serve a
         file."""
         clock = PartsClock()
-        loaded = load()
+        loaded = load(self._lease)
         base = loaded.base
         clock.note("base")
         train, held_out = self._placement.train_file, self._placement.validation_file

@@ -1,24 +1,20 @@
 """The allow-list of base models: reads and pins an admin's model folder. Loads no weights and runs no model code."""
 
-import json
-import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from contract.model_revision import NoWeights, revision_of, weight_files
-from contract.model_types import MODEL_TYPES
 from contract.states import TASK_TERMINAL
-from service.fleet.models import BaseModel
+from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in
+from service.fleet.models import BaseModel, BaseModelFile
 from service.http.problems import Conflict, Invalid, invalid_field, shown
 from service.tasks.models import Task
 
 _NEEDED = ("config.json", "tokenizer.json")
-_HEADER_LIMIT = 100 * 2**20
 _NAMED = 5  # tasks named in a refusal
 
 
@@ -30,15 +26,12 @@ def read_folder(name: str, source: str) -> BaseModel:
     """An unsaved row for the model in this folder. Reads every byte of it. Raises Invalid if the model is not usable."""
     folder = Path(source)
     if not folder.is_absolute():
-        raise _wrong("not_absolute", "must be an absolute path, the same on every node")
+        raise _wrong("not_absolute", "must be an absolute path, the same on every node; for hf://… there is POST /v1/models")
     try:
         missing = [needed for needed in _NEEDED if not (folder / needed).is_file()]
         if missing:
             raise _wrong("incomplete", f"{shown(source)} holds no {' and no '.join(missing)}")
-        config = json.loads((folder / "config.json").read_text())
-        if (kind := _of(config, "model_type", str, str)) not in MODEL_TYPES:
-            works = ", ".join(MODEL_TYPES)
-            raise _wrong("unsupported_architecture", f"its config.json has model_type {shown(kind)!r}; what works: {works}")
+        config = ModelConfig.read((folder / "config.json").read_bytes(), "source")
         parameters = sum(_parameters(path) for path in weight_files(folder))
         revision = revision_of(folder)
     except OSError as error:
@@ -51,23 +44,27 @@ def read_folder(name: str, source: str) -> BaseModel:
         name=name,
         source=str(folder),
         revision=revision,
-        architecture=_of(config, "architectures", list, lambda found: str(found[0])),
-        model_type=kind,
+        architecture=config.architecture,
+        model_type=config.model_type,
         parameters=parameters,
-        max_position=_of(config, "max_position_embeddings", int, int),
+        max_position=config.max_position,
         enabled=True,
+        gated=False,
     )
 
 
-def allow(session: Session, found: BaseModel) -> BaseModel:
-    """Add the model to the list, or update its entry. Raises RevisionInUse while tasks need the previous bytes."""
+def allow(session: Session, found: BaseModel, files: Sequence[BaseModelFile] = ()) -> BaseModel:
+    """Add the model to the list, or update its entry. `files`: of one on the hub. Raises RevisionInUse while tasks need the
+    previous bytes."""
     known = session.scalar(select(BaseModel).where(BaseModel.name == found.name).with_for_update())
     if known is None:
         session.add(found)
         session.flush()
+        session.add_all(files)
+        session.flush()
         session.refresh(found)
         return found
-    if known.revision != found.revision:
+    if known.revision != found.revision or _changed(session, known, files):
         needs = select(Task.id).where(Task.base_model == known.name, Task.status.not_in(list(TASK_TERMINAL)))
         tasks = list(session.scalars(needs.order_by(Task.id)))
         if tasks:
@@ -80,24 +77,29 @@ def allow(session: Session, found: BaseModel) -> BaseModel:
     known.source, known.revision, known.enabled = found.source, found.revision, True
     known.architecture, known.model_type = found.architecture, found.model_type
     known.parameters, known.max_position = found.parameters, found.max_position
+    known.commit, known.license, known.gated = found.commit, found.license, found.gated
+    session.execute(delete(BaseModelFile).where(BaseModelFile.base_model == known.name))
+    session.add_all(files)
+    session.flush()
     return known
 
 
+def files_of(session: Session, name: str) -> list[BaseModelFile]:
+    """The files of a base on the hub, by path; none of one in a folder."""
+    held = select(BaseModelFile).where(BaseModelFile.base_model == name).order_by(BaseModelFile.path)
+    return list(session.scalars(held))
+
+
+def _changed(session: Session, known: BaseModel, files: Sequence[BaseModelFile]) -> bool:
+    """Whether a base that was on the hub had other files, such as another tokenizer."""
+    before = {(file.path, file.sha256) for file in files_of(session, known.name)}
+    return bool(before) and before != {(file.path, file.sha256) for file in files}
+
+
 def _parameters(path: Path) -> int:
-    """The number of parameters in a safetensors file, from its header: 8 bytes of length, then JSON with tensor shapes."""
+    """The number of parameters in a safetensors file, from its header."""
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > _HEADER_LIMIT:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        tensors = json.loads(file.read(length))
-    return sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
-
-
-def _of(config: Mapping[str, Any], key: str, kind: type, read: Any) -> Any:
-    value = config.get(key)
-    if not isinstance(value, kind) or not value:
-        raise _wrong("config_incomplete", f"its config.json has no usable {key!r}")
-    return read(value)
+        return parameters_in(file.read(header_length(file.read(8), path.name)))
 
 
 def _wrong(code: str, message: str) -> Invalid:

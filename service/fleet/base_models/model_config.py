@@ -1,0 +1,74 @@
+"""What config.json and the header of a safetensors file say of a base model. Knows no folder and no hub."""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from contract.model_types import MODEL_TYPES
+from service.http.problems import invalid_field, shown
+
+_HEADER_LIMIT = 100 * 2**20
+_MOST, _MOST_POSITIONS = 2**53, 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: str
+    model_type: str
+    max_position: int
+
+    @classmethod
+    def read(cls, content: bytes, field: str) -> Self:
+        """Parse a config.json. Raises Invalid, which names `field`, if the model cannot be trained on."""
+        try:
+            config = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise invalid_field(field, "damaged", f"its config.json is damaged: {error}") from None
+        if not isinstance(config, dict):
+            raise invalid_field(field, "damaged", "its config.json is damaged: it holds no object")
+        if (kind := _of(config, "model_type", str, str, field)) not in MODEL_TYPES:
+            works = ", ".join(MODEL_TYPES)
+            message = f"its config.json has model_type {shown(kind)!r}; what works: {works}"
+            raise invalid_field(field, "unsupported_architecture", message)
+        if config.get("quantization_config") is not None:
+            message = "its weights are quantised; name the original, and a task's precision (nf4) quantises it"
+            raise invalid_field(field, "unsupported_architecture", message)
+        return cls(
+            architecture=_of(config, "architectures", list, lambda found: storable(str(found[0]), 64), field),
+            model_type=kind,
+            max_position=_of(config, "max_position_embeddings", int, lambda found: min(found, _MOST_POSITIONS), field),
+        )
+
+
+def storable(text: str, most: int) -> str:
+    """Its first characters as Postgres takes them: no NUL, no lone surrogates."""
+    return text.replace("\0", "").encode(errors="replace").decode()[:most]
+
+
+def header_length(first: bytes, name: str) -> int:
+    """Bytes of the header of a safetensors file that begins with `first`; 8 bytes precede it. Raises ValueError."""
+    if len(first) < 8 or (length := struct.unpack("<Q", first[:8])[0]) > _HEADER_LIMIT:
+        raise ValueError(f"{name} is not a safetensors file")
+    return int(length)
+
+
+def parameters_in(header: bytes) -> int:
+    """The number of parameters, from a safetensors header: JSON with the tensors' shapes. Raises ValueError."""
+    try:
+        tensors = json.loads(header)
+        found = sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("the header of a safetensors file lists no tensors") from None
+    if not (isinstance(found, int) and 0 <= found < _MOST):
+        raise ValueError(f"the header of a safetensors file lists {shown(str(found))} parameters")
+    return found
+
+
+def _of(config: Mapping[str, Any], key: str, kind: type, read: Any, field: str) -> Any:
+    value = config.get(key)
+    if not isinstance(value, kind) or not value:
+        raise invalid_field(field, "config_incomplete", f"its config.json has no usable {key!r}")
+    return read(value)

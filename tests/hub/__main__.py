@@ -1,0 +1,133 @@
+"""`python -m tests.hub FOLDER`: serves repositories as huggingface.co does, and prints its port. Large files are redirects.
+
+FOLDER/<organisation>/<name>/ holds files and `hub.json`: {"commits": {"main": sha}, "license": …, "gated": …, "private": …}.
+FOLDER/faults.json, read at each request: {"down": true}, {"seconds": per block, "block": bytes}, {"cut_after": bytes of each
+answer}, {"wrong": [paths]}, {"redirect": URL}, {"cdn": origin of large files}, {"no_ranges": true}. FOLDER/requests.log has a
+line for each request: path, Range, and whether it carried a token.
+"""
+
+import hashlib
+import json
+import re
+import socket
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+FOLDER = Path(sys.argv[1])
+TOKEN = "hf_test_token"
+LFS = (".safetensors", ".bin", "tokenizer.json")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.faults: dict[str, Any] = json.loads((FOLDER / "faults.json").read_text())
+        with (FOLDER / "requests.log").open("a") as log:
+            token = "token" if "Authorization" in self.headers else "anonymous"
+            log.write(f"{self.path} {self.headers.get('Range', '-')} {token}\n")
+        if self.faults.get("down"):
+            return self._say(503, b"down")
+        path = unquote(urlsplit(self.path).path)
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
+            return self._info(*found.groups())
+        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            return self._resolve(*found.groups())
+        if found := re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path):
+            return self._send(FOLDER / found[1] / found[2], found[2])
+        return self._say(404, b"{}")
+
+    def _repository(self, name: str, revision: str, content: bool) -> dict[str, Any] | None:
+        """What hub.json says; None where the request was refused."""
+        said = FOLDER / name / "hub.json"
+        knows = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        held = json.loads(said.read_text()) if said.is_file() else {"private": True}
+        if held.get("private") and not (knows and said.is_file()):
+            self._say(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif revision not in (*held["commits"], *held["commits"].values()):
+            self._say(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        elif held.get("gated") and content and not knows:
+            self._say(401, b"{}", {"X-Error-Code": "GatedRepo"})
+        else:
+            return held
+        return None
+
+    def _info(self, name: str, revision: str) -> None:
+        held = self._repository(name, revision, content=False)
+        if held is None:
+            return
+        siblings = []
+        for path in sorted((FOLDER / name).iterdir()):
+            if path.name == "hub.json":
+                continue
+            content = path.read_bytes()
+            one: dict[str, Any] = {"rfilename": path.name, "size": len(content)}
+            if path.name.endswith(LFS):
+                one["blobId"] = "0" * 40
+                one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            else:
+                one["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            siblings.append(one)
+        commit = held["commits"].get(revision, revision)
+        gated = held.get("gated", False)
+        said = {"id": name, "sha": commit, "gated": gated, "private": False, "tags": [f"license:{held['license']}"]}
+        self._say(200, json.dumps(said | {"siblings": siblings, "downloads": 1, "likes": 0}).encode())
+
+    def _resolve(self, name: str, revision: str, path: str) -> None:
+        if self._repository(name, revision, content=True) is None:
+            return
+        if not (FOLDER / name / path).is_file():
+            self._say(404, b"", {"X-Error-Code": "EntryNotFound"})
+        elif path.endswith(LFS):
+            self._say(302, b"", {"Location": self.faults.get("redirect", f"{self.faults.get('cdn', '')}/cdn/{name}/{path}")})
+        else:
+            self._send(FOLDER / name / path, path)
+
+    def _send(self, file: Path, path: str) -> None:
+        content = file.read_bytes()
+        if path in self.faults.get("wrong", ()):
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        first, last, status = 0, len(content) - 1, 200
+        if (asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))) and not self.faults.get("no_ranges"):
+            first, last, status = int(asked[1]), min(last, int(asked[2] or last)), 206
+        if first > last:
+            return self._say(416, b"")
+        self.send_response(status)
+        self.send_header("Content-Length", str(last + 1 - first))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.end_headers()
+        size, sent = int(self.faults.get("block", 2**20)), 0
+        for at in range(first, last + 1, size):
+            block = content[at : min(at + size, last + 1)]
+            if (cut := self.faults.get("cut_after")) is not None and sent + len(block) > cut:
+                self.wfile.write(block[: cut - sent])
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            self.wfile.write(block)
+            self.wfile.flush()
+            sent += len(block)
+            time.sleep(self.faults.get("seconds", 0))
+
+    def _say(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server.daemon_threads = True
+sys.stdout.write(f"{server.server_port}\n")
+sys.stdout.flush()
+server.serve_forever()

@@ -1,0 +1,112 @@
+"""Brings a placement's base from the hub to this node's cache before it is loaded, and says how far it is. Loads nothing."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from contract.messages.placement_messages import BaseFile, BaseModelRef
+from worker.api_client import Unreachable
+from worker.boot_clock import boot_now
+from worker.data.base_cache import BaseCache, BaseTooLarge, HeldBase, gigabytes
+from worker.data.hub_download import HubAway, HubDownloads, HubRefuses, WrongHubBytes
+from worker.data.node_cache import NodeCache
+from worker.executor.placement_lease import Lease
+from worker.executor.retry import persist
+from worker.replicas.base_loader import BaseError
+from worker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_TELL_SECONDS = 1.0
+_WAIT_SECONDS = 0.5  # between looks at what another executor fetches
+_WRONG = 2  # times that a file may come with wrong bytes
+
+
+class BaseFetch:
+    """Fetches one base at a time; the last one stays held. `told` is called when there is news of a lease's `loading`."""
+
+    def __init__(self, settings: Settings, files: NodeCache, told: Callable[[], None]) -> None:
+        self._files, self._cache = files, BaseCache(settings.scratch / "bases", settings.worker_base_bytes)
+        self._settings, self._told = settings, told
+        self._held: HeldBase | None = None
+
+    def local(self, ref: BaseModelRef, lease: Lease) -> BaseModelRef:
+        """The same base with a folder of this node as its source. Retries while the lease lasts. Raises BaseError."""
+        if ref.commit is None:
+            return ref
+        token = self._settings.hf_token
+        with HubDownloads(self._settings.hf_endpoint, token.get_secret_value() if token is not None else None) as hub:
+            run = _Run(self._cache, self._files, hub, ref, lease, self._told)
+            try:
+                held = persist(lease, run.what, run.attempt)
+            finally:
+                run.tell(None)
+        if self._held is not None:
+            self._held.release()
+        self._held = held
+        return ref.model_copy(update={"source": str(held.folder)})
+
+
+class _Run:
+    """One base on its way here."""
+
+    def __init__(
+        self,
+        cache: BaseCache,
+        files: NodeCache,
+        hub: HubDownloads,
+        ref: BaseModelRef,
+        lease: Lease,
+        told: Callable[[], None],
+    ) -> None:
+        self._cache, self._files, self._hub, self._ref, self._lease, self._told = cache, files, hub, ref, lease, told
+        self._whole = sum(file.bytes for file in ref.files)
+        self.what = f"the download of base model {ref.name} ({gigabytes(self._whole)})"
+        self._there = self._wrong = 0
+        self._told_at = float("-inf")
+
+    def attempt(self) -> HeldBase:
+        """The whole base. Raises Unreachable and DiskFull, after which another attempt goes on where this one ended."""
+        self._there = 0
+        name = f"base model {self._ref.name}"
+        try:
+            with self._files.relief():
+                return self._cache.hold(self._ref.files, self._file, self._elsewhere)
+        except (HubRefuses, BaseTooLarge) as error:
+            raise BaseError(f"{name}: {error}") from None
+        except WrongHubBytes as error:
+            self._wrong += 1
+            if self._wrong >= _WRONG:
+                raise BaseError(f"{name}: {error}, {_WRONG} times; check what HF_ENDPOINT of this node names") from None
+            raise Unreachable(str(error)) from None
+        except HubAway as error:
+            self.tell(f"{name}: {self._part} fetched; the hub does not answer, it is asked again")
+            raise Unreachable(f"the hub: {error}") from None
+
+    def tell(self, sentence: str | None) -> None:
+        self._lease.loading = sentence
+        self._told()
+
+    @property
+    def _part(self) -> str:
+        return f"{gigabytes(self._there)} of {gigabytes(self._whole)}"
+
+    def _file(self, file: BaseFile, path: Path) -> None:
+        assert self._ref.commit is not None
+        self._hub.fetch(self._ref.source, self._ref.commit, file, path, self._came)
+
+    def _came(self, size: int) -> None:
+        self._lease.check()
+        self._there += size
+        self._progress()
+
+    def _elsewhere(self, there: int) -> None:
+        self._there = there
+        self._progress()
+        self._lease.wait(_WAIT_SECONDS)
+
+    def _progress(self) -> None:
+        now = boot_now()
+        if now - self._told_at >= _TELL_SECONDS:
+            self._told_at = now
+            self.tell(f"base model {self._ref.name}: {self._part} fetched from the hub")
