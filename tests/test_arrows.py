@@ -74,6 +74,7 @@ PURE_SEES = {
     "pydantic",
     "referencing",
     "regex",
+    "sacrebleu",
 }
 PURE_STDLIB = {
     *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "decimal", "functools", "hashlib", "heapq"),

@@ -90,7 +90,22 @@ class RougeL(_Metric):
     type: Literal["rouge_l"]
 
 
-TextMetric = Annotated[ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL, Field(discriminator="type")]
+class Bleu(_Metric):
+    """BLEU of words up to four in a row (Papineni et al. 2002), of each text by itself as sacreBLEU computes it (tokens of 13a,
+    exponential smoothing). The mean over prompts is not the BLEU of a corpus."""
+
+    type: Literal["bleu"]
+
+
+class Chrf(_Metric):
+    """F score of character n-grams up to 6, recall weighted twice (Popović 2015). In any language; by sacreBLEU."""
+
+    type: Literal["chrf"]
+
+
+TextMetric = Annotated[
+    ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL | Bleu | Chrf, Field(discriminator="type")
+]
 
 
 def _named_apart(metrics: list[TextMetric]) -> list[TextMetric]:

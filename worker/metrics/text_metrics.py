@@ -1,12 +1,14 @@
 """The metrics of a task's evaluation as functions of (text, reference), each from 0 to 1, in bounded time for any text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from functools import partial
 
 import regex
 
 from contract.evaluation.text_evaluation import (
+    Bleu,
+    Chrf,
     Contains,
     ExactMatch,
     JsonSchema,
@@ -19,13 +21,12 @@ from contract.evaluation.text_evaluation import (
 )
 from worker.metrics.json_schema_check import Clock, SchemaCheck, document
 from worker.metrics.score_errors import MetricError, TooCostly
+from worker.metrics.similarity import bleu, chrf, rouge_l
 
 Score = Callable[[str, str], float]  # of a text and its reference
 
 REGEX_SECONDS = 0.05  # of a search, which may take exponential time
-MOST_WORDS = 4000  # of a text or a reference under ROUGE-L, whose time grows with their product
 _NUMBER = regex.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
-_WORDS = regex.compile(r"[a-z0-9]+")
 
 
 def scorer(metric: TextMetric, clock: Clock) -> Score:
@@ -46,6 +47,10 @@ def scorer(metric: TextMetric, clock: Clock) -> Score:
             return SchemaCheck(schema, clock)
         case RougeL():
             return rouge_l
+        case Bleu():
+            return bleu
+        case Chrf():
+            return chrf
 
 
 def _plain(text: str, folded: bool) -> str:
@@ -82,26 +87,3 @@ def _first_number(text: str) -> Decimal | None:
         return None if found is None else Decimal(found[0].replace(",", ""))
     except InvalidOperation:
         return None
-
-
-def rouge_l(text: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words (Lin 2004, section 3.1): runs of letters and digits, lower case."""
-    ours, wanted = (_WORDS.findall(part.lower())[:MOST_WORDS] for part in (text, reference))
-    if not ours or not wanted:
-        return 0.0
-    common = _longest_common(ours, wanted)
-    return 2 * common / (len(ours) + len(wanted))
-
-
-def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:
-    """Length of the longest common subsequence, in bits of one number a row (Hyyrö 2004)."""
-    places: dict[str, int] = {}
-    for at, word in enumerate(left):
-        places[word] = places.get(word, 0) | 1 << at
-    full = (1 << len(left)) - 1
-    row = full
-    for word in right:
-        matches = places.get(word, 0)
-        both = row & matches
-        row = (row + both | row - both) & full
-    return len(left) - row.bit_count()

@@ -1,5 +1,7 @@
 """Text metrics: right, wrong and hostile texts (which pytest's timeout ends); ROUGE-L against the textbook recurrence."""
 
+from collections import Counter
+from statistics import fmean
 from time import thread_time
 from typing import Any
 
@@ -12,7 +14,8 @@ from contract.evaluation.text_evaluation import JsonSchema, TextMetric
 from worker.metrics import scoring
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import MOST_COSTLY, Scoring
-from worker.metrics.text_metrics import rouge_l, scorer
+from worker.metrics.similarity import bleu, chrf, rouge_l
+from worker.metrics.text_metrics import scorer
 
 METRIC: TypeAdapter[Any] = TypeAdapter(TextMetric)
 NESTED = "[" * 100_000
@@ -62,6 +65,14 @@ def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
         ({"type": "rouge_l"}, "The cat, sat!", "the cat sat", 1),
         ({"type": "rouge_l"}, "police kill the gunman", "police killed the gunman", 0.75),
         ({"type": "rouge_l"}, "", "a", 0),
+        ({"type": "bleu"}, "the cat sat on a mat", "the cat sat on the mat", (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25),
+        ({"type": "bleu"}, "the cat sat on the mat.", "the cat sat on the mat.", 1),
+        ({"type": "bleu"}, "", "a", 0),
+        ({"type": "bleu"}, "a", "", 0),
+        ({"type": "chrf"}, "die Katze saß", "die Katze saß", 1),
+        ({"type": "chrf"}, "猫は座った", "猫は座った", 1),
+        ({"type": "chrf"}, "", "a", 0),
+        ({"type": "chrf"}, "a", "", 0),
     ],
 )
 def test_a_text_is_scored(metric: dict[str, Any], text: str, reference: str, expected: float) -> None:
@@ -77,6 +88,38 @@ def test_rouge_l_is_the_f_measure_of_the_textbook_recurrence(left: list[str], ri
     common = table[-1][-1]
     expected = 2 * common / (len(left) + len(right)) if left and right else 0.0
     assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(expected)
+
+
+def chrf_of_the_paper(text: str, reference: str) -> float:
+    """Mean precision and mean recall of n-grams up to 6 of characters without spaces, over the orders that both texts have."""
+    ours, wanted = ("".join(part.split()) for part in (text, reference))
+    precisions, recalls = [], []
+    for order in range(1, 1 + min(6, len(ours), len(wanted))):
+        left, right = (Counter(part[at : at + order] for at in range(len(part) - order + 1)) for part in (ours, wanted))
+        matches = (left & right).total()
+        precisions.append(matches / left.total())
+        recalls.append(matches / right.total())
+    if not any(precisions):
+        return 0.0
+    precision, recall = fmean(precisions), fmean(recalls)
+    return 5 * precision * recall / (4 * precision + recall)
+
+
+@given(st.text("ab c", max_size=12), st.text("ab c", max_size=12))
+def test_chrf_is_the_f_score_of_the_papers_definition(text: str, reference: str) -> None:
+    assert chrf(text, reference) == pytest.approx(chrf_of_the_paper(text, reference))
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_similarities_of_any_texts_are_from_0_to_1(text: str, reference: str) -> None:
+    for score in (bleu, chrf, rouge_l):
+        assert 0 <= score(text, reference) <= 1
+
+
+@pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge_l"])
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "(" * 1_000_000, "1," * 500_000, "&lt;" * 250_000, "a " * 500_000])
+def test_similarities_of_endless_texts_hold_nobody_up(kind: str, text: str) -> None:
+    assert score({"type": kind}, text, text) in (0, pytest.approx(1))
 
 
 BACKTRACKS = {"type": "regex", "pattern": "(a|aa)+$"}

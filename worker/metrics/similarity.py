@@ -1,0 +1,48 @@
+"""How close a text is to its reference, from 0 to 1: ROUGE-L by words, BLEU and chrF as sacreBLEU computes them.
+
+Each reads the beginnings of text and reference, since their time grows with both.
+"""
+
+from collections.abc import Sequence
+
+import regex
+from sacrebleu.metrics import BLEU, CHRF
+
+MOST_WORDS = 4000  # of a text or a reference under ROUGE-L, whose time grows with their product
+MOST_CHARACTERS = 20_000  # under BLEU and chrF
+_WORDS = regex.compile(r"[a-z0-9]+")
+_BLEU = BLEU(effective_order=True)  # of single texts: only orders that a text is long enough for
+_CHRF = CHRF()
+
+
+def bleu(text: str, reference: str) -> float:
+    """BLEU of one text (Papineni et al. 2002): 13a tokens, up to four of them, exponential smoothing (Chen and Cherry 2014)."""
+    return min(1.0, _BLEU.sentence_score(text[:MOST_CHARACTERS], [reference[:MOST_CHARACTERS]]).score / 100)
+
+
+def chrf(text: str, reference: str) -> float:
+    """F score of character n-grams up to 6, recall weighted twice (Popović 2015)."""
+    return min(1.0, _CHRF.sentence_score(text[:MOST_CHARACTERS], [reference[:MOST_CHARACTERS]]).score / 100)
+
+
+def rouge_l(text: str, reference: str) -> float:
+    """F1 of the longest common subsequence of words (Lin 2004, section 3.1): runs of letters and digits, lower case."""
+    ours, wanted = (_WORDS.findall(part.lower())[:MOST_WORDS] for part in (text, reference))
+    if not ours or not wanted:
+        return 0.0
+    common = _longest_common(ours, wanted)
+    return 2 * common / (len(ours) + len(wanted))
+
+
+def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:
+    """Length of the longest common subsequence, in bits of one number a row (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for at, word in enumerate(left):
+        places[word] = places.get(word, 0) | 1 << at
+    full = (1 << len(left)) - 1
+    row = full
+    for word in right:
+        matches = places.get(word, 0)
+        both = row & matches
+        row = (row + both | row - both) & full
+    return len(left) - row.bit_count()
