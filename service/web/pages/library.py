@@ -8,16 +8,20 @@ from starlette.datastructures import UploadFile
 from service.adapters import routes as adapter_routes
 from service.app_state import Config, Store
 from service.authentication import Db, Writer
+from service.database.engine import among_ids
 from service.files import actions as files
 from service.files import routes as file_routes
 from service.files.dataset_intake import Intake, IntakeLimits
 from service.files.multipart_upload import sane_name
 from service.http.problems import BadRequest
 from service.tasks.adapter_queries import adapters_of
+from service.tasks.models import Task
+from service.tenants.tenant_scope import scoped
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
+from service.web.views.job_rows import adapter_row
 
 router = pages()
 
@@ -65,7 +69,10 @@ def list_adapters(viewer: Looking, db: Db, request: Request, cursor: str | None 
     shown = adapter_routes.list_adapters(reader, db, None, cursor, _PAGE)
     with db.begin() as session:
         total = session.scalars(select(func.count()).select_from(adapters_of(reader).subquery())).one()
-    return render(request, "adapters.html", adapters=shown.data, total=total, next_cursor=shown.next_cursor)
+        among = scoped(select(Task.id, Task.name, Task.winner_job_id).where(among_ids(Task.id)), Task, reader)
+        tasks = {id: (name, won) for id, name, won in session.execute(among, {"ids": [one.task_id for one in shown.data]})}
+    rows = [adapter_row(one, *tasks.get(one.task_id, (None, None))) for one in shown.data]
+    return render(request, "adapters.html", rows=rows, total=total, next_cursor=shown.next_cursor)
 
 
 @router.post("/adapters/{adapter_id}/delete")

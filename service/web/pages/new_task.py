@@ -49,15 +49,17 @@ class TaskForm:
     fields: dict[str, str]
     schedules: list[str]
     modules: list[str]
+    metrics: list[str]
     spec: dict[str, Any] = field(default_factory=dict)
     checked: TaskSpec | None = None
     errors: list[FieldError] = field(default_factory=list)
 
     @classmethod
     def read(cls, form: Form) -> "TaskForm":
-        draft = cls({name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"))
+        fields = {name: form.one(name) for name in form.data}
+        draft = cls(fields, form.all("schedule"), form.all("modules"), form.all("metrics"))
         try:
-            draft.spec = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules)
+            draft.spec = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules, draft.metrics)
             draft.checked = TaskSpec.model_validate(draft.spec)
         except spec_form.FieldUnreadable as error:
             draft.errors.append(FieldError(field=error.field, code="unreadable", message=str(error)))
@@ -80,7 +82,7 @@ class TaskForm:
 
 @router.get("/tasks/new")
 def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request: Request, like: str = "") -> Response:
-    fields, chosen = dict(spec_form.DEFAULTS), (["constant"], ["all"])
+    fields, chosen = dict(spec_form.DEFAULTS), spec_form.choices_of({})
     if like:
         with db.begin() as session:
             spec = effective(find(session, Task, like, writer, "task"))
@@ -209,6 +211,7 @@ def _page(
         module_sets=list(spec_form.MODULE_SETS),
         schedules=spec_form.SCHEDULES,
         policies=spec_form.POLICIES,
+        metrics=spec_form.METRICS | {one: one for one in draft.metrics if one not in spec_form.METRICS},
     )
 
 

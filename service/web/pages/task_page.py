@@ -30,7 +30,8 @@ from service.web.session.viewer import Looking
 from service.web.views import curve_image
 from service.web.views.curve_pack import curve_pack
 from service.web.views.generated_texts import generated_texts
-from service.web.views.job_rows import importance, job_table, saved_by_reason
+from service.web.views.job_rows import adapter_row, importance, job_table, saved_by_reason, winners_words
+from service.web.views.spec_differences import in_order
 from service.web.views.task_history import TOLD, happenings
 from service.web.views.task_rows import expected_end, jobs_bar, planned_end, progress
 
@@ -49,7 +50,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         (task,) = resources_of(session, [row])
         jobs = jobs_of_task(session, reader, task_id)
         kept = adapters_of(reader).where(Adapter.task_id == task_id).order_by(Adapter.val_loss).limit(_ADAPTERS)
-        stored = [AdapterResource.of(one) for one in session.scalars(kept)]
+        stored = [adapter_row(AdapterResource.of(one), row.name, row.winner_job_id) for one in session.scalars(kept)]
         changes = scoped(select(PlanChange).where(PlanChange.task_id == task_id), PlanChange, reader)
         plans = session.scalars(changes.order_by(PlanChange.created_at.desc()).limit(_PLANS))
         told = happenings(newest(session, reader, task_id, TOLD, _EVENTS), [PlanChangeResource.of(one) for one in plans])
@@ -64,6 +65,8 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         "task.html",
         task=task,
         table=table,
+        verdict=winners_words(task, jobs),
+        job_of={job.id: job for job in jobs},
         bar=jobs_bar(task.jobs, exits),
         adapters=stored,
         history=told,
@@ -78,7 +81,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         currency=settings.currency,
         last_event=last_event,
         open=task.status not in TASK_TERMINAL,
-        spec=yaml.safe_dump(task.spec, sort_keys=False, allow_unicode=True),
+        spec=yaml.safe_dump(in_order(task.spec), sort_keys=False, allow_unicode=True),
     )
 
 

@@ -1,5 +1,6 @@
 """A task's jobs as a table, as the plot reads them, and what early exit saved. Pure."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.wording.config_labels import HEADINGS, cell, label, varying
 from contract.wording.exit_sentences import exit_sentence
+from service.adapters.resource import AdapterResource
 from service.tasks.job_resource import JobResource
 from service.tasks.resource import TaskResource
 from service.usage.trained_rows import rows_trained
@@ -18,6 +20,7 @@ EXIT_WORDS = {
     ExitReason.OVERFITTING: "it overfitted",
     ExitReason.UNDERPERFORMING: "others were better",
 }
+MAIN = ("learning_rate", "rank", "batch_size")  # what a configuration is told by, beside what varies
 _FIXED = ("index", "status", "step", "best", "exit")
 
 
@@ -100,6 +103,40 @@ def _key(job: JobResource, sort: str) -> tuple[Any, ...]:
     value = getattr(job.config, sort)
     number = isinstance(value, int | float)
     return (value is None, not number, value if number else str(value), job.index)
+
+
+def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None:
+    """The verdict on the winner, with its configuration, and the step that its adapter is from where that is not its last."""
+    if task.selection is None:
+        return None
+    job = next((job for job in jobs if task.winner is not None and job.id == task.winner.job_id), None)
+    if task.winner is None or job is None:
+        return f"{task.selection.verdict}."
+    varied = varying([one.config for one in jobs])
+    names = [name for name in JobConfig.model_fields if name in MAIN or name in varied]
+    told = f"job {job.index} ({label(job.config, names)})"
+    said = re.sub(rf"\bjob {job.index}\b", lambda _: told, task.selection.verdict, count=1) + "."
+    if task.winner.step >= job.step:
+        return said
+    said += f" Its adapter is from step {task.winner.step} of {job.total_steps or job.step}"
+    evaluated = job.status in (JobStatus.COMPLETED, JobStatus.EXITED)  # after its last step, as the others may not have been
+    return said + (", as the validation loss rose afterwards." if evaluated else ".")
+
+
+@dataclass(frozen=True)
+class AdapterRow:
+    """A stored adapter: of which job, with which configuration, and whether it is its task's winner."""
+
+    adapter: AdapterResource
+    task: str
+    label: str
+    wins: bool
+
+
+def adapter_row(adapter: AdapterResource, task: str | None, winner_job_id: str | None) -> AdapterRow:
+    """task: its name."""
+    said = label(adapter.lineage.config, MAIN)
+    return AdapterRow(adapter, task or adapter.task_id, said, adapter.job_id == winner_job_id)
 
 
 def importance(table: JobTable) -> list[Worth]:

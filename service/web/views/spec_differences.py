@@ -1,9 +1,34 @@
-"""How several specs differ, field by field. Pure."""
+"""A spec in its own order, and how several differ, field by field. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
+from contract.compatibility.lenient_documents import read_leniently
+from contract.task_spec import TaskSpec
 from service.web.views.formats import value_of
+
+
+def in_order(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec as a document in its fields' order, without the nulls of fields that keep their defaults; what this version
+    cannot read, as it is stored."""
+    try:
+        read = read_leniently(TaskSpec, spec)
+    except ValueError:
+        return dict(spec)
+    whole: dict[str, Any] = _without_nulls(read, read.model_dump(mode="json", warnings="none"))
+    return whole
+
+
+def _without_nulls(value: Any, dumped: Any) -> Any:
+    """Of models alone: a null inside a JSON Schema is a value."""
+    if isinstance(value, BaseModel):
+        known = {name: _without_nulls(getattr(value, name), said) for name, said in dumped.items()}
+        return {name: said for name, said in known.items() if said is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(one, said) for one, said in zip(value, dumped, strict=True)]
+    return dumped
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

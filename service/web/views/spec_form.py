@@ -1,9 +1,10 @@
 """The new-task form's fields and the spec that they make, both ways. Field names are paths in the spec. Pure."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contract.evaluation.text_evaluation import Evaluation
 from contract.search_space import MODULES
 
 Fields = Mapping[str, str]
@@ -16,6 +17,14 @@ MODULE_SETS = {
 }
 SCHEDULES = ("constant", "linear", "cosine")
 POLICIES = ("alto_guarded", "alto", "asha", "none")
+METRICS = {  # of generated texts, those that need no settings
+    "rouge_l": "ROUGE-L: words in the reference's order",
+    "exact_match": "the reference exactly",
+    "contains": "contains the reference",
+    "number": "the reference's number after ####",
+    "json_valid": "valid JSON",
+}
+_PLAIN = {name: Evaluation.model_validate({"metrics": [{"type": name}]}).metrics[0].model_dump(mode="json") for name in METRICS}
 
 
 class FieldUnreadable(ValueError):
@@ -62,6 +71,7 @@ _ONE: dict[str, Read] = {
     "early_exit.warmup_fraction": _number,
     "early_exit.keep_fraction": _number,
     "early_exit.eval_every": _whole,
+    "evaluation.max_prompts": _whole,
     "gpus": _whole,
     "max_gpus": _whole,
     "priority": _whole,
@@ -90,6 +100,7 @@ DEFAULTS: Fields = {
     "early_exit.policy": "alto_guarded",
     "early_exit.warmup_fraction": "0.05",
     "early_exit.keep_fraction": "0.25",
+    "evaluation.max_prompts": "64",
     "gpus": "1",
     "priority": "1",
     "modules": "all",
@@ -97,13 +108,16 @@ DEFAULTS: Fields = {
 }
 
 
-def spec_of_form(fields: Fields, schedules: list[str], modules: list[str]) -> dict[str, Any]:
+def spec_of_form(fields: Fields, schedules: list[str], modules: list[str], metrics: Sequence[str] = ()) -> dict[str, Any]:
     """The spec that the form asks for, unchecked; empty fields are left out. Raises FieldUnreadable."""
     spec: dict[str, Any] = {}
+    idle = set() if fields.get("search_space.method") == "random" else {"search_space.n"}
+    if fields.get("evaluation"):
+        _put(spec, "evaluation.metrics", [_metric(one) for one in metrics])
+    else:
+        idle.add("evaluation.max_prompts")
     for path, read in _ONE.items():
-        if text := fields.get(path, "").strip():
-            if path == "search_space.n" and fields.get("search_space.method") != "random":
-                continue
+        if path not in idle and (text := fields.get(path, "").strip()):
             _put(spec, path, read(path, text))
     for path, read in _LISTS.items():
         if words := fields.get(path, "").replace(",", " ").split():
@@ -121,6 +135,14 @@ def spec_of_form(fields: Fields, schedules: list[str], modules: list[str]) -> di
     return spec
 
 
+def _metric(said: str) -> Any:
+    """A metric by its type, or as JSON if it has settings."""
+    try:
+        return json.loads(said) if said.startswith("{") else {"type": said}
+    except ValueError:
+        raise FieldUnreadable("evaluation.metrics", f"{said!r} is no JSON") from None
+
+
 def fields_of(spec: Mapping[str, Any]) -> dict[str, str]:
     """A spec as the form's fields, as far as the form has them."""
     found = {}
@@ -133,14 +155,22 @@ def fields_of(spec: Mapping[str, Any]) -> dict[str, str]:
         elif value is not None:
             found[path] = f"{value:g}" if isinstance(value, float) else str(value)
     found["labels"] = "\n".join(f"{key}={value}" for key, value in spec.get("labels", {}).items())
-    return found
+    if spec.get("evaluation"):
+        found["evaluation"] = "1"
+    return {"evaluation.max_prompts": DEFAULTS["evaluation.max_prompts"]} | found
 
 
-def choices_of(spec: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The schedules and module sets that a spec names."""
+def choices_of(spec: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """The schedules, module sets and metrics of texts that a spec names; without any, the metrics of a new form."""
     space = spec.get("search_space", {})
     sets = [name for name, modules in MODULE_SETS.items() if modules in space.get("target_modules", [])]
-    return list(space.get("schedule", ["constant"])), sets or ["all"]
+    metrics = [_said(one) for one in (spec.get("evaluation") or {}).get("metrics", [])]
+    return list(space.get("schedule", ["constant"])), sets or ["all"], metrics or ["rouge_l"]
+
+
+def _said(metric: Mapping[str, Any]) -> str:
+    plain = next((name for name, document in _PLAIN.items() if document == metric), None)
+    return plain or json.dumps({key: value for key, value in metric.items() if value is not None}, ensure_ascii=False)
 
 
 def _put(spec: dict[str, Any], path: str, value: Any) -> None:

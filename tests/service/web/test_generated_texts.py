@@ -45,7 +45,9 @@ def flat(text: str) -> str:
 
 def test_a_task_that_asks_for_nothing_says_how_to_ask(visitor, tenant):
     page = visitor.open(f"/tasks/{tenant.task(name='plain')['id']}")
-    assert "With evaluation in its spec" in flat(page.text_content("#texts"))
+    assert "With evaluation in its spec (in the form: “Score the texts that it writes”), a task" in flat(
+        page.text_content("#texts")
+    )
 
 
 def test_texts_come_as_they_are_generated_the_winners_beside_the_bases(visitor, database, storage, asking):

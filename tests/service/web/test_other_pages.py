@@ -66,6 +66,34 @@ def test_a_task_is_made_on_an_uploaded_file(visitor, tenant, tmp_path):
     assert again.input_value("[name='search_space.learning_rate']") == "0.0001, 0.0003"
 
 
+def test_the_form_asks_for_scored_texts(visitor, tenant, tmp_path):
+    page = visitor.open("/tasks/new")
+    assert not page.is_checked("[name=evaluation]")
+    page.set_input_files("#upload-file", jsonl_file(tmp_path))
+    page.fill("[name='training.max_seq_len']", "64")
+    page.wait_for_selector("#outcome >> text=GPU time")
+    assert "evaluation" not in page.text_content("#copy-YAML")
+    page.check("[name=evaluation]")
+    page.uncheck("[name=metrics][value=rouge_l]")
+    page.wait_for_selector("[id='e-evaluation.metrics']:has-text('at least 1')")
+    page.check("[name=metrics][value=exact_match]")
+    page.fill("[name='evaluation.max_prompts']", "5000")
+    page.wait_for_selector("[id='e-evaluation.max_prompts']:has-text('1024')")
+    page.fill("[name='evaluation.max_prompts']", "5")
+    page.wait_for_selector("#copy-YAML >> text=exact_match", state="attached")
+    asked = {"metrics": [{"type": "exact_match"}], "max_prompts": 5}
+    assert json.loads(re.search(r"-d '(.*)'$", page.text_content("#copy-curl"), re.DOTALL)[1])["evaluation"] == asked
+    assert "exact_match" in page.text_content("#copy-Python")
+    page.click("text=Submit")
+    page.wait_for_url("**/tasks/task_*")
+    made = tenant.get("/v1/tasks").json()["data"][0]
+    assert made["spec"]["evaluation"]["max_prompts"] == 5
+    again = visitor.open(f"/tasks/new?like={made['id']}")
+    assert again.is_checked("[name=evaluation]")
+    assert again.locator("[name=metrics]:checked").evaluate_all("all => all.map(one => one.value)") == ["exact_match"]
+    assert again.input_value("[name='evaluation.max_prompts']") == "5"
+
+
 def test_wrong_rows_are_named_by_line(visitor, tmp_path):
     path = tmp_path / "broken.jsonl"
     path.write_bytes(jsonl(*chat_rows(3)) + b'{"prompt": 5}\n')
@@ -228,13 +256,18 @@ def test_a_webhook_is_refused_or_made_and_deleted(visitor):
 
 
 def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, storage):
-    task = tenant.task()
+    task = tenant.task(name="tiny loss")
     with database.begin() as session:
         made = adapter(session, storage, jobs_of(session, task["id"])[0], FOLDER)
+        session.get_one(Task, task["id"]).winner_job_id = made.job_id
     tenant.post(f"/v1/tasks/{task['id']}/cancel")
     page = visitor.open("/adapters")
+    row = " ".join(page.text_content("#rows tr").split())
+    assert row.startswith(f"{made.id} (winner)tiny losslr "), row
+    assert ", rank " in row
+    assert page.get_attribute("a.row", "href") == f"/tasks/{task['id']}"
     with page.expect_download() as download:
-        page.click("a.row")
+        page.click("#rows >> text=Download")
     assert download.value.suggested_filename == f"{made.id}.tar.gz"
     page.click("summary")
     page.click("text=Delete it")

@@ -6,8 +6,11 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import update
 
+from service.tasks.models import Task
+from service.tasks.selection import Candidate, choose
 from service.tenants.api_keys import hash_of
 from service.tenants.models import ApiKey
+from service.web.views.formats import NONE
 from tests.browser import eventually
 from tests.service.live_server import live
 from tests.service.sample_tasks import adapter, jobs_of
@@ -189,6 +192,38 @@ def test_pausing_resuming_and_cancelling(visitor, tenant, database, storage):
     page.click("text=Delete the task")
     assert "1 task deleted." in page.text_content("main")
     assert tenant.get(f"/v1/tasks/{task}").status_code == 404
+
+
+def test_the_winner_is_told_by_its_configuration_and_the_step_of_its_adapter(visitor, tenant, database, storage):
+    task = tenant.task(name="a sweep", search_space=GRID)["id"]
+    page = visitor.open(f"/tasks/{task}")
+    assert "6 jobs wait" in page.text_content("#facts")
+    assert "alive" not in page.text_content("#facts")
+    assert NONE not in "".join(page.locator("#facts small").all_text_contents())
+    sweeps.begin(database, task)
+    with database.begin() as session:
+        first, second = jobs_of(session, task)[:2]
+        adapter(session, storage, first, FOLDER)
+        adapter(session, storage, second, FOLDER, val_loss=2.0)
+        row = session.get_one(Task, task)
+        row.winner_job_id = first.id
+        _, made = choose([Candidate(0, 4, 1.0, None)], None)
+        row.selection = made.model_dump(mode="json")
+    sweeps.end(database, task)
+    page = visitor.open(f"/tasks/{task}")
+    assert " ".join(page.text_content("#selection").split()) == (
+        "job 0 (lr 0.0001, rank 4, batch 4) won: the lowest validation loss, 1.0000. "
+        "Its adapter is from step 7 of 100, as the validation loss rose afterwards."
+    )
+    rows = [" ".join(row.split()) for row in page.locator("#adapters tbody tr").all_text_contents()]
+    assert [row.startswith("job 0 (winner)") for row in rows] == [True, False]
+    assert "lr 0.0001, rank 4, batch 4" in rows[0]
+    assert "Download" in page.text_content("#adapters a[download]")
+    lines = page.text_content("#spec").splitlines()
+    assert [line.partition(":")[0] for line in lines if line[0].isalpha()][:5] == [
+        *("name", "base_model", "dataset", "objective", "search_space"),
+    ]
+    assert "null" not in page.text_content("#spec")
 
 
 def test_several_are_cancelled_at_once(visitor, tenant):
