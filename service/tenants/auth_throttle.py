@@ -46,7 +46,7 @@ class AuthThrottle:
     """Allows `per_minute` failures per address. Any thread may use it."""
 
     def __init__(self, per_minute: int) -> None:
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by address, the last used at the end
         self._good: OrderedDict[bytes, None] = OrderedDict()  # hashes of credentials
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class AuthThrottle:
                 return False
             bucket = self._bucket(address)
             if bucket.tokens < 1.0:
-                seconds = math.ceil((1.0 - bucket.tokens) * 60.0 / self._per_minute)
+                seconds = math.ceil((1.0 - bucket.tokens) * 60.0 / self.per_minute)
                 message = f"Too many wrong credentials came from {address or 'this address'}; try again in {seconds} s."
                 raise TooManyFailures(message, headers={"Retry-After": str(seconds)})
             bucket.tokens -= 1.0
@@ -82,8 +82,8 @@ class AuthThrottle:
         with self._lock:
             if failed != charged:
                 bucket = self._bucket(address)
-                bucket.tokens = min(float(self._per_minute), max(0.0, bucket.tokens + (1.0 if charged else -1.0)))
-                if bucket.tokens == self._per_minute:
+                bucket.tokens = min(float(self.per_minute), max(0.0, bucket.tokens + (1.0 if charged else -1.0)))
+                if bucket.tokens == self.per_minute:
                     del self._buckets[address]
             if failed:
                 self._good.pop(hash, None)
@@ -103,7 +103,7 @@ class AuthThrottle:
 
     def _bucket(self, address: str) -> _Bucket:
         """The address's bucket, refilled up to now. Evicts the address used longest ago beyond _MOST."""
-        now, most = time.monotonic(), float(self._per_minute)
+        now, most = time.monotonic(), float(self.per_minute)
         bucket = self._buckets.setdefault(address, _Bucket(most, now))
         bucket.tokens, bucket.at = min(most, bucket.tokens + (now - bucket.at) * most / 60.0), now
         self._buckets.move_to_end(address)

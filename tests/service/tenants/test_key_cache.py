@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 
 from service.database.async_reader import AsyncReader
 from service.tenants.api_keys import hash_of
-from service.tenants.auth_throttle import AuthThrottle
+from service.tenants.auth_throttle import AuthThrottle, TooManyFailures
 from service.tenants.browser_sessions import open_session
 from service.tenants.key_cache import KeyCache
 from service.tenants.models import ApiKey
@@ -81,6 +81,20 @@ def test_look_ups_at_once_share_a_query_whatever_their_tenants(new_key, run):
         assert len({principal.tenant_id for principal in of_keys}) == 20
         assert [cache.remembered(key) for key in keys] == of_keys == [check.principal for check in checks[22:]]
         assert cache.remembered("mk_unknown") is None
+
+    run(body)
+
+
+def test_valid_keys_that_come_at_once_from_one_address_are_all_let_in(new_key, run):
+    """More than the throttle's 60 wrong ones a minute: each holds a token until it is known to be valid."""
+    secrets = [new_key() for _ in range(70)]
+
+    async def body(cache: KeyCache, reader: Reader) -> None:
+        checks = await asyncio.gather(*(cache.ask(secret, "1.2.3.4") for secret in [*secrets, *[secrets[0]] * 80]))
+        assert all(check.principal is not None for check in checks)
+        wrong = await asyncio.gather(*(cache.ask(f"mk_{place}", "1.2.3.4") for place in range(100)), return_exceptions=True)
+        assert 1 <= sum(isinstance(check, TooManyFailures) for check in wrong) <= 40
+        assert len({hash for query in reader.queries for hash in query}) <= len(secrets) + 61
 
     run(body)
 
