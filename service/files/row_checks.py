@@ -86,7 +86,7 @@ def _read(line: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise _Unreadable("not_utf8", f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
     except json.JSONDecodeError as error:
-        raise _Unreadable("not_json", f"is not JSON: {error.msg} at column {error.colno}") from None
+        raise _Unreadable("not_json", f"is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except RecursionError:
         raise _Unreadable("not_json", "is nested too deeply") from None
     except _Unreadable:

@@ -182,6 +182,7 @@ def _invalid(request: Request, error: RequestValidationError) -> Response:
 
 
 def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:
+    message = message.removesuffix(" at")  # the parser's own, where a position followed
     line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
     error = FieldError(line=line, code="json_invalid", message=f"column {column}: {message}")
     return JsonInvalid(f"The body is not JSON: {message} at line {line}, column {column}.", [error])

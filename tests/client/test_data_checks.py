@@ -45,6 +45,7 @@ def test_good_files_pass(tmp_path: Path) -> None:
         (b"\n \n", "sft", "has no rows"),
         (b'{"instruction": "a", "input": "b", "output": "c"}\n', "sft", "line 1 is an instruction row; write it as"),
         (b'{"prompt": "a"\n', "sft", "line 1 is not JSON"),
+        (b'\n  {"prompt": "a\n', "sft", "line 2 is not JSON: Unterminated string starting at column 14; each line is one row"),
         (json.dumps(CHAT).encode() + b"\n[1]\n", "sft", "line 2 is not a JSON object"),
         (json.dumps(CHAT).encode() + b"\n" + json.dumps(CHAT).encode(), "sft", "all rows are the same"),
         (json.dumps(PAIR).encode(), "sft", "line 1 is no row for objective sft"),

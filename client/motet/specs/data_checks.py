@@ -62,7 +62,7 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            yield f"line {number} is not JSON ({error}); each line is one row"
+            yield f"line {number} is not JSON: {_mistake(error)}; each line is one row"
             return
         if not isinstance(row, dict):
             yield f"line {number} is not a JSON object; each line is one row"
@@ -78,19 +78,26 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
         yield "has no rows"
 
 
+def _mistake(error: ValueError) -> str:
+    """The parser's message with the column alone: to the parser, each row is a text of one line."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
+    return str(error)
+
+
 def _divisible(path: Path) -> Iterator[str]:
     """Rejects files of equal rows: a split holds equal rows out together, so validation needs two distinct rows."""
-    distinct = {hashlib.sha256(line).digest() for _, line in _lines(path)}
+    distinct = {hashlib.sha256(line.strip()).digest() for _, line in _lines(path)}
     if len(distinct) < 2:
         yield "all rows are the same, so none is left to validate on; add other rows, or name a validation_file"
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Non-empty lines with their numbers, counted from 1."""
+    """Non-empty lines with their numbers, counted from 1; what leads a line stays, so that columns are the file's."""
     try:
         with path.open("rb") as source:
             for number, line in enumerate(source, 1):
-                if text := (line.removeprefix(BOM_UTF8) if number == 1 else line).strip():
+                if text := (line.removeprefix(BOM_UTF8) if number == 1 else line).rstrip():
                     yield number, text
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
