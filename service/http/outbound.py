@@ -33,6 +33,10 @@ class Refused(ValueError):
     """The URL may not be called. The message is for the tenant and reveals nothing about our network."""
 
 
+class NotPublic(Refused):
+    """The host's address is not public, and no allowed network holds it."""
+
+
 class Failed(Exception):
     """The receiver could not be reached or did not answer in time. A retry may succeed."""
 
@@ -125,7 +129,7 @@ class Outbound:
             if any(address in network for network in self._allowed):
                 continue
             if not is_public(address):
-                raise Refused("its host has an address that is not public; public addresses alone are called")
+                raise NotPublic("its host has an address that is not public; public addresses alone are called")
             if scheme != "https":
                 raise Refused("must start with https://, so that nobody on the way reads or changes what is sent")
 

@@ -8,11 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from service.authentication import CSRF_CHECKED, SESSION_COOKIE, check_csrf
+from service.authentication import CSRF_CHECKED, SESSION_COOKIE, ScopeMissing, check_csrf
 from service.http.problem_handlers import RENDERER
-from service.http.problems import Forbidden, Problem, Unauthorized
+from service.http.problems import Forbidden, Problem, Unauthorized, summary
+from service.tenants.api_keys import Scope
 from service.tenants.browser_sessions import is_session
-from service.web.rendering import render
+from service.web.rendering import VIEWER, render
+from service.web.session.viewer import viewer_of_no_route
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
@@ -66,15 +68,28 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
         )
     title, detail = problem.title, problem.detail
     if problem.code == "route_unknown":
+        request.scope["state"][VIEWER] = viewer_of_no_route(request)
         title, detail = (
             "No such page",
             f"There is no page at {request.url.path}. The address is mistyped, or its page has moved.",
         )
+    if problem.errors and detail == summary(problem.errors):
+        detail = ""  # the list below says it
     said = {"problem": problem, "title": title, "detail": detail, "request_id": headers["x-request-id"]}
+    said["way_out"] = _way_out(problem)
     answer = render(request, "problem.html", status=problem.status, **said)
     kept = {name: value for name, value in headers.items() if name.lower() in ("retry-after", "x-request-id", "allow")}
     answer.headers.update(HEADERS | {"Cache-Control": "no-store"} | kept)
     return answer
+
+
+def _way_out(problem: Problem) -> str | None:
+    """What somebody who is signed in with a key of too few scopes can do."""
+    if not isinstance(problem, ScopeMissing):
+        return None
+    scope = problem.extra["needs"]
+    whose = "an operator's key" if scope == Scope.ADMIN else "ask an admin for one"
+    return f"Sign out, then sign in with a key that has the scope {scope}: {whose}."
 
 
 async def _check_form(request: Request) -> None:

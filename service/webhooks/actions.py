@@ -7,7 +7,7 @@ from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database.engine import after_commit, clock, new_id
-from service.http.outbound import Outbound, Refused
+from service.http.outbound import NotPublic, Outbound, Refused
 from service.http.problems import Invalid, invalid_field
 from service.messaging.queue import Queue, QueueJob
 from service.secret_box import SecretBox
@@ -53,7 +53,8 @@ def check_url(outbound: Outbound, url: str) -> None:
     try:
         outbound.check(url)
     except Refused as refused:
-        raise invalid_field("url", "url_refused", str(refused)) from None
+        way = "; an operator allows a private network in MOTET_WEBHOOK_NETWORKS" if isinstance(refused, NotPublic) else ""
+        raise invalid_field("url", "url_refused", f"{refused}{way}") from None
 
 
 def find_webhook(session: Session, principal: Principal, id: str, *, lock: bool = False) -> Webhook:

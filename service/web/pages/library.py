@@ -11,7 +11,7 @@ from service.authentication import Db, Writer
 from service.database.engine import among_ids
 from service.files import actions as files
 from service.files import routes as file_routes
-from service.files.dataset_intake import Intake, IntakeLimits
+from service.files.dataset_intake import FileInvalid, Intake, IntakeLimits
 from service.files.multipart_upload import sane_name
 from service.http.problems import BadRequest
 from service.tasks.adapter_queries import adapters_of
@@ -50,6 +50,8 @@ def upload_file(writer: Writer, db: Db, settings: Config, storage: Store, form: 
         while block := upload.file.read(_BLOCK):
             intake.feed(block)
         data = intake.finish()
+    except FileInvalid as refused:
+        raise FileInvalid(refused.errors, f"{name} was not uploaded: nothing was kept.", **refused.extra) from None
     finally:
         intake.abandon()
     with db.begin() as session:

@@ -1,6 +1,7 @@
 """The new-task form: its estimate, its rows as training reads them, its copies as curl, Python and YAML, its submission."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import yaml
@@ -35,11 +36,14 @@ from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.web.views import spec_form
+from service.web.views.estimate_times import EstimateTimes
 
 router = pages()
 
 _FILES = 200  # offered in the form
 _ROWS = 5
+_ERRORS = 20
+_PLACES = {name: place for place, name in enumerate(spec_form.LABELS)}  # of the fields on the page
 
 
 @dataclass
@@ -56,15 +60,18 @@ class TaskForm:
 
     @classmethod
     def read(cls, form: Form) -> "TaskForm":
-        fields = {name: form.one(name) for name in form.data}
-        draft = cls(fields, form.all("schedule"), form.all("modules"), form.all("metrics"))
+        draft = cls({name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"), form.all("metrics"))
+        draft.spec, mistakes = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules, draft.metrics)
+        draft.errors += [FieldError(field=path, code="unreadable", message=said) for path, said in mistakes.items()]
         try:
-            draft.spec = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules, draft.metrics)
-            draft.checked = TaskSpec.model_validate(draft.spec)
-        except spec_form.FieldUnreadable as error:
-            draft.errors.append(FieldError(field=error.field, code="unreadable", message=str(error)))
+            checked = TaskSpec.model_validate(draft.spec)
         except ValidationError as error:
-            draft.errors += [field_error({**one, "loc": ("body", *one["loc"])}, [TaskSpec]) for one in error.errors()[:20]]
+            found = [field_error({**one, "loc": ("body", *one["loc"])}, [TaskSpec]) for one in error.errors()]
+            told = tuple(f"{path}." for path in mistakes)  # also of the object around a field that is told of
+            draft.errors += [one for one in found if not any(path.startswith(f"{one.field}.") for path in told)][:_ERRORS]
+        else:
+            draft.checked = None if mistakes else checked
+        draft.errors.sort(key=lambda one: _place(one.field))
         return draft
 
     def refused(self, problem: Problem) -> None:
@@ -72,12 +79,24 @@ class TaskForm:
 
     def error_of(self, name: str) -> str | None:
         """What is wrong with a field, or with one of its list's values."""
-        said = [e.message for e in self.errors if e.field is not None and (e.field == name or e.field.startswith(name + "["))]
-        return "; ".join(said) or None
+        return (
+            "; ".join(e.message for e in self.errors if e.field is not None and spec_form.field_name(e.field) == name) or None
+        )
 
-    def unplaced(self, names: set[str]) -> list[FieldError]:
-        """Errors of no field of the form."""
-        return [one for one in self.errors if one.field is None or one.field.partition("[")[0] not in names]
+    def label_of(self, path: str) -> str | None:
+        """What the form calls the field of this path, if it has it."""
+        return spec_form.LABELS.get(spec_form.field_name(path))
+
+    @property
+    def first_wrong(self) -> str | None:
+        """The first field on the page that is wrong."""
+        wrong = [name for one in self.errors if one.field is not None and (name := spec_form.field_name(one.field)) in _PLACES]
+        return min(wrong, key=_PLACES.__getitem__, default=None)
+
+
+def _place(path: str | None) -> int:
+    """Where a mistake stands on the page; those of no field come last."""
+    return _PLACES.get(spec_form.field_name(path or ""), len(_PLACES))
 
 
 @router.get("/tasks/new")
@@ -145,7 +164,13 @@ def preview(
             held, revision = BaseTokenizer.of(session, model), model.revision
         found = row_preview.preview(storage, known, asked, file, folders.folder_of(held, storage), revision)
     except ValidationError:
-        draft.errors.append(FieldError(code="incomplete", message="A preview needs a file and a base model."))
+        there = draft.fields.get("dataset.file_id") and draft.fields.get("base_model")
+        said = (
+            "A preview reads rows as training would: mend the form first."
+            if there
+            else "A preview needs a file and a base model."
+        )
+        draft.errors.append(FieldError(code="incomplete", message=said))
     except Problem as problem:
         draft.refused(problem)
     return _page(request, db, writer, settings, draft, shown=found)
@@ -197,6 +222,7 @@ def _page(
         files=stored,
         models=models,
         estimate=estimate,
+        times=None if estimate is None else EstimateTimes.of(estimate, datetime.now(UTC)),
         price=None if price is None or estimate is None else estimate.gpu_seconds.expected / 3600 * price,
         currency=settings.currency,
         shown=shown,

@@ -125,8 +125,10 @@ def _done(request: Request) -> str | None:
 
 @router.post("/tasks/bulk")
 def confirm_bulk(viewer: Looking, writer: Writer, db: Db, form: Form, request: Request) -> Response:
-    """Names what will be done to which tasks, before it is."""
+    """Names what will be done to which tasks, before it is; leads to the page that compares them."""
     ids, act = _chosen(form.all("task")), form.one("act")
+    if act == "compare":  # not a GET form: its address would hold the CSRF token
+        return RedirectResponse(f"/compare?{urlencode([('task', id) for id in ids])}", 303)
     with db.begin() as session:
         rows = task_rows(session, writer, [find(session, Task, id, writer, "task") for id in ids])
     fits = {row.task.id for row in rows if (row.task.status in TASK_TERMINAL) == (act != "cancel")}

@@ -1,5 +1,7 @@
 """Webhooks and what was sent to them."""
 
+from dataclasses import dataclass
+
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
@@ -20,9 +22,31 @@ from service.webhooks.webhook_messages import WANTED
 router = pages()
 
 
+@dataclass(frozen=True)
+class WebhookForm:
+    """The form as it was sent; a refused one is shown again with what is wrong."""
+
+    url: str
+    description: str
+    events: list[str]
+
+    def read(self) -> NewWebhook:
+        """Raises Invalid."""
+        said = {"url": self.url, "events": self.events, "description": self.description or None}
+        try:
+            return NewWebhook.model_validate(said)
+        except ValidationError as error:
+            raise Invalid(
+                [field_error({**one, "loc": ("body", *one["loc"])}, [NewWebhook]) for one in error.errors()]
+            ) from None
+
+
+_EMPTY = WebhookForm("", "", [event for event in WANTED if event.startswith("task.")])
+
+
 @router.get("/webhooks")
 def list_webhooks(viewer: Looking, db: Db, request: Request) -> Response:
-    return _page(request, viewer, db, None)
+    return _page(request, viewer, db)
 
 
 @router.post("/webhooks")
@@ -37,13 +61,12 @@ def create_webhook(
     claim: ClaimedKey,
     answers: AnswerBox,
 ) -> Response:
+    draft = WebhookForm(form.one("url").strip(), form.one("description"), form.all("event"))
     try:
-        said = {"url": form.one("url").strip(), "events": form.all("event"), "description": form.one("description") or None}
-        new = NewWebhook.model_validate(said)
-    except ValidationError as error:
-        errors = [field_error({**one, "loc": ("body", *one["loc"])}, [NewWebhook]) for one in error.errors()]
-        raise Invalid(errors) from None
-    return _page(request, viewer, db, webhooks.create_webhook(new, writer, db, box, out, claim, answers))
+        made = webhooks.create_webhook(draft.read(), writer, db, box, out, claim, answers)
+    except Invalid as problem:
+        return _page(request, viewer, db, draft=draft, problem=problem)
+    return _page(request, viewer, db, made=made)
 
 
 @router.get("/webhooks/{webhook_id}")
@@ -79,9 +102,18 @@ def change_webhook(webhook_id: str, act: str, writer: Writer, db: Db, queue: Que
     return RedirectResponse(f"/webhooks/{webhook_id}", 303)
 
 
-def _page(request: Request, viewer: Looking, db: Db, made: WebhookResource | None) -> Response:
+def _page(
+    request: Request,
+    viewer: Looking,
+    db: Db,
+    *,
+    made: WebhookResource | None = None,
+    draft: WebhookForm = _EMPTY,
+    problem: Invalid | None = None,
+) -> Response:
     found = webhooks.list_webhooks(viewer.principal, db, None, 100).data
-    answer = render(request, "webhooks.html", webhooks=found, made=made, events=WANTED)
+    shown = {"webhooks": found, "made": made, "events": WANTED, "draft": draft, "problem": problem}
+    answer = render(request, "webhooks.html", status=200 if problem is None else problem.status, **shown)
     if made is not None:
         answer.headers["Cache-Control"] = "no-store"  # it holds a secret
     return answer

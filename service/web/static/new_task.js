@@ -6,6 +6,15 @@ const form = document.getElementById("new-task");
 const running = {}; // by action: a new estimate replaces the one before, and leaves a preview alone
 let timer = null;
 
+// an answer's mistakes replace those of the page: their fields are marked, and what is typed stays
+function mark() {
+  for (const wrong of form.querySelectorAll(".wrong[id^='e-']")) {
+    const field = document.getElementById(`f-${wrong.id.slice(2)}`);
+    if (wrong.textContent) field.setAttribute("aria-invalid", "true"); else field.removeAttribute("aria-invalid");
+  }
+}
+document.addEventListener("patched", mark);
+
 async function ask(action) {
   running[action]?.abort();
   running[action] = new AbortController();

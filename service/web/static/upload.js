@@ -1,5 +1,13 @@
 // Uploads a file to /v1/files with its progress; a refusal names the lines.
 
+const MOST = 20; // mistakes that are listed
+
+// "line 7 is not JSON: …", "line 4, prompt: must be …", "file holds no rows"
+function lineOf({ line, field, message }) {
+  if (line && field) return `line ${line}, ${field}: ${message}`;
+  return [line ? `line ${line}` : field, message].filter(Boolean).join(" ");
+}
+
 export function uploader(place, done) {
   const input = Object.assign(document.createElement("input"), { type: "file", accept: ".jsonl,.json,.ndjson", id: "upload-file" });
   const label = Object.assign(document.createElement("label"), { htmlFor: "upload-file", textContent: "Upload a JSONL file: choose it, or drop it here. One example a line: {\"prompt\": \"…\", \"completion\": \"…\"} or {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]} " });
@@ -23,9 +31,13 @@ export function uploader(place, done) {
       let answer = {};
       try { answer = JSON.parse(request.responseText); } catch { answer = { detail: "The service did not answer as expected." }; }
       if (request.status === 201) { said.replaceChildren(`${answer.name}: ${answer.rows.toLocaleString("en")} rows`); done(answer); return; }
+      const words = Object.assign(document.createElement("p"), { className: "error", textContent: `${file.name} was not uploaded: nothing was kept.` });
       const list = document.createElement("ul");
-      for (const error of (answer.errors ?? []).slice(0, 20)) list.append(Object.assign(document.createElement("li"), { textContent: `${error.line ? `line ${error.line}: ` : ""}${error.field ? `${error.field} ` : ""}${error.message}` }));
-      const words = Object.assign(document.createElement("p"), { className: "error", textContent: answer.detail ?? "The file was refused." });
+      const errors = (answer.errors ?? []).slice(0, MOST), rest = (answer.error_count ?? errors.length) - errors.length;
+      const lines = errors.map(lineOf);
+      if (!lines.length) lines.push(answer.detail ?? "The file was refused.");
+      if (rest > 0) lines.push(`and ${rest.toLocaleString("en")} more`);
+      for (const line of lines) list.append(Object.assign(document.createElement("li"), { textContent: line }));
       said.replaceChildren(words, list);
     };
     request.open("POST", "/v1/files");

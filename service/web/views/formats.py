@@ -84,13 +84,6 @@ def when(moment: datetime | str | None) -> str | Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), clock(at), relative(at, datetime.now(UTC)))
 
 
-def coming(moment: datetime | str | None) -> str | Markup:
-    """As `when`, but a moment that has come is "at once"."""
-    if moment is not None and _moment(moment) <= datetime.now(UTC):
-        return "at once"
-    return when(moment)
-
-
 def relative(at: datetime, now: datetime) -> str:
     seconds = (at - now).total_seconds()
     if abs(seconds) < 1:
@@ -116,6 +109,14 @@ def exact(value: float | None, shown: Callable[[float | None], str] = significan
     return Markup('<span title="{}">{}</span>').format(escape(repr(value)), shown(value))
 
 
+def code_spans(text: str | None) -> Markup:
+    """Text whose `spans` are code, as Markdown has them; all else is shown as it is."""
+    parts = escape(text or "").split("`")
+    if len(parts) % 2 == 0:  # one backtick has no partner: it is a letter
+        parts[-2:] = [Markup("`").join(parts[-2:])]
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
 def _moment(moment: datetime | str) -> datetime:
     return datetime.fromisoformat(moment) if isinstance(moment, str) else moment
 
@@ -131,7 +132,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "clock": clock,
     "when": when,
-    "coming": coming,
+    "code_spans": code_spans,
     "value": value_of,
     "gpus": gpu_count,
 }

@@ -27,33 +27,29 @@ METRICS = {  # of generated texts, those that need no settings
 _PLAIN = {name: Evaluation.model_validate({"metrics": [{"type": name}]}).metrics[0].model_dump(mode="json") for name in METRICS}
 
 
-class FieldUnreadable(ValueError):
-    """A field's text is no value of its kind; `field` is its path in the spec."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+class Unreadable(ValueError):
+    """A text is no value of its field's kind."""
 
 
-def _number(field: str, text: str) -> float:
+def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise FieldUnreadable(field, f"{text!r} is no number; write it as 0.0003 or 3e-4") from None
+        raise Unreadable(f"{text!r} is no number; write it as 0.0003 or 3e-4") from None
 
 
-def _whole(field: str, text: str) -> int:
+def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise FieldUnreadable(field, f"{text!r} is no whole number") from None
+        raise Unreadable(f"{text!r} is no whole number") from None
 
 
-def _text(field: str, text: str) -> str:
+def _text(text: str) -> str:
     return text
 
 
-Read = Callable[[str, str], Any]
+Read = Callable[[str], Any]
 _ONE: dict[str, Read] = {
     "name": _text,
     "base_model": _text,
@@ -88,6 +84,40 @@ _LISTS: dict[str, Read] = {
     "search_space.lr_warmup_ratio": _number,
     "search_space.seed": _whole,
 }
+LABELS: Fields = {  # in the order of the page
+    "dataset.file_id": "Training file",
+    "dataset.validation_file_id": "Validation file",
+    "dataset.validation_fraction": "Part held out",
+    "base_model": "Base model",
+    "precision": "Precision",
+    "objective.type": "Objective",
+    "name": "Name",
+    "search_space.method": "Method",
+    "search_space.n": "Jobs to draw",
+    "search_space.learning_rate": "Learning rates",
+    "search_space.rank": "Ranks",
+    "search_space.batch_size": "Batch sizes",
+    "search_space.alpha_ratio": "Alpha / rank",
+    "search_space.dropout": "Dropout",
+    "search_space.weight_decay": "Weight decay",
+    "search_space.seed": "Seeds",
+    "search_space.schedule": "Schedules",
+    "search_space.target_modules": "Modules",
+    "training.epochs": "Epochs",
+    "training.max_steps": "Steps at most",
+    "training.max_seq_len": "Longest row",
+    "early_exit.policy": "Stop early",
+    "early_exit.warmup_fraction": "Warmup",
+    "early_exit.keep_fraction": "Kept after warmup",
+    "evaluation.metrics": "Metrics",
+    "evaluation.max_prompts": "Prompts at most",
+    "gpus": "GPUs",
+    "max_gpus": "GPUs at most",
+    "priority": "Priority",
+    "not_before": "Not before",
+    "deadline": "Deadline",
+    "labels": "Labels",
+}
 DEFAULTS: Fields = {
     "objective.type": "sft",
     "precision": "bf16",
@@ -108,31 +138,50 @@ DEFAULTS: Fields = {
 }
 
 
-def spec_of_form(fields: Fields, schedules: list[str], modules: list[str], metrics: Sequence[str] = ()) -> dict[str, Any]:
-    """The spec that the form asks for, unchecked; empty fields are left out. Raises FieldUnreadable."""
+def spec_of_form(
+    fields: Fields, schedules: list[str], modules: list[str], metrics: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The spec that the form asks for, unchecked, and what cannot be read, by its path in the spec: the spec holds it as typed.
+    Empty fields are left out."""
     spec: dict[str, Any] = {}
+    mistakes: dict[str, str] = {}
+
+    def value(path: str, read: Read, text: str) -> Any:
+        try:
+            return read(text)
+        except Unreadable as error:
+            mistakes[path] = str(error)
+            return text
+
     idle = set() if fields.get("search_space.method") == "random" else {"search_space.n"}
     if fields.get("evaluation"):
-        _put(spec, "evaluation.metrics", [_metric(one) for one in metrics])
+        _put(spec, "evaluation.metrics", [value("evaluation.metrics", _metric, one) for one in metrics])
     else:
         idle.add("evaluation.max_prompts")
     for path, read in _ONE.items():
         if path not in idle and (text := fields.get(path, "").strip()):
-            _put(spec, path, read(path, text))
+            _put(spec, path, value(path, read, text))
     for path, read in _LISTS.items():
         if words := fields.get(path, "").replace(",", " ").split():
-            _put(spec, path, [read(path, word) for word in words])
+            _put(spec, path, [value(f"{path}[{at}]", read, word) for at, word in enumerate(words)])
     if schedules and schedules != ["constant"]:
         _put(spec, "search_space.schedule", schedules)
     if modules and modules != ["all"]:
         _put(spec, "search_space.target_modules", [MODULE_SETS[name] for name in modules if name in MODULE_SETS])
+    if fields.get("search_space.method") == "random" and not fields.get("search_space.n", "").strip():
+        mistakes["search_space.n"] = "a random draw needs the number of jobs to draw"
     labels = [line.partition("=") for line in fields.get("labels", "").splitlines() if line.strip()]
-    for key, equals, _ in labels:
-        if not equals:
-            raise FieldUnreadable("labels", f"{key!r} has no '='; write one key=value a line")
+    if without := [key for key, equals, _ in labels if not equals]:
+        mistakes["labels"] = f"{', '.join(map(repr, without))}: no '='; write one key=value a line"
     if labels:
         spec["labels"] = {key.strip(): value.strip() for key, _, value in labels}
-    return spec
+    return spec, mistakes
+
+
+def field_name(path: str) -> str:
+    """The form's field for a path in the spec: of a list's value, its list."""
+    name = path.partition("[")[0]
+    return "labels" if name.startswith("labels.") else name
 
 
 def _metric(said: str) -> Any:
@@ -140,7 +189,7 @@ def _metric(said: str) -> Any:
     try:
         return json.loads(said) if said.startswith("{") else {"type": said}
     except ValueError:
-        raise FieldUnreadable("evaluation.metrics", f"{said!r} is no JSON") from None
+        raise Unreadable(f"{said!r} is no JSON") from None
 
 
 def fields_of(spec: Mapping[str, Any]) -> dict[str, str]:

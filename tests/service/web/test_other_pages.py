@@ -36,10 +36,12 @@ def test_a_task_is_made_on_an_uploaded_file(visitor, tenant, tmp_path):
     page.wait_for_selector("#outcome >> text=GPU time")
     page.fill("[name='search_space.rank']", "4, eight")
     page.wait_for_selector("[id='e-search_space.rank']:has-text('eight')")
+    page.wait_for_selector("[id='f-search_space.rank'][aria-invalid=true]")
     page.fill("[name='search_space.rank']", "4, 9999")
     page.wait_for_selector("[id='e-search_space.rank']:has-text('256')")
     page.fill("[name='search_space.rank']", "4")
     page.wait_for_selector("#job-count:has-text('2 jobs')")
+    page.wait_for_selector("[id='f-search_space.rank']:not([aria-invalid])")
     page.fill("[name=deadline]", "next week")
     page.wait_for_selector("#e-deadline:has-text('date')")
     page.fill("[name=deadline]", "2026-12-31T18:00")
@@ -99,7 +101,15 @@ def test_wrong_rows_are_named_by_line(visitor, tmp_path):
     path.write_bytes(jsonl(*chat_rows(3)) + b'{"prompt": 5}\n')
     page = visitor.open("/files")
     page.set_input_files("#upload-file", path)
-    page.wait_for_selector("#upload li:has-text('line 4')")
+    page.wait_for_selector("#upload li:has-text('line 4, prompt: ')")
+    path.write_bytes(jsonl(*chat_rows(3)) + b'{"prompt": "cut\n')
+    page.set_input_files("#upload-file", path)
+    page.wait_for_selector("#upload li:has-text('line 4 is not JSON: Unterminated string starting at column 12')")
+    assert page.locator("#upload [role=status]").inner_text().count("Unterminated") == 1
+    path.write_bytes(b"")
+    page.set_input_files("#upload-file", path)
+    page.wait_for_selector("#upload li:has-text('file holds no rows')")
+    assert page.text_content("#upload .error") == "broken.jsonl was not uploaded: nothing was kept."
     visitor.expected("422")
 
 
@@ -112,6 +122,7 @@ def test_a_wrong_form_says_what_to_mend_and_keeps_what_was_typed(visit, tenant):
     page.click("text=Submit")
     assert "'fast' is no number" in page.text_content("#outcome")
     assert page.input_value("[name=name]") == "kept"
+    assert page.evaluate("document.activeElement.name") == "search_space.learning_rate"
     visitor.expected("422")
 
 
@@ -250,8 +261,13 @@ def test_keys_are_made_shown_once_and_revoked(visitor, tenant):
 def test_a_webhook_is_refused_or_made_and_deleted(visitor):
     page = visitor.open("/webhooks")
     page.fill("[name=url]", "https://127.0.0.1/hook")
+    page.fill("[name=description]", "kept")
+    page.uncheck("[value='task.failed']")
     page.click("text=Make it")
-    assert "url" in page.text_content("main li")
+    assert "MOTET_WEBHOOK_NETWORKS" in page.text_content("#e-url")
+    assert (page.input_value("[name=url]"), page.input_value("[name=description]")) == ("https://127.0.0.1/hook", "kept")
+    assert not page.is_checked("[value='task.failed']")
+    assert page.evaluate("document.activeElement.name") == "url"
     visitor.expected("422")
 
 
