@@ -44,7 +44,11 @@ export function uploader(place, done) {
     request.setRequestHeader("X-CSRF-Token", document.querySelector("meta[name=csrf]").content);
     request.send(form);
   };
-  input.addEventListener("change", () => { if (input.files[0]) send(input.files[0]); });
+  input.addEventListener("change", () => {
+    const file = input.files[0];
+    if (file) send(file);
+    input.value = ""; // else no change is told of when the same file, mended, is chosen again
+  });
   place.addEventListener("dragover", (event) => { event.preventDefault(); place.classList.add("over"); });
   place.addEventListener("dragleave", () => place.classList.remove("over"));
   place.addEventListener("drop", (event) => { event.preventDefault(); place.classList.remove("over"); if (event.dataTransfer.files[0]) send(event.dataTransfer.files[0]); });
