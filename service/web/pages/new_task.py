@@ -31,12 +31,12 @@ from service.tasks.submission import spec_checks
 from service.tasks.submission.spec_checks import SpecChecker
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find
+from service.web.estimate_times import EstimateTimes
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.web.views import spec_form
-from service.web.views.estimate_times import EstimateTimes
 
 router = pages()
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from service.authentication import SESSION_COOKIE
 from service.scheduler.dry_run import Between, EstimateResource, WidthEstimate
 from service.tenants.browser_sessions import is_session
-from service.web.views.estimate_times import EstimateTimes
+from service.web.estimate_times import EstimateTimes
 from service.web.views.formats import code_spans
 from tests.service.api import chat_rows, jsonl
 
