@@ -1,6 +1,5 @@
 """Separates the internal API from the public one when each has its own port. Knows routes only by their path prefix."""
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,8 +25,7 @@ class InternalPort:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        problem = RouteUnknown(f"There is no {request.url.path} on this port.")
-        answer = await run_in_threadpool(problem_handlers.problem_response, request, problem)  # as exception handlers run
+        answer = problem_handlers.problem_response(request, RouteUnknown(f"There is no {request.url.path} on this port."))
         await answer(scope, receive, send)
 
     def _serves(self, scope: Scope) -> bool:

@@ -13,8 +13,7 @@ from service.http.problem_handlers import RENDERER
 from service.http.problems import Forbidden, Problem, Unauthorized, summary
 from service.tenants.api_keys import Scope
 from service.tenants.browser_sessions import is_session
-from service.web.rendering import VIEWER, render
-from service.web.session.viewer import viewer_of_no_route
+from service.web.rendering import render
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
@@ -68,7 +67,6 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
         )
     title, detail = problem.title, problem.detail
     if problem.code == "route_unknown":
-        request.scope["state"][VIEWER] = viewer_of_no_route(request)
         title, detail = (
             "No such page",
             f"There is no page at {request.url.path}. The address is mistyped, or its page has moved.",

@@ -60,7 +60,9 @@ class TaskForm:
 
     @classmethod
     def read(cls, form: Form) -> "TaskForm":
-        draft = cls({name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"), form.all("metrics"))
+        draft = cls(
+            {name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"), form.all("metrics")
+        )
         draft.spec, mistakes = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules, draft.metrics)
         draft.errors += [FieldError(field=path, code="unreadable", message=said) for path, said in mistakes.items()]
         try:

@@ -110,7 +110,7 @@ LABELS: Fields = {  # in the order of the page
     "early_exit.warmup_fraction": "Warmup",
     "early_exit.keep_fraction": "Kept after warmup",
     "evaluation.metrics": "Metrics",
-    "evaluation.max_prompts": "Prompts at most",
+    "evaluation.max_prompts": "Prompts",
     "gpus": "GPUs",
     "max_gpus": "GPUs at most",
     "priority": "Priority",

@@ -7,9 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from starlette.testclient import TestClient
 
-from service.authentication import SESSION_COOKIE
 from service.scheduler.dry_run import Between, EstimateResource, WidthEstimate
-from service.tenants.browser_sessions import is_session
 from service.web.estimate_times import EstimateTimes
 from service.web.views.formats import code_spans
 from tests.service.api import chat_rows, jsonl
@@ -178,22 +176,6 @@ def test_a_missing_scope_names_the_way_out(signed):
     assert answer.status_code == 403
     assert "Sign out, then sign in with a key that has the scope admin: an operator's key." in words(answer)
     assert answer.text.count('action="/sign-out"') == 2  # in the frame and beside the words
-
-
-def test_an_unknown_address_keeps_the_frame_of_who_is_signed_in(client, signed, tenant, app):
-    app.state.motet.keys.forget()  # as minutes later
-    answer = signed.get("/nowhere")
-    assert (answer.status_code, "No such page" in answer.text) == (404, True)
-    assert 'action="/sign-out"' in answer.text
-    assert 'href="/cluster"' in answer.text
-    stranger = TestClient(client.app)
-    assert 'action="/sign-out"' not in stranger.get("/nowhere", headers=PAGE).text
-    secret = signed.client.cookies[SESSION_COOKIE]
-    forged = secret[:-1] + ("a" if secret[-1] != "a" else "b")
-    assert is_session(forged)
-    stranger.cookies.set(SESSION_COOKIE, forged)
-    answer = stranger.get("/nowhere", headers=PAGE)
-    assert (answer.status_code, 'action="/sign-out"' in answer.text) == (404, False)
 
 
 @pytest.mark.parametrize(
