@@ -29,6 +29,16 @@ _GROUPS = {
     "This machine": (local.up, local.demo, local.doctor),
 }
 
+_MEANT = {
+    "show": "jobs",
+    "status": "jobs",
+    "list": "tasks",
+    "ls": "tasks",
+    "create": "submit",
+    "train": "submit",
+    "rm": "delete",
+}
+
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -86,6 +96,9 @@ def _terminated(*_: object) -> None:
 def _mistyped(error: Any) -> ExitCode:
     path = error.ctx.command_path if error.ctx is not None else "motet"
     said = error.format_message().strip().replace("Value error, ", "")
+    mistyped = said.split("'")[1] if said.startswith("No such command '") else ""
+    if path == "motet" and mistyped in _MEANT:
+        said += f"; `motet {_MEANT[mistyped]}` may be what you look for"
     if said:  # empty: called without arguments, and the help was printed
         _complain(f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} `{path} --help` shows how it is written")
     return ExitCode.USAGE

@@ -19,6 +19,9 @@ from service.tasks.text_evaluations import TextScores
 NAME = "README.md"
 _CURVE_POINTS = 20
 _BAR = 40  # characters of the longest bar
+_MESSAGES = """question = [{"role": "user", "content": "..."}]
+asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
+_PROMPT = 'asked = tokenizer("...", return_tensors="pt")  # written as the prompts of its rows'
 _HELD: Mapping[Precision, str] = {
     "bf16": "bf16",
     "nf4": "NF4, 4 bits a number (QLoRA); the adapter itself is plain LoRA in float32",
@@ -31,10 +34,12 @@ def readme(
     task: Task,
     adapter: Adapter,
     jobs: Sequence[JobResource],
+    rows: str,
     validation: Curve | None,
     evaluations: Sequence[TextScores] = (),
 ) -> str:
-    """The README as Markdown. `validation`: the validation loss curve of the adapter's own job."""
+    """The README as Markdown. `rows`: the format of the rows that it was trained on; `validation`: the validation loss curve of
+    the adapter's own job."""
     lineage = AdapterManifest.model_validate(adapter.manifest).lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
     rank, precision = lineage.config.rank, task.precision
@@ -48,7 +53,7 @@ def readme(
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
     ]
-    loading = _loading(lineage.base_model, adapter.id, rank, precision)
+    loading = _loading(lineage.base_model, adapter.id, rank, precision, rows)
     parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts)]
     if task.selection is not None:
         parts.append(_chosen(Selection.model_validate(task.selection), task.winner_job_id == own.id))
@@ -69,26 +74,29 @@ def _chosen(selection: Selection, winner: bool) -> str:
     return "\n".join([*lines, *(tips if selection.suggestions else [])])
 
 
-def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:
+def _loading(base: str, folder: str, rank: int, precision: Precision, rows: str) -> str:
     if precision in ("bf16", "fp8"):
         imports, load = "AutoModelForCausalLM, AutoTokenizer", "AutoModelForCausalLM.from_pretrained(BASE)"
     else:
         imports, double = "AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig", precision == "nf4_double"
         config = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double})'
         load = f"AutoModelForCausalLM.from_pretrained(BASE, quantization_config={config})"
+    asking = _PROMPT if rows in ("completion", "text") else _MESSAGES
+    if rows == "preference":
+        asking += f"\n# where prompts are texts, not messages: {_PROMPT}"
     return f"""## Load it
 
-`BASE` is where the weights of `{base}` lie: a folder, or a name on a hub. Whoever allowed that base knows which; for the
+Set `BASE` to where the weights of `{base}` lie: a folder, or a name on a hub. Whoever allowed that base knows which; for the
 example that `motet up` brings it is the folder `examples/base-model`. `{folder}` is this folder.
 
 ```python
 from peft import PeftModel
 from transformers import {imports}
 
+BASE = "..."  # where the weights of {base} lie
 model = PeftModel.from_pretrained({load}, "{folder}")
 tokenizer = AutoTokenizer.from_pretrained(BASE)
-question = [{{"role": "user", "content": "..."}}]  # rows of prompt and completion: tokenizer("...", return_tensors="pt")
-asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+{asking}
 print(tokenizer.decode(model.generate(**asked, max_new_tokens=100)[0][asked["input_ids"].shape[1] :]))
 ```
 

@@ -19,6 +19,7 @@ from service.adapters.models import Adapter
 from service.adapters.resource import AdapterResource
 from service.app_state import Store
 from service.authentication import Db, NotedDb, Reader, Writer
+from service.files.models import File
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound
 from service.http.response_schemas import bytes_of, problems
@@ -159,7 +160,8 @@ def additional_files(session: Session, principal: Principal, adapter: Adapter) -
     own = next(job.index for job in jobs if job.id == adapter.job_id)
     found = coarse_curves(session, principal, task.id, Window([own], ["val_loss"]), MAX_RESOLUTION).data
     evaluations = scores_of_task(session, principal, task.id)
-    return {NAME: readme(task, adapter, jobs, found[0] if found else None, evaluations).encode()}
+    rows = session.get_one(File, task.train_file_id).format
+    return {NAME: readme(task, adapter, jobs, rows, found[0] if found else None, evaluations).encode()}
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:

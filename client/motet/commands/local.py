@@ -56,7 +56,7 @@ def doctor(json: Json = False) -> None:
 
 def _told(finding: Finding) -> str:
     mend = f"\n       {finding.mend}" if finding.mend else ""
-    return f"{'well ' if finding.well else 'WRONG'}  {finding.what}{mend}"
+    return f"{'ok   ' if finding.well else 'WRONG'}  {finding.what}{mend}"
 
 
 def _words(given: Mapping[str, object]) -> list[str]:

@@ -38,13 +38,15 @@ def tasks(
 
 
 def jobs(task: TaskId, json: Json = False) -> None:
-    """A task's configurations: steps, exits with their reasons, losses."""
+    """A task's configurations, the best first: steps, exits with their reasons, losses; and what to try next."""
     output = Output(json)
     with Client() as client:
         found = client.tasks.get(resolve(client, task))
         view = TaskState(found, client.tasks.jobs(found.id))
-    output.give(list(view.jobs), lambda: jobs_table(view))
+    ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
+    output.give(list(view.jobs), lambda: jobs_table(view, ranked))
     output.say(f"\n{found.id} {outcome(found)}")
+    _advise(found, output)
 
 
 def watch(task: TaskId, json: Json = False) -> None:
@@ -67,12 +69,16 @@ def follow(client: Client, task_id: str, output: Output) -> None:
 def finish(ended: Task, output: Output) -> None:
     """Say how the task ended, and exit with the matching code."""
     output.say(outcome(ended))
-    for tip in ended.selection.suggestions if ended.selection is not None else []:
-        output.say(f"  next: {tip}")
+    _advise(ended, output)
     if ended.winner is not None:
         output.say(f"  {invocation.command()} download {ended.id} -o my-adapter")
     if ended.status != TaskStatus.SUCCEEDED:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _advise(task: Task, output: Output) -> None:
+    for tip in task.selection.suggestions if task.selection is not None else []:
+        output.say(f"  next: {tip}")
 
 
 def _lines(client: Client, task_id: str, output: Output) -> Task:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from contract.wording.duration_words import duration
 from motet.api.resources import Amounts, AuditEntry, Key, Quotas, Tenant, Usage
 from motet.display.columns import Column, Columns
-from motet.display.durations import ago, span, until
+from motet.display.durations import ago, until
 
 _AMOUNTS = (
     Column("tokens", right=True),
@@ -26,7 +27,7 @@ def usage_table(usage: Usage) -> RenderableType:
 
 
 def _amounts(used: Amounts) -> tuple[str, str, str, str]:
-    times = (span(used.gpu_seconds), span(used.saved_gpu_seconds))
+    times = (duration(used.gpu_seconds), duration(used.saved_gpu_seconds))
     return f"{used.trained_tokens:,}", times[0], f"{used.saved_tokens:,}", times[1]
 
 

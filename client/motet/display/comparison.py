@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.wording.config_labels import label
+from contract.wording.duration_words import duration
 from motet.api.resources import Task
 from motet.display.columns import Column, Columns
-from motet.display.durations import span
 
 
 def comparison(one: Task, other: Task) -> RenderableType:
@@ -43,7 +43,7 @@ def _loss(value: float | None) -> str:
 def _took(task: Task) -> str:
     if task.started_at is None or task.ended_at is None:
         return ""
-    return span((task.ended_at - task.started_at).total_seconds())
+    return duration((task.ended_at - task.started_at).total_seconds())
 
 
 def _saved(task: Task) -> str:

@@ -2,9 +2,8 @@
 
 from datetime import UTC, datetime
 
+from contract.wording.duration_words import duration
 from motet.api.resources import Waiting
-
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
 def until(moment: datetime | None) -> str:
@@ -12,11 +11,11 @@ def until(moment: datetime | None) -> str:
     if moment is None:
         return ""
     seconds = (moment - datetime.now(UTC)).total_seconds()
-    return f"in {span(seconds)}" if seconds >= 1 else "now"
+    return f"in {duration(seconds)}" if seconds >= 1 else "now"
 
 
 def ago(moment: datetime) -> str:
-    return f"{span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
+    return f"{duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def starts(waiting: Waiting) -> str:
@@ -24,12 +23,4 @@ def starts(waiting: Waiting) -> str:
     if waiting.expected_start is None:
         return ""
     seconds = (waiting.expected_start - datetime.now(UTC)).total_seconds()
-    return f"starts in about {span(seconds)}" if seconds >= 1 else "its start is due"
-
-
-def span(seconds: float) -> str:
-    """A duration in its largest unit."""
-    for unit, size in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"starts in about {duration(seconds)}" if seconds >= 1 else "its start is due"

@@ -9,9 +9,10 @@ from rich.text import Text
 from contract.gpu_counts import gpu_count
 from contract.search_space import JobConfig
 from contract.wording.config_labels import label, varying
+from contract.wording.duration_words import duration
 from motet.api.resources import Estimate
 from motet.display.columns import Column, Columns
-from motet.display.durations import span, until
+from motet.display.durations import until
 
 _SHOWN = 40  # jobs
 
@@ -23,7 +24,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
     facts = [
         ("jobs", f"{estimate.jobs:,}"),
         ("tokens", f"{estimate.tokens:,.0f} of {estimate.full_tokens:,.0f}, {saved:.0%} saved by early exit"),
-        ("GPU time", f"{span(seconds.expected)} (between {span(seconds.low)} and {span(seconds.high)})"),
+        ("GPU time", f"{duration(seconds.expected)} (between {duration(seconds.low)} and {duration(seconds.high)})"),
         ("on", gpu_count(estimate.gpus, estimate.device_type or "a GPU that no node has yet")),
         ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),
         ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
@@ -31,7 +32,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ("beside others", estimate.sharing or ""),
     ]
     facts += [
-        (f"on {width.gpus} GPUs", f"ends {span(width.seconds.expected)} after its start") for width in estimate.widths[1:]
+        (f"on {width.gpus} GPUs", f"ends {duration(width.seconds.expected)} after its start") for width in estimate.widths[1:]
     ]
     parts: list[RenderableType] = [Columns((Column("estimate"), Column("", folds=True)), [fact for fact in facts if fact[1]])]
     parts += [Text(f"{f'line {one.line}: ' if one.line else ''}{one.message}") for one in estimate.problems]

@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from contract.gpu_counts import gpu_count
+from contract.wording.duration_words import duration
 from motet.api.resources import Schedule
-from motet.display.durations import span
 from motet.display.tables import OTHERS
 
 _PAST = 0.15  # part of the width that shows what has been
@@ -50,7 +50,7 @@ class Timeline:
             for bar in group:
                 yield self._line(bar, named, width, begin, scale)
         now = round((self._now - begin).total_seconds() * scale)
-        legend = f"{'':{named + 4}}{'now':>{now + 2}}{f'in {span(ahead.total_seconds())}':>{max(8, width - now - 2)}}"
+        legend = f"{'':{named + 4}}{'now':>{now + 2}}{f'in {duration(ahead.total_seconds())}':>{max(8, width - now - 2)}}"
         yield Text(legend, style="dim")
 
     def _groups(self) -> Iterator[tuple[str, str, list[_Bar]]]:

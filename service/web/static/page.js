@@ -1,16 +1,21 @@
 // What every page has: keys, relative times, copying, and lists that follow the service.
 import { over, refresh } from "./live.js";
 
-const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
+const MINUTE = 60, HOUR = 3600, DAY = 86400;
 
+// As contract.wording.duration_words.py says it.
 function duration(seconds) {
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  const at = UNITS.findIndex(([unit]) => seconds >= unit);
-  const [unit, name] = UNITS[at];
-  const big = Math.floor(seconds / unit);
-  const next = UNITS[at + 1];
-  const small = next && big < 10 ? Math.floor((seconds - big * unit) / next[0]) : 0;
-  return `${big} ${name}${small ? ` ${small} ${next[1]}` : ""}`;
+  const whole = Math.round(seconds), hours = Math.round(whole / HOUR);
+  if (whole < 10 * MINUTE) return said(whole, MINUTE, "min", 1, "s");
+  if (Math.round(whole / MINUTE) < 600) return said(Math.round(whole / MINUTE) * MINUTE, HOUR, "h", MINUTE, "min");
+  if (hours < 24) return `${hours} h`;
+  if (hours < 240) return said(hours * HOUR, DAY, "d", HOUR, "h");
+  return `${Math.round(whole / DAY)} d`;
+}
+
+function said(seconds, unit, name, smaller, smallerName) {
+  const big = Math.floor(seconds / unit), small = Math.floor((seconds % unit) / smaller);
+  return [big ? `${big} ${name}` : "", small || !big ? `${small} ${smallerName}` : ""].filter(Boolean).join(" ");
 }
 
 function tellTimes() {

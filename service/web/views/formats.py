@@ -8,9 +8,9 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from contract.gpu_counts import gpu_count
+from contract.wording.duration_words import duration as in_words
 
 NONE = "\u2013"
-_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -56,19 +56,8 @@ def size(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """As people say it: 40 s, 12 min, 3 h 20 min, 2 d 4 h."""
-    if seconds is None:
-        return NONE
-    whole = max(0.0, seconds)
-    if whole < 60:
-        return f"{whole:.0f} s"
-    for at, (unit, name) in enumerate(_UNITS):
-        if whole >= unit:
-            big = int(whole // unit)
-            rest, smaller = whole - big * unit, _UNITS[at + 1 :]
-            small = int(rest // smaller[0][0]) if smaller and big < 10 else 0
-            return f"{big} {name}" + (f" {small} {smaller[0][1]}" if small else "")
-    raise AssertionError(seconds)
+    """As people say it: 40 s, 1 min 35 s, 12 min, 3 h 20 min, 2 d 4 h."""
+    return NONE if seconds is None else in_words(seconds)
 
 
 def clock(moment: datetime | str | None) -> str:

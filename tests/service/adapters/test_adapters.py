@@ -13,6 +13,7 @@ from sqlalchemy import update
 from service.adapters.models import Adapter
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention
+from service.files.models import File
 from service.tasks.models import Task
 from tests.service.sample_tasks import adapter, chunk, jobs_of
 
@@ -156,10 +157,29 @@ def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, s
         "vllm serve BASE",
         "--max-lora-rank 16",
         "PeftModel",
+        '\nBASE = "..."  # where the weights of ',
         says,
     ):
         assert said in told
     assert "     390    1.0250" in told  # the curve's last point
+
+
+@pytest.mark.parametrize(
+    ("rows", "chat", "prompt"),
+    [("chat", True, False), ("completion", False, True), ("text", False, True), ("preference", True, True)],
+)
+def test_the_readme_asks_as_the_rows_did(tenant, database, storage, rows, chat, prompt):
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        bare = {path: content for path, content in FILES.items() if path != "README.md"}
+        adapter_id = adapter(session, storage, jobs_of(session, task_id)[1], bare, val_loss=0.75).id
+        session.execute(update(File).values(format=rows))
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    told = tenant.get(f"/v1/adapters/{adapter_id}/files/README.md").text
+    code = told.partition("```python\n")[2].partition("```")[0]
+    compile(code, "README.md", "exec")
+    assert (".apply_chat_template(" in code, 'tokenizer("...", ' in code) == (chat, prompt)
+    assert code.index("BASE = ") < code.index("from_pretrained(BASE")
 
 
 def test_a_deleted_task_takes_everything_along_and_the_collector_follows(tenant, won, database, storage):
