@@ -10,6 +10,7 @@ let timer = null;
 function mark() {
   for (const wrong of form.querySelectorAll(".wrong[id^='e-']")) {
     const field = document.getElementById(`f-${wrong.id.slice(2)}`);
+    if (!field) continue; // a group of boxes has no one field
     if (wrong.textContent) field.setAttribute("aria-invalid", "true"); else field.removeAttribute("aria-invalid");
   }
 }

@@ -22,10 +22,10 @@ def in_order(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any, dumped: Any) -> Any:
-    """Of models alone: a null inside a JSON Schema is a value."""
+    """Of models alone: a null inside a JSON Schema is a value. Fields of a newer version stand last, as they are."""
     if isinstance(value, BaseModel):
         known = {name: _without_nulls(getattr(value, name), said) for name, said in dumped.items()}
-        return {name: said for name, said in known.items() if said is not None}
+        return {name: said for name, said in known.items() if said is not None} | (value.model_extra or {})
     if isinstance(value, list | tuple):
         return [_without_nulls(one, said) for one, said in zip(value, dumped, strict=True)]
     return dumped
