@@ -39,7 +39,7 @@ Bearer = Annotated[str | None, Depends(_bearer)]
 
 
 async def _throttled(bearer: Bearer, request: Request, state: Service) -> AsyncIterator[None]:
-    with state.throttle.attempt(address_of(request), bearer or ""):
+    async with state.throttle.attempt(address_of(request), bearer or ""):
         yield
 
 

@@ -1,19 +1,20 @@
 """Throttles failed authentication per client address, before it costs a database connection. Knows no keys and no tables.
 
 A token bucket per address: an attempt takes a token and returns it on success, so that concurrent attempts are limited like
-sequential ones. Recently valid credentials bypass the bucket, so that others behind the same address cannot lock their owners
-out. Each process counts separately.
+sequential ones; one that finds all tokens held by attempts in progress waits for them. Recently valid credentials bypass the
+bucket, so that others behind the same address cannot lock their owners out. Each process counts separately.
 """
 
+import asyncio
 import hashlib
 import ipaddress
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
@@ -40,22 +41,26 @@ class Attempt:
 class _Bucket:
     tokens: float
     at: float  # monotonic time of this count
+    held: int = 0  # tokens of attempts in progress
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # at the end of the next of them
 
 
 class AuthThrottle:
-    """Allows `per_minute` failures per address. Any thread may use it."""
+    """Allows `per_minute` failures per address. Only the event loop may begin an attempt; any thread may `trust`."""
 
     def __init__(self, per_minute: int) -> None:
-        self.per_minute = per_minute
+        self._per_minute = per_minute
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by address, the last used at the end
         self._good: OrderedDict[bytes, None] = OrderedDict()  # hashes of credentials
         self._lock = threading.Lock()
 
-    @contextmanager
-    def attempt(self, address: str, credential: str) -> Iterator[Attempt]:
+    @asynccontextmanager
+    async def attempt(self, address: str, credential: str) -> AsyncIterator[Attempt]:
         """Wrap a credential's lookup; it fails if the block sets `failed` or raises Unauthorized. Raises TooManyFailures."""
         hash = _hash(credential)
-        charged, attempt, over = self._charge(address, hash), Attempt(), False
+        while isinstance(charged := self._charge(address, hash), asyncio.Event):
+            await charged.wait()
+        attempt, over = Attempt(), False
         try:
             yield attempt
             over = True
@@ -65,25 +70,33 @@ class AuthThrottle:
         finally:
             self._settle(address, hash, charged, attempt.failed, good=over and not attempt.failed)
 
-    def _charge(self, address: str, hash: bytes) -> bool:
-        """Take a token, unless the credential was valid lately; returns whether one was taken. Raises TooManyFailures."""
+    def _charge(self, address: str, hash: bytes) -> bool | asyncio.Event:
+        """Take a token, unless the credential was valid lately; returns whether one was taken, or, where attempts in progress
+        hold them, what to wait for. Raises TooManyFailures."""
         with self._lock:
             if hash in self._good:
                 return False
             bucket = self._bucket(address)
             if bucket.tokens < 1.0:
-                seconds = math.ceil((1.0 - bucket.tokens) * 60.0 / self.per_minute)
+                if bucket.held:
+                    return bucket.settled
+                seconds = math.ceil((1.0 - bucket.tokens) * 60.0 / self._per_minute)
                 message = f"Too many wrong credentials came from {address or 'this address'}; try again in {seconds} s."
                 raise TooManyFailures(message, headers={"Retry-After": str(seconds)})
             bucket.tokens -= 1.0
+            bucket.held += 1
             return True
 
     def _settle(self, address: str, hash: bytes, charged: bool, failed: bool, good: bool) -> None:
         with self._lock:
-            if failed != charged:
+            if failed or charged:
                 bucket = self._bucket(address)
-                bucket.tokens = min(float(self.per_minute), max(0.0, bucket.tokens + (1.0 if charged else -1.0)))
-                if bucket.tokens == self.per_minute:
+                if failed != charged:
+                    bucket.tokens = min(float(self._per_minute), max(0.0, bucket.tokens + (1.0 if charged else -1.0)))
+                if charged:
+                    bucket.held = max(0, bucket.held - 1)  # 0: the bucket was evicted meanwhile
+                    _wake(bucket)
+                if bucket.tokens == self._per_minute and not bucket.held:
                     del self._buckets[address]
             if failed:
                 self._good.pop(hash, None)
@@ -103,13 +116,19 @@ class AuthThrottle:
 
     def _bucket(self, address: str) -> _Bucket:
         """The address's bucket, refilled up to now. Evicts the address used longest ago beyond _MOST."""
-        now, most = time.monotonic(), float(self.per_minute)
+        now, most = time.monotonic(), float(self._per_minute)
         bucket = self._buckets.setdefault(address, _Bucket(most, now))
         bucket.tokens, bucket.at = min(most, bucket.tokens + (now - bucket.at) * most / 60.0), now
         self._buckets.move_to_end(address)
         if len(self._buckets) > _MOST:
-            self._buckets.popitem(last=False)
+            _wake(self._buckets.popitem(last=False)[1])
         return bucket
+
+
+def _wake(bucket: _Bucket) -> None:
+    """Let all who wait for a token look again."""
+    bucket.settled.set()
+    bucket.settled = asyncio.Event()
 
 
 def _hash(credential: str) -> bytes:

@@ -5,7 +5,6 @@ All credentials that are due share one query: those asked for while the one befo
 those that were used since their last check. A process refuses a revoked key at the latest when its cache entry expires.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from service.tenants.request_coalescer import RequestCoalescer
 SECONDS = 3.0
 _MOST = 10_000  # credentials cached; beyond it the cache is cleared
 _MOST_CHECKED = 1000  # credentials per query, and as many ahead of their expiry
-_MOST_AT_ONCE = 50  # looked up at once; others wait, since each holds a token of the throttle until it is known to be valid
 _EVERYBODY = "everybody"
 
 _Credential = tuple[bool, bytes]  # whether it is a browser session's, and its hash
@@ -42,7 +40,6 @@ class KeyCache:
     def __init__(self, reader: AsyncReader, throttle: AuthThrottle, seconds: float = SECONDS) -> None:
         self._reader, self._throttle, self._seconds = reader, throttle, seconds
         self._verified: dict[_Credential, _Verified] = {}  # in the order of their checks
-        self._turns = asyncio.Semaphore(max(1, min(_MOST_AT_ONCE, throttle.per_minute)))
         self._checks = RequestCoalescer(self._check, max_group_size=_MOST_CHECKED, semaphore=reader.semaphore)
 
     async def close(self) -> None:
@@ -60,12 +57,11 @@ class KeyCache:
     async def ask(self, secret: str, address: str) -> KeyCheck:
         """Look the key up in the database. Raises TooManyFailures, without a query, if the caller's address sent too many wrong
         keys."""
-        async with self._turns:
-            with self._throttle.attempt(address, secret) as attempt:
-                found = await self._checks.submit(_EVERYBODY, _credential(secret))
-                check = found if found is not None else OVER if is_session(secret) else UNKNOWN
-                attempt.failed = check.principal is None
-                return check
+        async with self._throttle.attempt(address, secret) as attempt:
+            found = await self._checks.submit(_EVERYBODY, _credential(secret))
+            check = found if found is not None else OVER if is_session(secret) else UNKNOWN
+            attempt.failed = check.principal is None
+            return check
 
     async def _check(self, _: str, asked: list[_Credential]) -> dict[_Credential, KeyCheck]:
         """Look these credentials up, and those that are due; caches the valid ones, each at most until it expires."""

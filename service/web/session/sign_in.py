@@ -58,7 +58,7 @@ async def sign_in(request: Request) -> Response:
 async def use_sign_in_link(secret: str, request: Request, next: str = _HOME) -> Response:
     """Answers with a page and not a redirect: after a click on another site, a redirect would not carry the Strict cookie."""
     state = state_of(request)
-    with state.throttle.attempt(address_of(request), secret) as attempt:
+    async with state.throttle.attempt(address_of(request), secret) as attempt:
         principal = await run_in_threadpool(_use, state, secret)
         attempt.failed = principal is None
     if principal is None:

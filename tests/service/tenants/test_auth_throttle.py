@@ -90,11 +90,20 @@ def test_nodes_and_joins_are_throttled_too_and_a_good_node_goes_on(caller, datab
     assert node.reboot().beat().status_code == 200
 
 
+def attempted(throttle: AuthThrottle, address: str, credential: str, failed: bool = False, error=None) -> None:
+    async def attempt() -> None:
+        async with throttle.attempt(address, credential) as one:
+            one.failed = failed
+            if error is not None:
+                raise error
+
+    asyncio.run(attempt())
+
+
 def fail(throttle: AuthThrottle, address: str, credential: str) -> bool:
     """Whether the attempt was let through."""
     try:
-        with throttle.attempt(address, credential) as attempt:
-            attempt.failed = True
+        attempted(throttle, address, credential, failed=True)
     except TooManyFailures:
         return False
     return True
@@ -105,7 +114,7 @@ def test_many_at_once_get_no_further_than_many_in_a_row():
 
     async def attempts() -> None:
         async def one(number: int) -> None:
-            with throttle.attempt("a", f"wrong {number}") as attempt:
+            async with throttle.attempt("a", f"wrong {number}") as attempt:
                 through.append(number)
                 await asyncio.sleep(0)
                 attempt.failed = True
@@ -116,6 +125,54 @@ def test_many_at_once_get_no_further_than_many_in_a_row():
     assert len(through) == 5
 
 
+def test_good_ones_at_once_wait_for_each_other_and_are_all_let_through():
+    throttle, at_once, most = AuthThrottle(5), 0, 0
+
+    async def attempts() -> None:
+        async def one(number: int) -> None:
+            nonlocal at_once, most
+            async with throttle.attempt("a", f"good {number}"):
+                at_once, most = at_once + 1, max(most, at_once + 1)
+                await asyncio.sleep(0)
+                at_once -= 1
+
+        await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(50))), PATIENCE)
+
+    asyncio.run(attempts())
+    assert most == 5
+    assert not throttle._buckets
+
+
+def test_one_who_waits_is_refused_when_those_before_were_wrong_and_goes_on_when_its_bucket_is_gone(monkeypatch):
+    monkeypatch.setattr(auth_throttle, "_MOST", 1)
+    throttle = AuthThrottle(1)
+
+    async def hold(credential: str, failed: bool, let: asyncio.Event) -> None:
+        async with throttle.attempt("a", credential) as attempt:
+            await let.wait()
+            attempt.failed = failed
+
+    async def evicted() -> None:
+        let = asyncio.Event()
+        first, second = (asyncio.ensure_future(hold(credential, False, let)) for credential in "xy")
+        await asyncio.sleep(0)
+        async with throttle.attempt("b", "z"):  # the one bucket that is remembered is b's
+            let.set()
+            await asyncio.wait_for(asyncio.gather(first, second), PATIENCE)
+
+    async def refused() -> None:
+        let = asyncio.Event()
+        first, second = (asyncio.ensure_future(hold(credential, True, let)) for credential in "uv")
+        await asyncio.sleep(0)
+        let.set()
+        await first
+        with pytest.raises(TooManyFailures):
+            await asyncio.wait_for(second, PATIENCE)
+
+    asyncio.run(evicted())
+    asyncio.run(refused())
+
+
 def test_addresses_keep_apart_and_time_gives_tokens_back(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(auth_throttle.time, "monotonic", lambda: now[0])
@@ -123,7 +180,7 @@ def test_addresses_keep_apart_and_time_gives_tokens_back(monkeypatch):
     assert [fail(throttle, "a", str(n)) for n in range(8)] == [*[True] * 6, False, False]
     assert fail(throttle, "b", "x")
     with pytest.raises(TooManyFailures) as refused:
-        throttle.attempt("a", "y").__enter__()
+        attempted(throttle, "a", "y")
     assert refused.value.headers == {"Retry-After": "10"}
     now[0] += 10.0
     assert [fail(throttle, "a", str(n)) for n in range(2)] == [True, False]
@@ -134,19 +191,18 @@ def test_addresses_keep_apart_and_time_gives_tokens_back(monkeypatch):
 def test_what_went_wrong_on_our_side_costs_nobody_anything():
     throttle = AuthThrottle(1)
     for error in (RuntimeError, KeyboardInterrupt, asyncio.CancelledError):
-        with pytest.raises(error), throttle.attempt("a", "key"):
-            raise error
+        with pytest.raises(error):
+            attempted(throttle, "a", "key", error=error)
     assert fail(throttle, "a", "key")
     assert not fail(throttle, "a", "key")
 
 
 def test_a_good_credential_that_fails_is_good_no_more():
     throttle = AuthThrottle(2)
-    with throttle.attempt("a", "good"):
-        pass
+    attempted(throttle, "a", "good")
     assert [fail(throttle, "a", str(n)) for n in range(3)] == [True, True, False]
-    with pytest.raises(Unauthorized), throttle.attempt("a", "good"):
-        raise Unauthorized("revoked")
+    with pytest.raises(Unauthorized):
+        attempted(throttle, "a", "good", error=Unauthorized("revoked"))
     assert not fail(throttle, "a", "good")
 
 
@@ -155,8 +211,7 @@ def test_memory_is_bounded(monkeypatch):
     throttle = AuthThrottle(3)
     for number in range(500):
         fail(throttle, f"address {number}", "x")
-        with throttle.attempt("b", f"good {number}"):
-            pass
+        attempted(throttle, "b", f"good {number}")
     assert len(throttle._good) == 50 >= len(throttle._buckets)
 
 
