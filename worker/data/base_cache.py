@@ -19,6 +19,7 @@ from pathlib import Path
 
 from contract.messages.placement_messages import BaseFile
 from worker.data.disk_full import DiskFull
+from worker.data.disk_sync import sync
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +92,10 @@ class BaseCache:
         for file in files:
             fetch(file, partial / file.path)
         for path in partial.iterdir():
-            _sync(path)
-        _sync(partial)
+            sync(path)
+        sync(partial)
         os.rename(partial, whole)
-        _sync(self.folder)
+        sync(self.folder)
 
     def _make_room(self, key: str, needed: int, missing: int) -> None:
         if needed > self.budget:
@@ -173,11 +174,3 @@ def _size(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.iterdir())
     except FileNotFoundError:
         return 0
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.data.disk_sync import sync
 from worker.data.node_cache import HEADER
 from worker.model.flat_batch import Example
 
@@ -192,7 +193,7 @@ class StreamWriter:
             header.write(body + b"\n" + hashlib.sha256(body).hexdigest().encode())
             header.flush()
             os.fsync(header.fileno())
-        sync_folder(self._folder)
+        sync(self._folder)
 
     def close(self) -> None:
         """Close the files without flushing: what a failed write still buffers belongs to a discarded stream."""
@@ -224,7 +225,7 @@ def create(target: Path, write: Callable[[StreamWriter], None]) -> None:
         except OSError:
             if not (target / HEADER).exists():
                 raise
-        sync_folder(target.parent)
+        sync(target.parent)
 
 
 @contextmanager
@@ -234,14 +235,6 @@ def _temporary(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # renamed away, or unfinished
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _header(content: bytes) -> tuple[dict[str, Any], str]:

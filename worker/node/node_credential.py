@@ -10,6 +10,8 @@ import os
 import secrets
 from pathlib import Path
 
+from worker.data.disk_sync import sync
+
 log = logging.getLogger(__name__)
 
 _NAME = "credential.json"
@@ -62,8 +64,4 @@ class NodeCredential:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(self.path.parent)
