@@ -4,25 +4,29 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query, Request, Response
+from sqlalchemy import select
 
 from service.authentication import Db
+from service.database.engine import among_ids
+from service.files.models import File
 from service.http.problems import BadRequest
 from service.tasks import actions
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource
 from service.tasks.resource import render as resources_of
-from service.tenants.tenant_scope import find
+from service.tenants.tenant_scope import find, scoped
 from service.usage.usage_queries import gpu_seconds_of
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.web.views.job_rows import JobRow, job_table
-from service.web.views.spec_differences import differences
+from service.web.views.spec_differences import NamedFile, differences, files_in, loss_differences
 
 router = pages()
 
 _MOST, _OFFERED = 8, 50
+_NAMED = select(File.id, File.name, File.sha256).where(among_ids(File.id))  # deleted ones too
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,18 @@ def compare(viewer: Looking, db: Db, request: Request, task: Annotated[list[str]
         ]
         newest = actions.select_tasks(reader, archived=False).order_by(Task.created_at.desc()).limit(_OFFERED)
         offered = [one for one in session.scalars(newest) if one.id not in ids]
+        named = {"ids": [id for one in tasks for id in files_in(one.spec)]}
+        files = {id: NamedFile(name, sha256) for id, name, sha256 in session.execute(scoped(_NAMED, File, reader), named)}
     lines = [one.line for one in found if one.line is not None]
-    specs = differences([one.task.spec for one in found]) if len(found) > 1 else []
-    return render(request, "compare.html", compared=found, lines=lines, differences=specs, offered=offered, most=_MOST)
+    specs = [one.task.spec for one in found]
+    counts = {one.task.rows.validation for one in found} - {None}
+    return render(
+        request,
+        "compare.html",
+        compared=found,
+        lines=lines,
+        differences=differences(specs, files),
+        apart=loss_differences(specs, files) + (["the number of validation rows"] if len(counts) > 1 else []),
+        offered=offered,
+        most=_MOST,
+    )

@@ -1,5 +1,7 @@
 """What the tenant keeps: its files, uploaded here, and its adapters."""
 
+from typing import BinaryIO
+
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import func, select
@@ -14,6 +16,8 @@ from service.files import routes as file_routes
 from service.files.dataset_intake import FileInvalid, Intake, IntakeLimits
 from service.files.multipart_upload import sane_name
 from service.http.problems import BadRequest
+from service.storage.downloads import ObjectLost
+from service.storage.object_store import ObjectMissing
 from service.tasks.adapter_queries import adapters_of
 from service.tasks.models import Task
 from service.tenants.tenant_scope import scoped
@@ -27,6 +31,7 @@ router = pages()
 
 _PAGE = 50
 _BLOCK = 2**20
+_ROWS, _LONGEST = 20, 4096  # rows of a file that are shown, and bytes of each
 
 
 @router.get("/files")
@@ -57,6 +62,28 @@ def upload_file(writer: Writer, db: Db, settings: Config, storage: Store, form: 
     with db.begin() as session:
         file = files.keep(session, writer, name, data)
     return RedirectResponse(f"/tasks/new?file={file.id}", 303)
+
+
+@router.get("/files/{file_id}")
+def show_file(file_id: str, viewer: Looking, db: Db, storage: Store, request: Request) -> Response:
+    """The file's first rows, as they are stored."""
+    with db.begin() as session:
+        file = files.find_file(session, viewer.principal, file_id)
+    try:
+        with storage.open(file.sha256) as opened:
+            lines = [_shown(opened) for _ in range(min(file.rows, _ROWS))]
+    except ObjectMissing:
+        raise ObjectLost("The file is missing from storage; upload it again.") from None
+    return render(request, "file.html", file=file, lines=lines)
+
+
+def _shown(opened: BinaryIO) -> str:
+    """The next line, or its beginning; the rest of it is read past."""
+    line = more = opened.readline(_LONGEST)
+    while more and not more.endswith(b"\n"):
+        more = opened.readline(_BLOCK)
+    cut = not line.endswith(b"\n") and len(line) == _LONGEST
+    return line.decode(errors="ignore").rstrip("\n") + ("…" if cut else "")
 
 
 @router.post("/files/{file_id}/delete")

@@ -19,6 +19,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 POLICIES = ("alto_guarded", "alto", "asha", "none")
 METRICS = {  # of generated texts, those that need no settings
     "rouge_l": "ROUGE-L: words in the reference's order",
+    "bleu": "BLEU: runs of words shared with the reference",
+    "chrf": "chrF: runs of characters shared with the reference",
     "exact_match": "the reference exactly",
     "contains": "contains the reference",
     "number": "the reference's number after ####",

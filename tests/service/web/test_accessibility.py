@@ -49,6 +49,7 @@ def lived_in(visit, new_tenant, database, storage, node):
         ),
         *(
             "/files",
+            f"/files/{caller.get('/v1/files').json()['data'][0]['id']}",
             "/adapters",
             "/usage",
             "/keys",

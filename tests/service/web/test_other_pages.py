@@ -177,6 +177,13 @@ def test_tasks_beside_each_other(visitor, tenant, database):
     assert page.locator("main table").first.locator("tbody tr").count() == 2
     assert "search_space.learning_rate" in page.text_content("main")
     eventually(page, "document.querySelector('#plot canvas').width > 300")
+    assert "differ in dataset" not in page.text_content("#comparable")
+    assert "the same validation rows" in page.text_content("#comparable")
+    assert "file_id" not in page.text_content("main"), "two uploads of the same bytes"
+    other = tenant.task(dataset={"file_id": tenant.file(chat_rows(30)), "validation_fraction": 0.5})["id"]
+    page = visitor.open(f"/compare?task={tasks[0]}&task={other}")
+    assert "differ in dataset.file_id and dataset.validation_fraction." in page.text_content("#comparable")
+    assert "sha256" in page.text_content("tr:has-text('dataset.file_id')")
     many = "&".join(f"task=task_{number}" for number in range(9))
     visitor.open(f"/compare?{many}")
     assert "8 can be compared" in page.text_content("main")
@@ -253,6 +260,7 @@ def test_keys_are_made_shown_once_and_revoked(visitor, tenant):
     page.goto(visitor.url + "/keys")
     assert secret not in page.content()
     row = page.locator("tr:has-text('laptop')")
+    assert "in 90 d" in row.text_content()
     row.locator("summary").click()
     row.locator("text=Revoke “laptop”").click()
     page.wait_for_selector("tr:has-text('laptop') >> text=revoked")
@@ -289,8 +297,14 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
     page.click("text=Delete it")
     page.wait_for_selector("text=No adapters yet")
     page = visitor.open("/files")
+    page.click("a.row")
+    assert "Its rows" in page.text_content("main h2")
+    shown = page.text_content(".preview")
+    assert "line 20:" in shown
+    assert jsonl(*chat_rows(20)).decode().splitlines()[19] in shown
+    page = visitor.open("/files")
     with page.expect_download() as download:
-        page.click("a.row")
+        page.click("#rows >> text=Download")
     assert download.value.path().read_bytes() == jsonl(*chat_rows(20))
     page.click("summary")
     page.click("text=Delete “train.jsonl”")

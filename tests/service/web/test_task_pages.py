@@ -219,6 +219,12 @@ def test_the_winner_is_told_by_its_configuration_and_the_step_of_its_adapter(vis
     assert [row.startswith("job 0 (winner)") for row in rows] == [True, False]
     assert "lr 0.0001, rank 4, batch 4" in rows[0]
     assert "Download" in page.text_content("#adapters a[download]")
+    page.set_viewport_size({"width": 390, "height": 800})
+    first = page.locator("#job-rows tr").first
+    assert first.locator("td").first.inner_text() == "job 0"
+    assert first.locator("[data-name='best loss']").bounding_box()["x"] < 390
+    assert page.locator("#job-rows td[data-name=step]").first.is_visible()
+    page.set_viewport_size({"width": 1280, "height": 800})
     lines = page.text_content("#spec").splitlines()
     assert [line.partition(":")[0] for line in lines if line[0].isalpha()][:5] == [
         *("name", "base_model", "dataset", "objective", "search_space"),
@@ -292,6 +298,14 @@ def test_without_scripts_everything_can_be_read_and_done(visit, tenant, sweep):
     assert "cancelled" in page.text_content("#task-state")
     page.click(".theme button")
     assert page.get_attribute("html", "data-theme") == "dark"
+
+
+def test_an_ended_task_says_that_it_ended(visitor, tenant):
+    task = tenant.task()["id"]
+    tenant.post(f"/v1/tasks/{task}/cancel")
+    page = visitor.open("/tasks")
+    assert re.fullmatch(r"Ended (now|\d+ s ago)", page.text_content("#rows [data-name=ended]"))
+    assert "for shortcuts" in page.text_content("footer")
 
 
 def test_by_keyboard(visitor, tenant):

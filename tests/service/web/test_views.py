@@ -1,6 +1,7 @@
-"""What pages say, without a browser."""
+"""What pages say, without a browser: specs in their own order, the fields by which losses cannot be compared."""
 
-from service.web.views.spec_differences import in_order
+from service.web.views import spec_form
+from service.web.views.spec_differences import NamedFile, differences, in_order, loss_differences
 
 SPEC = {
     "labels": {},
@@ -20,3 +21,24 @@ def test_a_spec_is_shown_in_its_own_order_without_nulls():
     newer = {**SPEC, "of_a_newer_version": {"x": 1}}
     assert in_order(newer)["of_a_newer_version"] == {"x": 1}
     assert in_order({"unreadable": None}) == {"unreadable": None}
+
+
+def test_files_of_the_same_bytes_are_the_same():
+    files = {id: NamedFile(f"{id}.jsonl", sha256) for id, sha256 in (("a", "1" * 64), ("b", "1" * 64), ("c", "2" * 64))}
+    first, same, other = (SPEC | {"dataset": {"file_id": id, "validation_fraction": 0.2}} for id in "abc")
+    assert differences([first, same], files) == []
+    assert loss_differences([first, same], files) == []
+    (row,) = differences([first, other], files)
+    assert row[1][1] == "c.jsonl (c, sha256 22222222)"
+    assert loss_differences([first, other], files) == ["dataset.file_id"]
+    held = [one | {"dataset": one["dataset"] | {"validation_file_id": id}} for one, id in ((first, "a"), (other, "b"))]
+    assert loss_differences(held, files) == []
+    assert loss_differences([first, first | {"base_model": "large"}], files) == ["base_model"]
+
+
+def test_a_form_like_a_task_keeps_metrics_with_settings():
+    asked = {"metrics": [{"type": "regex", "pattern": "a+", "name": None}, {"type": "rouge_l", "name": None}], "max_prompts": 9}
+    fields, chosen = spec_form.fields_of({"evaluation": asked}), spec_form.choices_of({"evaluation": asked})
+    spec, mistakes = spec_form.spec_of_form(fields, *chosen)
+    assert not mistakes
+    assert spec["evaluation"] == {"metrics": [{"type": "regex", "pattern": "a+"}, {"type": "rouge_l"}], "max_prompts": 9}
