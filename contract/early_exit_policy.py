@@ -12,7 +12,8 @@ PAIRED_CUT = (0.5, 1.5)  # times keep_fraction: the fewest and the most that a p
 
 
 class EarlyExitPolicy(Strict):
-    """When a job is stopped. The numbers' names and defaults are ALTO's (Algorithm 1, section 5).
+    """When a job is stopped. The numbers' names and defaults are ALTO's (Algorithm 1, section 5), but for `warmup_fraction`,
+    whose 0.05 there cuts jobs of few steps before a large learning rate has settled (docs/NUMERICS.md, What a search loses).
 
     `alto` is Algorithm 1 to the letter. `alto_guarded`, the default, believes its patterns only once a job's validation loss
     has stopped improving, as the paper's text has it, and its cut after warmup keeps every job that is not surely worse than
@@ -22,7 +23,7 @@ class EarlyExitPolicy(Strict):
     """
 
     policy: Literal["alto", "alto_guarded", "asha", "none"] = "alto_guarded"
-    warmup_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.05
+    warmup_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.1
     keep_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.25
     ema_alpha: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.1
     window: Annotated[int, Field(ge=2, le=100, strict=True)] = 2

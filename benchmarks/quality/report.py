@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "keep_0.15": {"keep_fraction": 0.15},
     "keep_0.35": {"keep_fraction": 0.35},
     "rank_cut": {"policy": "alto"},
-    "warmup_0.1": {"warmup_fraction": 0.1},
+    "warmup_0.05": {"warmup_fraction": 0.05},
     "guard_3": {"guard_patience": 3},
     "guard_12": {"guard_patience": 12},
 }

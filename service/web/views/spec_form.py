@@ -130,7 +130,7 @@ DEFAULTS: Fields = {
     "training.epochs": "3",
     "training.max_seq_len": "1024",
     "early_exit.policy": "alto_guarded",
-    "early_exit.warmup_fraction": "0.05",
+    "early_exit.warmup_fraction": "0.1",
     "early_exit.keep_fraction": "0.25",
     "evaluation.max_prompts": "64",
     "gpus": "1",
