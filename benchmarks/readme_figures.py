@@ -19,6 +19,7 @@ from benchmarks.sharing_sim.table import sharing
 ROOT = Path(__file__).parent.parent
 STEP, SWEEP, QUALITY = "step-h100.json", "sweep-h100.json", "quality-h200.json"
 WEB, SCHEDULER, SHARING = "web-cpu.json", "scheduler-cpu.json", "sharing_sim-cpu.json"
+PARALLEL = "parallel-h200x2.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -76,6 +77,28 @@ def search(result: dict[str, Any]) -> str:
         f"Where its seconds went:\n{shares}.\nAll figures and how they were taken: `benchmarks/results/{SWEEP}`.",
     ]
     return "\n".join(lines)
+
+
+def several_devices(result: dict[str, Any]) -> str:
+    """Steps of 32 jobs on one device and on several, as Markdown."""
+    cells: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        cells.setdefault((row["model"], row["batch"]), {})[row["gpus"]] = row
+    lines = [
+        f"Median steps of 32 jobs over a replica of the base on each of {max(max(found) for found in cells.values())} "
+        f"{result['device']}s, a process each (torch {result['versions']['torch']},\ncommit {result['commit']}, "
+        f"{result['date'][:10]}). Times faster: by tokens a second.\n",
+        "| base, batch | tokens a step | one GPU, ms | GPUs | ms | times faster |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (model, batch), found in cells.items():
+        one = found.pop(1)
+        lines += [
+            f"| {model}, {batch} | {one['tokens_per_step']:,.0f} | {one['ms']:.0f} | {gpus} | {row['ms']:.0f} "
+            f"| {row['tokens_per_s'] / one['tokens_per_s']:.2f} |"
+            for gpus, row in found.items()
+        ]
+    return "\n".join([*lines, "", f"All figures: `benchmarks/results/{PARALLEL}`."])
 
 
 def dashboard(result: dict[str, Any]) -> str:
@@ -204,6 +227,7 @@ def made() -> dict[Path, str]:
         "step": f"![One pass over 32 adapters](step.svg)\n\n{table(step)}",
         "search": search(sweep),
         "quality": quality.table(sets, QUALITY),
+        "parallel": several_devices(read(PARALLEL)),
         "dashboard": dashboard(read(WEB)),
     }
     measured, planned, readme = docs / "BENCHMARKS.md", docs / "SCHEDULING.md", ROOT / "README.md"
