@@ -86,7 +86,7 @@ def _loading(base: str, folder: str, rank: int, precision: Precision, rows: str)
         asking += f"\n# where prompts are texts, not messages: {_PROMPT}"
     return f"""## Load it
 
-Set `BASE` to where the weights of `{base}` lie: a folder, or a name on a hub. Whoever allowed that base knows which; for the
+Set `BASE` to where the weights of `{base}` lie: a folder, or a name on a hub. The service's administrator knows which; for the
 example that `motet up` brings it is the folder `examples/base-model`. `{folder}` is this folder.
 
 ```python

@@ -66,7 +66,7 @@ def send_object(
 
 
 def redirect(url: str) -> Response:
-    """To a presigned URL, which nobody may keep: it ends soon, and opens its object to whoever has it."""
+    """To a presigned URL, which nobody may keep: it ends soon, and opens its object to everybody who has it."""
     return RedirectResponse(url, 307, {"Cache-Control": "private, no-store", "Referrer-Policy": "no-referrer"})
 
 

@@ -177,8 +177,8 @@ def base_is_known(session: Session, task: Task) -> bool:
 
 
 def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str | None, RowScores]:
-    """Of each prompt 1 minus the metric's result, so that lower is better: by job, None: of the base. Whoever has no such
-    scores is absent."""
+    """Of each prompt 1 minus the metric's result, so that lower is better: by job, None: of the base. Jobs without such
+    scores are absent."""
     rows = session.execute(select(TextEvaluation.job_id, TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id))
     return {
         job_id: RowScores(metric="error", totals=[1 - score for score in scores[metric]])

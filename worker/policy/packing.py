@@ -1,7 +1,7 @@
 """Packs sequences into micro-batches: onto a flat token axis, under a token budget.
 
-Pure: lengths in, places out. A job's batch is cut by its own lengths alone, so its sums are taken in the same order whichever
-jobs train beside it; only then are the pieces of all jobs laid into micro-batches.
+Pure: lengths in, places out. A job's batch is split by its own lengths alone, so its sums are taken in the same order beside
+any other jobs; only then are the pieces of all jobs laid into micro-batches.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The replicas of an executor's base, one on each of its devices: which holds which job, and running all in parallel.
 
 Adapter parallelism: a job is on one replica as a whole, so nothing crosses between devices. Jobs are assigned on admission
-(policy/replica_assignment.py) and move only between steps, as host copies. Results come back in the caller's order, whichever
-replica finished first.
+(policy/replica_assignment.py) and move only between steps, as host copies. Results come back in the caller's order, not in
+that in which replicas finish.
 """
 
 import logging

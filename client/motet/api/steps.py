@@ -61,7 +61,7 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Emit(Generic[T]):
-    """Hand this value to whoever iterates over the call."""
+    """Hand this value to the caller, who iterates over the call."""
 
     value: T
 

@@ -44,7 +44,7 @@ class ConsoleOutput:
         if self._held is not None and isinstance(what, str):
             self._held.append(what)
         else:
-            whole = isinstance(what, str) and not self.console.is_terminal  # a line stays one for whoever reads it by program
+            whole = isinstance(what, str) and not self.console.is_terminal  # programs that read lines get each line whole
             self.console.print(Text(what) if isinstance(what, str) else what, soft_wrap=whole)
 
     @contextmanager

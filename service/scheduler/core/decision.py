@@ -1,6 +1,6 @@
 """What goes into the solver besides the problem, and what a plan is: search budget, search result, decision.
 
-Values only: whoever explains or estimates plans imports this, and never loads the solver.
+Values only: code that explains or estimates plans imports this module, and so never loads the solver.
 """
 
 from dataclasses import dataclass

@@ -107,7 +107,7 @@ class _Writer:
         if len(free) < start.gpus:
             return False
         between, shared = self._between.get(task.id, PredictedInterval((0, 0), (start.end, start.end))), self._ends.get(task.id)
-        later = 0 if shared is None else max(0, shared.end - start.end)  # whoever joins it in this very plan
+        later = 0 if shared is None else max(0, shared.end - start.end)  # for the tasks that join it in this very plan
         low, high = between.end
         others = 0 if shared is None else shared.others
         stay = Stay(start.end, start.end + later, (low + later, high + later), others=others)

@@ -1,4 +1,4 @@
-"""Notices of changed tasks: a new version, the status event, and one Postgres notice for whoever waits. Knows no reader."""
+"""Notices of changed tasks: a version, the status event, a Postgres notice for long polls and streams. Knows no reader."""
 
 from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session

@@ -60,7 +60,7 @@ Outcome = CreatedResponse | Problem | Replayed
 
 @dataclass(frozen=True)
 class _Submitter:
-    """A tenant; equal whichever of its API keys sent the request, so that their submissions share transactions. `db` and
+    """A tenant; equal for requests of all its API keys, so that their submissions share transactions. `db` and
     `principal` are of the request that opened the group: only their tenant counts."""
 
     tenant_id: str

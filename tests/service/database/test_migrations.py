@@ -72,7 +72,7 @@ def test_what_a_migration_may_do():
 
 
 def test_a_migration_waits_for_a_lock_only_so_long_and_tries_again(stack, template, monkeypatch):
-    """Whoever waits behind it for the same table has a turn in between."""
+    """Statements that wait behind it for the same table have a turn in between."""
     url, tried = stack.new_database(template), threading.Event()
     monkeypatch.setattr(schema_upgrade.log, "warning", lambda *_: tried.set())
     engine = create_engine(url)

@@ -1,4 +1,4 @@
-"""Leaving a node in order: pause, resume and drain, ended by the worker's word or its lease, whichever comes first."""
+"""Leaving a node in order: pause, resume and drain, ended by the worker's word or, if that comes first, by its lease."""
 
 from datetime import timedelta
 

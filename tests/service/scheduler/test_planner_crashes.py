@@ -164,7 +164,7 @@ def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(
     task = validated(dependencies, tenant)
     killed_planner(HINTING)
     (placement,) = live(database)
-    assert rows(database, PlanRequest) != []  # the placement is committed first; whoever plans next tells the rest
+    assert rows(database, PlanRequest) != []  # the placement is committed first; the next plan tells the rest
     # nobody hinted the node, but its next heartbeat tells it that something changed
     assert node.leases().desired_version > version
     assert node.take(task).given.placement_id == placement.id

@@ -152,7 +152,7 @@ def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, agai
     again()
     for _ in range(4):
         told.append([task for task in waits if stored(database, task) == "node_drained"])
-        assert {get(tenant, id).json()["waiting"]["code"] for id in waits} == {"node_drained"}, "whoever asks knows at once"
+        assert {get(tenant, id).json()["waiting"]["code"] for id in waits} == {"node_drained"}, "an answer tells it at once"
         with database.begin() as session:
             session.execute(update(Plan).values(created_at=Plan.created_at - reconcile_turn(dependencies)))
         replan_elapsed_delays(dependencies)

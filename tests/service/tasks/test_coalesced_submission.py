@@ -97,7 +97,7 @@ def test_what_is_wrong_with_one_is_its_own_affair(server, tenant, batches):
 
 def test_a_storm_takes_what_room_there_is_and_no_more(server, tenant, database, batches):
     wanted = specs(tenant, 20)
-    wanted[0]["base_model"] = "none"  # whoever is refused takes no room
+    wanted[0]["base_model"] = "none"  # a refused submission takes no room
     with database.begin() as session:
         session.execute(update(Tenant).where(Tenant.id == tenant.tenant_id).values(queued_tasks_quota=7))
     answers = storm(server.url, [(tenant.headers, spec) for spec in wanted])

@@ -85,7 +85,7 @@ def zipped() -> bytes:
 
 
 class Deadly:
-    """Pickled, it would end whoever loads it."""
+    """Pickled, it would end the process that loads it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os._exit, (1,)

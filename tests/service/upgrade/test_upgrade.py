@@ -1,7 +1,7 @@
 """Rolling upgrades and rollbacks: this version and the next one beside each other, as real processes on one database.
 
-The next version is made from this tree (next_version.py). No task fails and no step is trained twice, whoever plans, serves
-and trains.
+The next version is made from this tree (next_version.py). No task fails and no step is trained twice, with
+either version planning, serving and training.
 """
 
 import threading

@@ -236,7 +236,7 @@ def test_an_erased_file_takes_all_along_that_came_of_it(cache):
     cache.erase("t1", file.sha256)
     assert cache.files() == [("t2", other.sha256)]
     assert [path for path in cache.folder.glob("t1/**/*") if path.is_file()] == []
-    same(stream, SFT, MIXED)  # whoever reads it reads on
+    same(stream, SFT, MIXED)  # an executor that reads it reads on
     cache.erase("t2", "b" * 64)
     assert list(other.references.folder.iterdir()) == [], "numbers computed with an erased validation file go too"
     assert stream_of(other, SFT, never, nothing).rows

@@ -72,7 +72,7 @@ def test_a_tenants_poison_rows(fleet, placing, tmp_path, three):
 
 
 def test_a_tenant_whose_rows_find_no_memory(fleet, placing, tmp_path, three, monkeypatch):
-    """Passes with a row of the bad tenant's length find none, whoever else is in them, and leave ruins in the gradients."""
+    """Passes with a row of the bad tenant's length find none, with others or without, and leave ruins in the gradients."""
     real = Trainer._train_pass
 
     def small(self, segments, recompute):
