@@ -25,7 +25,7 @@ def config(batch_size: int) -> JobConfig:
 
 
 def test_the_numbers_of_the_paper():
-    made = JobSchedule.of(spec({"epochs": 3}, {"max_evaluation_share": None}), config(4), 400)
+    made = JobSchedule.of(spec({"epochs": 3}, {"max_evaluation_share": None, "warmup_fraction": 0.05}), config(4), 400)
     assert (made.total_steps, made.warmup_steps, made.eval_every, made.has_boundary) == (300, 15, 10, True)
 
 
@@ -58,7 +58,7 @@ def test_asha_ranks_at_rungs_ever_further_apart():
     )
     assert made.rungs == (2, 6, 18, 54)
     assert all(made.evaluates_at(step) for step in made.rungs)
-    assert JobSchedule.of(spec(), config(1), 100).rungs == (15,)
+    assert JobSchedule.of(spec(), config(1), 100).rungs == (30,)
 
 
 def test_no_rows_no_calendar():
