@@ -1,5 +1,6 @@
 """The new-task form: its estimate, its rows as training reads them, its copies as curl, Python and YAML, its submission."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -36,14 +37,17 @@ from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
-from service.web.views import spec_form
+from service.web.views.spec_form import form_fields
+from service.web.views.spec_form.form_to_spec import spec_of_form
+from service.web.views.spec_form.request_copies import as_curl, as_python
+from service.web.views.spec_form.spec_to_form import choices_of, fields_of
 
 router = pages()
 
 _FILES = 200  # offered in the form
 _ROWS = 5
 _ERRORS = 20
-_PLACES = {name: place for place, name in enumerate(spec_form.LABELS)}  # of the fields on the page
+_PLACES = {name: place for place, name in enumerate(form_fields.LABELS)}  # of the fields on the page
 
 
 @dataclass
@@ -63,7 +67,7 @@ class TaskForm:
         draft = cls(
             {name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"), form.all("metrics")
         )
-        draft.spec, mistakes = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules, draft.metrics)
+        draft.spec, mistakes = spec_of_form(draft.fields, draft.schedules, draft.modules, draft.metrics)
         draft.errors += [FieldError(field=path, code="unreadable", message=said) for path, said in mistakes.items()]
         try:
             checked = TaskSpec.model_validate(draft.spec)
@@ -82,32 +86,34 @@ class TaskForm:
     def error_of(self, name: str) -> str | None:
         """What is wrong with a field, or with one of its list's values."""
         return (
-            "; ".join(e.message for e in self.errors if e.field is not None and spec_form.field_name(e.field) == name) or None
+            "; ".join(e.message for e in self.errors if e.field is not None and form_fields.field_name(e.field) == name) or None
         )
 
     def label_of(self, path: str) -> str | None:
         """What the form calls the field of this path, if it has it."""
-        return spec_form.LABELS.get(spec_form.field_name(path))
+        return form_fields.LABELS.get(form_fields.field_name(path))
 
     @property
     def first_wrong(self) -> str | None:
         """The first field on the page that is wrong."""
-        wrong = [name for one in self.errors if one.field is not None and (name := spec_form.field_name(one.field)) in _PLACES]
+        wrong = [
+            name for one in self.errors if one.field is not None and (name := form_fields.field_name(one.field)) in _PLACES
+        ]
         return min(wrong, key=_PLACES.__getitem__, default=None)
 
 
 def _place(path: str | None) -> int:
     """Where a mistake stands on the page; those of no field come last."""
-    return _PLACES.get(spec_form.field_name(path or ""), len(_PLACES))
+    return _PLACES.get(form_fields.field_name(path or ""), len(_PLACES))
 
 
 @router.get("/tasks/new")
 def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request: Request, like: str = "") -> Response:
-    fields, chosen = dict(spec_form.DEFAULTS), spec_form.choices_of({})
+    fields, chosen = dict(form_fields.DEFAULTS), choices_of({})
     if like:
         with db.begin() as session:
             spec = effective(find(session, Task, like, writer, "task"))
-        fields, chosen = spec_form.fields_of(spec), spec_form.choices_of(spec)
+        fields, chosen = fields_of(spec), choices_of(spec)
     elif file_id := request.query_params.get("file"):
         fields["dataset.file_id"] = file_id[:128]
     return _page(request, db, writer, settings, TaskForm(fields, *chosen))
@@ -230,17 +236,22 @@ def _page(
         shown=shown,
         jobs=draft.checked.search_space.size if draft.checked is not None else None,
         copies={
-            "curl": spec_form.as_curl(spec, api_url),
-            "Python": spec_form.as_python(spec, api_url),
+            "curl": as_curl(spec, api_url),
+            "Python": as_python(spec, api_url),
             "YAML": yaml.safe_dump(spec, sort_keys=False, allow_unicode=True),
         }
         if draft.checked is not None
         else {},
-        module_sets=list(spec_form.MODULE_SETS),
-        schedules=spec_form.SCHEDULES,
-        policies=spec_form.POLICIES,
-        metrics=spec_form.METRICS | {one: one for one in draft.metrics if one not in spec_form.METRICS},
+        module_sets=_offered(draft.modules, form_fields.MODULE_SETS),
+        schedules=_offered(draft.schedules, form_fields.SCHEDULES),
+        policies=form_fields.POLICIES,
+        metrics={name: form_fields.METRICS.get(name, name) for name in _offered(draft.metrics, form_fields.METRICS)},
     )
+
+
+def _offered(chosen: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The boxes of a group: those chosen first, as their order is that of the jobs."""
+    return list(dict.fromkeys([*chosen, *known]))
 
 
 def _files(session: Session, writer: Principal) -> list[File]:

@@ -1,7 +1,8 @@
 """What pages say, without a browser: specs in their own order, the fields by which losses cannot be compared."""
 
-from service.web.views import spec_form
 from service.web.views.spec_differences import NamedFile, differences, in_order, loss_differences
+from service.web.views.spec_form.form_to_spec import spec_of_form
+from service.web.views.spec_form.spec_to_form import choices_of, fields_of
 
 SPEC = {
     "labels": {},
@@ -38,7 +39,7 @@ def test_files_of_the_same_bytes_are_the_same():
 
 def test_a_form_like_a_task_keeps_metrics_with_settings():
     asked = {"metrics": [{"type": "regex", "pattern": "a+", "name": None}, {"type": "rouge_l", "name": None}], "max_prompts": 9}
-    fields, chosen = spec_form.fields_of({"evaluation": asked}), spec_form.choices_of({"evaluation": asked})
-    spec, mistakes = spec_form.spec_of_form(fields, *chosen)
+    fields, chosen = fields_of({"evaluation": asked}), choices_of({"evaluation": asked})
+    spec, mistakes = spec_of_form(fields, *chosen)
     assert not mistakes
     assert spec["evaluation"] == {"metrics": [{"type": "regex", "pattern": "a+"}, {"type": "rouge_l"}], "max_prompts": 9}
