@@ -40,6 +40,7 @@ from service.metrics.api_metrics import ApiMetrics
 from service.openai import error_objects
 from service.settings import Settings
 from service.web.page_route import problem_page
+from service.web.session import framed_problems
 
 _ROUTERS = (
     service.tasks.submission.routes.router,
@@ -94,6 +95,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problem_handlers.install(app, {error_objects.PREFIX: error_objects.error_response}, problem_page)
+    framed_problems.install(app)
     repeated_requests.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds

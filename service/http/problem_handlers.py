@@ -80,9 +80,14 @@ def problem_response(request: Request, problem: Problem) -> Response:
     for prefix, formatted in formats.items():
         if request.url.path.startswith(prefix):
             return formatted(problem, headers)
-    if "text/html" in request.headers.get("accept", ""):  # a browser that opens an address; programs and scripts do not ask so
+    if opened_by_browser(request):
         return cast(Response, request.app.state.error_page(request, problem, headers))
     return JSONResponse(problem.body(id), problem.status, headers, media_type=MEDIA_TYPE)
+
+
+def opened_by_browser(request: Request) -> bool:
+    """Whether a browser opens the address; programs and scripts do not ask so."""
+    return "text/html" in request.headers.get("accept", "")
 
 
 def _problem(request: Request, problem: Problem) -> Response:

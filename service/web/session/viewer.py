@@ -30,6 +30,11 @@ class Viewer:
 
 
 async def _viewer(request: Request, reader: Reader, db: Db) -> Viewer:
+    return await look(request, reader, db)
+
+
+async def look(request: Request, reader: Principal, db: Database) -> Viewer:
+    """The request's Viewer, which its page's frame shows."""
     viewer = Viewer(reader, await run_in_threadpool(_tenant_name, db, reader))
     request.scope["state"][VIEWER] = viewer
     return viewer

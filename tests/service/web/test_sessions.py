@@ -279,3 +279,22 @@ def test_static_files_are_kept_for_good_under_their_hash_alone(browser):
     assert browser.get("/static/0000000000000000/app.css").headers["cache-control"] == "no-store"
     for name in ("none.js", "..%2fapp.py", "../rendering.py"):
         assert browser.get(f"/static/{path.split('/')[2]}/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/adapters/adapter_gone/archive", "/tasks/task_gone"])
+def test_whoever_is_signed_in_keeps_the_navigation_on_an_address_that_is_not_there(browser, tenant, path):
+    page = {"Accept": "text/html,*/*;q=0.8"}
+    browser.sign_in(tenant.key)
+    found = browser.get(path, headers=page)
+    assert found.status_code == 404
+    for shown in ('<nav aria-label="Pages">', 'action="/sign-out"', f'name="csrf" content="{browser.csrf}"'):
+        assert shown in found.text
+    assert found.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "application/problem+json" in browser.get(path if "task" not in path else "/v1/tasks/t").headers["content-type"]
+    browser.client.cookies = {}
+    for cookies in ({}, {SESSION_COOKIE: "ms_unknown"}):
+        browser.client.cookies = cookies
+        stranger = browser.get("/nowhere", headers=page)
+        assert stranger.status_code == 404
+        assert "No such page" in stranger.text
+        assert "<nav" not in stranger.text
