@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from motet.api.resources import Event, Exit
-from motet.display.task_state import why
+from contract.states import ExitReason
+from contract.wording.exit_sentences import exit_sentence
+from motet.api.resources import Event
 
 _POINTS = "curves"
 
@@ -47,10 +48,19 @@ def _scores(data: dict[str, Any]) -> str:
 
 
 def _ending(data: dict[str, Any]) -> str:
-    if isinstance(found := data.get("exit"), dict):
-        exit = Exit.model_validate(found)
-        return f", {exit.reason.value}: {why(exit)}"
-    return f": {data['error']}" if data.get("error") else ""
+    """Why a job has ended, and its best loss."""
+    said = [_exit(data)] if data.get("exit_reason") else [str(data["error"])] if data.get("error") else []
+    if data.get("best_val_loss") is not None:
+        said.append(f"best validation loss {_loss(data['best_val_loss'])} at step {data.get('best_step')}")
+    return f": {'; '.join(said)}" if said else ""
+
+
+def _exit(data: dict[str, Any]) -> str:
+    """The reason; of a newer service's reason, or of an event without evidence, its name alone."""
+    reason, evidence = str(data["exit_reason"]), data.get("exit_evidence")
+    if reason not in list(ExitReason) or not evidence:
+        return reason
+    return f"{reason}, {exit_sentence(ExitReason(reason), evidence)}"
 
 
 def _curves(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,7 +22,9 @@ class Kind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?, selection?}: the task has a new status
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
-    JOB = "job"  # {job, job_id, status, step, ...}: a job's status changed
+    # {job, job_id, status, step}: a job's status changed; and if it ended, {best_step, best_val_loss, exit_reason?,
+    # exit_evidence?, error?}
+    JOB = "job"
     CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points are now readable
     REWIND = "rewind"  # {job, step, status}: points beyond this step no longer count (-1: none does)
     ADAPTER = "adapter"  # {job, adapter_id, step, val_loss, scores?, evaluation_error?}: an adapter can be downloaded
@@ -78,7 +80,7 @@ class EventBuffer:
         data: dict[str, Any] = {"job": job.index, "job_id": job.id, "status": job.status, "step": job.step}
         if job.status in JOB_TERMINAL:
             data |= {"best_step": job.best_step, "best_val_loss": job.best_val_loss}
-            data |= {"exit_reason": job.exit_reason} if job.exit_reason else {}
+            data |= {"exit_reason": job.exit_reason, "exit_evidence": job.exit_evidence or {}} if job.exit_reason else {}
             data |= {"error": job.error} if job.error else {}
         self.add(Kind.JOB, data)
 

@@ -1,7 +1,7 @@
 """Problems outside the pages' own routes, as a browser that is signed in sees them: with the frame and its navigation."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,16 +17,17 @@ from service.tenants.api_keys import Scope
 from service.tenants.browser_sessions import is_session
 from service.web.session.viewer import look
 
+_Handler = Callable[[Request, Any], Response]
 _UNKNOWN = 404  # raised by the router itself, for an address that no route has
 
 
 def install(app: FastAPI) -> None:
     """Wrap the app's handlers of problems and unknown addresses, which are installed before."""
     for kind, inner in ((_UNKNOWN, HTTPException), (Problem, Problem)):
-        app.add_exception_handler(kind, _framed(app.exception_handlers[inner]))
+        app.add_exception_handler(kind, _framed(cast(_Handler, app.exception_handlers[inner])))
 
 
-def _framed(answer: Callable[[Request, Any], Response]) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _framed(answer: _Handler) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def handle(request: Request, error: Exception) -> Response:
         if RENDERER not in request.scope["state"] and opened_by_browser(request):
             await _find_viewer(request)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from contract.states import ExitReason
+from contract.wording.exit_sentences import exit_sentence
 from service.tasks.lifecycle.event_log import Kind
 from service.tasks.models import TaskEvent
 from service.tasks.plan_status.plan_history import PlanChangeResource
@@ -49,12 +51,18 @@ def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
         case Kind.ACTIVATIONS:
             return "warmup", str(data.get("reason", ""))
         case Kind.JOB if data.get("status") == "exited":
-            return "exited", f"{job} stopped early at step {data.get('step')}: {data.get('exit_reason')}"
+            return "exited", f"{job} stopped early at step {data.get('step')}: {_exit(data)}"
         case Kind.JOB if data.get("status") == "completed":
             return "completed", f"{job} completed, best loss {loss(data.get('best_val_loss'))}"
         case Kind.JOB if data.get("status") == "failed":
             return "failed", f"{job} failed: {data.get('error', '')}"
     return None
+
+
+def _exit(data: dict[str, Any]) -> str:
+    """The reason with its numbers; of an event that an earlier version stored, its name alone."""
+    reason, evidence = str(data.get("exit_reason")), data.get("exit_evidence")
+    return f"{reason}, {exit_sentence(ExitReason(reason), evidence)}" if evidence else reason
 
 
 def _plans(plans: Sequence[PlanChangeResource]) -> Iterator[Happening]:

@@ -90,6 +90,7 @@ def test_a_tasks_life_in_events(tenant, new_node, plan):
     ends = [("curves", None, None), ("job", 1, "exited"), ("adapter", 0, None), ("job", 0, "completed")]
     assert last == [*ends, ("status", None, "succeeded")]
     assert told[-4][1]["exit_reason"] == "diverging"
+    assert told[-4][1]["exit_evidence"] == tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"][1]["exit"]["evidence"] != {}
     assert told[-1][1]["winner_job_id"] == placement.given.jobs[0].job_id
 
 

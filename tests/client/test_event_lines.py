@@ -1,0 +1,55 @@
+"""A task's log in sentences: every job that ended says why."""
+
+from datetime import UTC, datetime
+
+import pytest
+from motet.api.resources import Event
+from motet.display.event_lines import line_of
+
+from contract.wording.exit_sentences import exit_sentence
+
+BEST = "best validation loss 1.2500 at step 30"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+ENDED = {"job": 3, "job_id": "job_3", "step": 40, "best_step": 30, "best_val_loss": 1.25}
+RANKED = {"pattern": "ranked after warmup", "rank": 9, "alive": 16, "kept": 6, "val_loss": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"status": "exited", "exit_reason": "underperforming", "exit_evidence": RANKED},
+            f"exited at step 40: underperforming, 9th of 16 after warmup, at most 6 go on; {BEST}",
+        ),
+        (
+            {"status": "exited", "exit_reason": "overfitting", "exit_evidence": {"gap": None, "pattern": "it stays above"}},
+            "exited at step 40: overfitting, it stays above; best validation loss 1.2500 at step 30",
+        ),
+        (  # of an earlier service
+            {"status": "exited", "exit_reason": "diverging"},
+            "exited at step 40: diverging; best validation loss 1.2500 at step 30",
+        ),
+        (  # of a later one
+            {"status": "exited", "exit_reason": "bored", "exit_evidence": {"yawns": 3}},
+            "exited at step 40: bored; best validation loss 1.2500 at step 30",
+        ),
+        ({"status": "failed", "error": "the loss is NaN", "best_val_loss": None}, "failed at step 40: the loss is NaN"),
+        ({"status": "completed"}, "completed at step 40: best validation loss 1.2500 at step 30"),
+    ],
+)
+def test_a_job_that_ended_says_why(more, said):
+    event = Event(number=7, type="job", data=ENDED | more, created_at=NOW)
+    assert line_of(event) == f"2026-01-02 03:04:05 job 3 is {said}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "evidence"),
+    [
+        ("underperforming", {"base_val_loss": 3.0, "val_loss": None}),
+        ("underperforming", {"difference_low": None, "difference_high": None, "rows": 8}),
+        ("diverging", {"train_slope": float("inf"), "val_slope": None}),
+        ("overfitting", {"gap": None, "tau_gap": 0.1}),
+    ],
+)
+def test_evidence_that_is_not_finite_is_told_by_its_pattern(reason, evidence):
+    assert exit_sentence(reason, evidence | {"pattern": "as it is called"}) == "as it is called"
