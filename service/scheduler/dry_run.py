@@ -136,7 +136,8 @@ class DraftPlan:
         join = self._joins.get(id)
         if join is None:
             return {"slowdown": 1.0, "sharing": None}
-        return {"slowdown": join.slowdown, "sharing": shares_sentence(join, self._seen.nodes[join.node].name)}
+        node = self._seen.nodes[join.node]
+        return {"slowdown": join.slowdown, "sharing": shares_sentence(join, node.name, node.device_type)}
 
     def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
         names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")

@@ -63,6 +63,7 @@ class PlacementResource(BaseModel):
     """Where a running task runs, or an ended one ran last, and what it did there."""
 
     node: str
+    device_type: str | None = Field(default=None, description="Of the GPUs; `cpu`: what is counted as GPUs are CPU slots")
     gpus: int = Field(description="That it holds; with max_gpus, or beside others, it may be more than the task's own")
     beside: int = Field(description="How many other tasks shared these GPUs by the last plan; it pays for its part by tokens")
     slowdown: float | None = Field(description="How many times slower than alone it was of late beside them, as measured")
@@ -149,6 +150,7 @@ _PLACEMENTS = (  # columns as PlacementResource names them
     select(
         Placement.task_id,
         Node.name.label("node"),
+        Node.devices[0]["type"].astext.label("device_type"),
         func.cardinality(Placement.device_indexes).label("gpus"),
         Placement.beside,
         Placement.slowdown,

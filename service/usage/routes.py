@@ -13,7 +13,7 @@ from service.http.response_schemas import problems
 from service.scheduler.state import usage_shares
 from service.tenants.models import Tenant
 from service.usage import quotas
-from service.usage.usage_queries import Period, month_of, trained_tokens, usage_of
+from service.usage.usage_queries import Period, device_types_of, month_of, trained_tokens, usage_of
 
 router = APIRouter(prefix="/v1", tags=["usage"], responses=problems(401, 403))
 
@@ -44,6 +44,9 @@ class Usage(BaseModel):
     object: Literal["usage"] = "usage"
     start: datetime
     end: datetime
+    device_types: list[str] = Field(
+        default=[], description="That the month's tasks ran on; `cpu`: GPU seconds are of CPU slots"
+    )
     total: Amounts
     data: list[TaskUsage] = Field(description="The tasks that ran in the month, the newest first")
     next_cursor: str | None
@@ -74,9 +77,10 @@ def get_usage(reader: Reader, db: Db, month: Month = None, cursor: Cursor = None
         if cursor is not None:
             tasks = tasks.where(tuple_(used.c.created_at, used.c.id) < tuple_(*read_cursor(cursor)))
         rows = session.execute(tasks).all()
+        kinds = device_types_of(session, reader, period)
     page = [_task(row) for row in rows[:limit]]
     more = write_cursor(rows[limit - 1]) if len(rows) > limit else None
-    return Usage(start=period.start, end=period.end, total=_amounts(total), data=page, next_cursor=more)
+    return Usage(start=period.start, end=period.end, device_types=kinds, total=_amounts(total), data=page, next_cursor=more)
 
 
 @router.get("/quotas", operation_id="get_quotas", summary="Get the tenant's quotas and what is used of them")

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, aliased
 
 from contract.states import JobStatus
 from service.database.engine import clock
-from service.fleet.models import Placement
+from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -65,6 +65,14 @@ def usage_by_day(session: Session, principal: Principal, period: Period) -> dict
     within = (Placement.created_at >= period.start, Placement.created_at < period.end)
     rows = select(day, tokens, seconds).join(Task, Task.id == Placement.task_id).where(*within).group_by(day)
     return {when: (int(trained), float(used)) for when, trained, used in session.execute(scoped(rows, Task, principal))}
+
+
+def device_types_of(session: Session, principal: Principal, period: Period) -> list[str]:
+    """The types of the devices on which the caller's placements of the period began, as far as retention has kept them."""
+    within = (Placement.created_at >= period.start, Placement.created_at < period.end)
+    kinds = select(Node.devices[0]["type"].astext).join(Placement, Placement.node_id == Node.id)
+    found = kinds.join(Task, Task.id == Placement.task_id).where(*within).distinct()
+    return sorted(kind for kind in session.scalars(scoped(found, Task, principal)) if kind is not None)
 
 
 def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:

@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from motet.api.resources import Schedule, Task
+from motet.api.resources import Schedule, Task, Usage
+from motet.display.account_tables import usage_table
 from motet.display.tables import running_table, tasks_table, waiting_table
 from rich.console import Console
 
@@ -56,3 +57,25 @@ def test_the_schedule_shows_nodes_what_runs_there_and_the_queue():
     queue = printed(waiting_table(schedule))
     for word in ("task_2", "Because.", "in 10 min", "(another tenant's)"):
         assert word in queue
+    assert "CPU slots" in runs.splitlines()[0]
+    assert "CPU slots" in queue.splitlines()[0]
+    mixed = schedule.model_copy(
+        update={"nodes": [schedule.nodes[0], schedule.nodes[1].model_copy(update={"device_type": "H100"})]}
+    )
+    assert "GPUs" in printed(running_table(mixed)).splitlines()[0]
+
+
+def test_seconds_are_of_the_devices_that_they_were_spent_on():
+    month = {"start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z", "total": {"gpu_seconds": 60.0}}
+    for types, word in ((["cpu"], "CPU slot time"), (["H100", "cpu"], "GPU time"), ([], "GPU time")):
+        assert word in printed(usage_table(Usage.model_validate(month | {"device_types": types})))
+
+
+def test_a_placement_says_its_devices():
+    placed = {"node": "n1", "since": "2026-01-01T00:00:00Z", "gpus": 2, "beside": 1}
+    for kind, words in (
+        ("cpu", "2 CPU slots of n1, beside 1"),
+        ("H100", "2 GPUs of n1, beside 1"),
+        (None, "2 GPUs of n1, beside 1"),
+    ):
+        assert task(placement=placed | {"device_type": kind}).placement.where == words

@@ -5,22 +5,24 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from contract.gpu_counts import device_word
 from contract.wording.duration_words import duration
 from motet.api.resources import Amounts, AuditEntry, Key, Quotas, Tenant, Usage
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, until
 
-_AMOUNTS = (
-    Column("tokens", right=True),
-    Column("GPU time", right=True),
-    Column("saved tokens", need=2, right=True),
-    Column("saved GPU time", need=1, right=True),
-)
-
 
 def usage_table(usage: Usage) -> RenderableType:
     """The month's tasks, then their sum."""
-    columns = (Column("task"), Column("name", need=3, folds=True), *_AMOUNTS)
+    word = device_word(usage.device_types)
+    columns = (
+        Column("task"),
+        Column("name", need=3, folds=True),
+        Column("tokens", right=True),
+        Column(f"{word} time", right=True),
+        Column("saved tokens", need=2, right=True),
+        Column(f"saved {word} time", need=1, right=True),
+    )
     rows = [(task.task_id, task.name or "", *_amounts(task)) for task in usage.data]
     heading = Text(f"{usage.start:%B %Y}", style="bold")
     return Group(heading, Columns(columns, [*rows, ("all", "", *_amounts(usage.total))]), Text())

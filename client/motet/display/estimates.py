@@ -6,7 +6,7 @@ from datetime import datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from contract.gpu_counts import gpu_count
+from contract.gpu_counts import device_word, devices, gpu_count
 from contract.search_space import JobConfig
 from contract.wording.config_labels import label, varying
 from contract.wording.duration_words import duration
@@ -20,11 +20,11 @@ _SHOWN = 40  # jobs
 def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableType:
     """The numbers of the estimate, what is wrong with rows, and the first jobs."""
     saved = 1 - estimate.tokens / estimate.full_tokens if estimate.full_tokens else 0.0
-    seconds = estimate.gpu_seconds
+    seconds, word = estimate.gpu_seconds, device_word([estimate.device_type])
     facts = [
         ("jobs", f"{estimate.jobs:,}"),
         ("tokens", f"{estimate.tokens:,.0f} of {estimate.full_tokens:,.0f}, {saved:.0%} saved by early exit"),
-        ("GPU time", f"{duration(seconds.expected)} (between {duration(seconds.low)} and {duration(seconds.high)})"),
+        (f"{word} time", f"{duration(seconds.expected)} (between {duration(seconds.low)} and {duration(seconds.high)})"),
         ("on", gpu_count(estimate.gpus, estimate.device_type or "a GPU that no node has yet")),
         ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),
         ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
@@ -32,7 +32,8 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ("beside others", estimate.sharing or ""),
     ]
     facts += [
-        (f"on {width.gpus} GPUs", f"ends {duration(width.seconds.expected)} after its start") for width in estimate.widths[1:]
+        (f"on {devices(width.gpus, word)}", f"ends {duration(width.seconds.expected)} after its start")
+        for width in estimate.widths[1:]
     ]
     parts: list[RenderableType] = [Columns((Column("estimate"), Column("", folds=True)), [fact for fact in facts if fact[1]])]
     parts += [Text(f"{f'line {one.line}: ' if one.line else ''}{one.message}") for one in estimate.problems]

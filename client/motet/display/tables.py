@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from contract.gpu_counts import gpu_count
+from contract.gpu_counts import device_word, gpu_count
 from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, ScheduledNode, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
@@ -63,7 +63,7 @@ def running_table(schedule: Schedule) -> RenderableType:
     """Each node with its running tasks and their expected ends."""
     columns = (
         Column("node"),
-        Column("GPUs"),
+        Column(f"{device_word(node.device_type for node in schedule.nodes)}s"),
         Column("free", need=2, right=True),
         Column("runs"),
         Column("until", need=1),
@@ -87,7 +87,7 @@ def waiting_table(schedule: Schedule) -> RenderableType:
         Column("place", right=True),
         Column("task"),
         Column("name", need=2, folds=True),
-        Column("GPUs", need=1, right=True),
+        Column(f"{device_word(node.device_type for node in schedule.nodes)}s", need=1, right=True),
         Column("starts"),
         Column("ends", need=1),
     )
@@ -176,11 +176,13 @@ def models_table(models: Iterable[Model]) -> RenderableType:
 
 
 def nodes_table(nodes: Iterable[Node]) -> RenderableType:
+    nodes = list(nodes)
+    word = device_word(device.type for node in nodes for device in node.devices)
     columns = (
         Column("node"),
         Column("status"),
-        Column("GPUs"),
-        Column("tokens/s of a GPU", need=3, folds=True),
+        Column(f"{word}s"),
+        Column(f"tokens/s of a {word}", need=3, folds=True),
         Column("runs", need=1),
         Column("last heartbeat", need=2),
     )

@@ -1,11 +1,12 @@
 """What joining others means for a task, in words for its owner. Values only."""
 
+from contract.gpu_counts import device_word, devices
 from service.scheduler.core.decision import Join
 
 
-def shares_sentence(join: Join, node: str) -> str:
+def shares_sentence(join: Join, node: str, device_type: str) -> str:
     """Such as: Shares 1 GPU of node a with 3 tasks; 1.4 times slower than alone, ends 40 min sooner than by waiting."""
-    gpus = "1 GPU" if join.gpus == 1 else f"{join.gpus} GPUs"
+    gpus = devices(join.gpus, device_word([device_type]))
     tasks = "1 task" if join.among == 1 else f"{join.among} tasks"
     sooner = "" if join.sooner is None else f", ends {roughly(join.sooner)} sooner than by waiting"
     return f"Shares {gpus} of node {node} with {tasks}; {join.slowdown:.1f} times slower than alone{sooner}."

@@ -7,8 +7,10 @@ Values only: knows no database. Names the owner's own tasks alone; any other is 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
+from contract.gpu_counts import device_word, devices
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.explain.reason_codes import Code, Reason
 from service.tasks.plan_status import unplanned_reasons
@@ -24,6 +26,7 @@ class Offer:
     gpus: int
     memory_bytes: int
     trouble: str = ""  # why it gets no tasks
+    device_type: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Scene:
     needs: Mapping[str, int]
     running: Mapping[str, str] = field(default_factory=dict)  # node by running task
     lacking: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def word(self) -> str:
+        """What the fleet's devices are called."""
+        return device_word(offer.device_type for offer in self.offers.values())
+
+    def gpus(self, number: float) -> str:
+        return devices(number, self.word)
 
 
 def explain(
@@ -69,23 +80,24 @@ def _capacity(reason: Reason, scene: Scene) -> str:
         where = f" It is planned for {scene.offers[reason.node].name}, held by {_names(there, reason.task, scene)}."
     queue = f" {_count(ahead, 'task is', 'tasks are')} planned before it." if ahead else ""
     if fitting == asked == 1:
-        short = "The only GPU that it could run on is taken."
+        short = f"The only {scene.word} that it could run on is taken."
     elif free:
-        short = f"It needs {_gpus(asked)} of one node; of the {fitting} that it could run on, at most {free} are free on one."
+        short = (
+            f"It needs {scene.gpus(asked)} of one node; of the {fitting} that it could run on, at most {free} are free on one."
+        )
     else:
-        short = f"It needs {_gpus(asked)} of one node; none of the {fitting} that it could run on is free."
+        short = f"It needs {scene.gpus(asked)} of one node; none of the {fitting} that it could run on is free."
     return f"{short}{where}{queue}"
 
 
 def _quota(reason: Reason, scene: Scene) -> str:
     asked, limit, held = _numbers(reason, "asked", "limit", "held")
     if reason.start is None:
-        return (
-            f"It asks for {_gpus(asked)}, but your quota is {limit} at once; ask for fewer, or have an admin raise the quota."
-        )
+        few = "ask for fewer, or have an admin raise the quota"
+        return f"It asks for {scene.gpus(asked)}, but your quota is {limit} at once; {few}."
     mine = [task for task in scene.running if scene.owners[task] == scene.owners[reason.task]]
     return (
-        f"It needs {_gpus(asked)}, and your quota is {_gpus(limit)} at once, {held:g} of them held by "
+        f"It needs {scene.gpus(asked)}, and your quota is {scene.gpus(limit)} at once, {held:g} of them held by "
         f"{_names(mine, reason.task, scene)}; it starts once enough are given back."
     )
 
@@ -93,26 +105,26 @@ def _quota(reason: Reason, scene: Scene) -> str:
 def _fair_share(reason: Reason, scene: Scene) -> str:
     asked, mine, theirs = _numbers(reason, "asked", "standing", "other_standing")
     return (
-        f"It needs {_gpus(asked)}, and your tenant has lately used {mine:.1f} times its fair share; another tenant's task, "
-        f"whose tenant has used {theirs:.1f} times its own, goes first although it came later."
+        f"It needs {scene.gpus(asked)}, and your tenant has lately used {mine:.1f} times its fair share; another tenant's "
+        f"task, whose tenant has used {theirs:.1f} times its own, goes first although it came later."
     )
 
 
 def _reserved(reason: Reason, scene: Scene) -> str:
     asked, free = _numbers(reason, "asked", "free")
     if "reserved_task" not in reason.numbers:
-        return f"{_gpus(free)} stand free for its {asked}, but starting it on them would delay a task that weighs more."
+        return f"{scene.gpus(free)} stand free for its {asked}, but starting it on them would delay a task that weighs more."
     other, gpus = _numbers(reason, "reserved_task", "reserved_gpus")
     return (
-        f"{_gpus(free)} stand free for its {asked}, but they are kept for {_names([other], reason.task, scene)}, which takes "
-        f"{_gpus(gpus)} as soon as they come free together; this task would still be running then."
+        f"{scene.gpus(free)} stand free for its {asked}, but they are kept for {_names([other], reason.task, scene)}, which "
+        f"takes {scene.gpus(gpus)} as soon as they come free together; this task would still be running then."
     )
 
 
 def _expected(reason: Reason, scene: Scene) -> str:
     asked, free = _numbers(reason, "asked", "free")
     return (
-        f"{_gpus(free)} stand free for its {asked}, but they are kept for shorter tasks: at the rate of recent arrivals, "
+        f"{scene.gpus(free)} stand free for its {asked}, but they are kept for shorter tasks: at the rate of recent arrivals, "
         "starting it would delay those by more than waiting delays this task and the queue. Once it has waited for as long as "
         "it will run, it is no longer held back."
     )
@@ -121,7 +133,9 @@ def _expected(reason: Reason, scene: Scene) -> str:
 def _drained(reason: Reason, scene: Scene) -> str:
     asked, nodes, free = _numbers(reason, "asked", "nodes", "free")
     which = _count(nodes, "node that has room for it is", "nodes that have room for it are")
-    return f"It needs {_gpus(asked)}, and {which} being drained and take nothing new ({_gpus(free)} stand free there)."
+    return (
+        f"It needs {scene.gpus(asked)}, and {which} being drained and take nothing new ({scene.gpus(free)} stand free there)."
+    )
 
 
 def _unfit(reason: Reason, scene: Scene) -> str:
@@ -129,12 +143,12 @@ def _unfit(reason: Reason, scene: Scene) -> str:
         return "No node is ready; it starts when one joins that has room for it."
     asked, largest, wide = _numbers(reason, "asked", "largest", "wide_enough")
     if not wide:
-        return f"It asks for {_gpus(asked)} of one node, but the largest has {largest}; it waits until a larger one joins."
+        return f"It asks for {scene.gpus(asked)} of one node, but the largest has {largest}; it waits until a larger one joins."
     roomiest = max((o for o in scene.offers.values() if o.gpus >= asked), key=lambda offer: offer.memory_bytes)
     return (
-        f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each GPU, but the roomiest node with "
-        f"{_gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or precision nf4, or wait "
-        "until a roomier node joins."
+        f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each {scene.word}, but the roomiest node "
+        f"with {scene.gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or precision nf4, "
+        "or wait until a roomier node joins."
     )
 
 
@@ -202,10 +216,6 @@ def _names(tasks: list[str], reader: str, scene: Scene) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def _gpus(number: int) -> str:
-    return _count(number, "GPU", "GPUs")
 
 
 def _gib(size: int) -> str:

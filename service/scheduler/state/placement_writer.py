@@ -192,7 +192,7 @@ def _placed(placement: Placement, node: Node, task: Task, stay: Stay) -> Mapping
         said |= {
             "slowdown": round(stay.join.slowdown, 2),
             "beside": stay.join.among,
-            "sentence": shares_sentence(stay.join, node.name),
+            "sentence": shares_sentence(stay.join, node.name, node.device_type),
         }
     elif task.lost_executors >= ALONE_AFTER:
         said |= {"sentence": runs_alone(task.lost_executors)}

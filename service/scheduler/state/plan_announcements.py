@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from contract.gpu_counts import device_word
 from service.fleet.base_models.gpu_fit import memory_of
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import settled_joins
@@ -30,9 +31,9 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
         if seen.tasks[id].lost_executors >= ALONE_AFTER:
             found[id]["sentence"] += f" {runs_alone(seen.tasks[id].lost_executors)}"
     for id, reservation in seen.awaited.items():
-        room = (
-            f"GPUs of {seen.nodes[reservation.node].name} are being given back for it; it starts once the tasks there are safe."
-        )
+        node = seen.nodes[reservation.node]
+        held = f"{device_word([node.device_type])}s of {node.name}"
+        room = f"{held} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
         found[id] = unplanned_reasons.unplanned_reason(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
     found |= {id: unplanned_reasons.unplanned_reason(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
@@ -42,7 +43,7 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
 def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     """The names and numbers that sentences may use, once the starts at 0 are applied."""
     offers = {
-        id: waiting_sentences.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""))
+        id: waiting_sentences.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""), node.device_type)
         for id, node in seen.nodes.items()
     }
     owners = {id: task.tenant_id for id, task in seen.tasks.items()}

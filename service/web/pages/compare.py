@@ -37,6 +37,11 @@ class Compared:
     colour: int
 
     @property
+    def device_type(self) -> str | None:
+        """What it ran on last."""
+        return self.task.placement.device_type if self.task.placement is not None else None
+
+    @property
     def line(self) -> dict[str, object] | None:
         """What the plot draws of it."""
         if self.best is None:

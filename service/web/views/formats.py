@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from contract.gpu_counts import gpu_count
+from contract.gpu_counts import device_word, devices, gpu_count
 from contract.wording.duration_words import duration as in_words
 
 NONE = "\u2013"
@@ -124,4 +124,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "code_spans": code_spans,
     "value": value_of,
     "gpus": gpu_count,
+    "device_word": device_word,
+    "devices": devices,
 }

@@ -92,6 +92,7 @@ def test_a_tasks_life_in_events(tenant, new_node, plan):
     assert told[-4][1]["exit_reason"] == "diverging"
     assert told[-4][1]["exit_evidence"] == tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"][1]["exit"]["evidence"] != {}
     assert told[-1][1]["winner_job_id"] == placement.given.jobs[0].job_id
+    assert tenant.get(f"/v1/tasks/{task_id}").json()["placement"]["device_type"] == "cpu"
 
 
 def test_a_rewind_says_what_does_not_count_any_more(tenant, new_node, plan):

@@ -15,10 +15,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30
 
 
-def told(problem, needs=None, standing=None):
+def told(problem, needs=None, standing=None, device_type="H100"):
     """What the owners of the waiting tasks read."""
     starts = solve(problem).starts
-    offers = {node.id: Offer(f"name-{node.id}", node.gpus, 8 * GIB) for node in problem.nodes}
+    offers = {node.id: Offer(f"name-{node.id}", node.gpus, 8 * GIB, "", device_type) for node in problem.nodes}
     owners = {task.id: task.tenant for task in (*problem.queued, *problem.running)}
     running = {run.id: run.node for run in problem.running} | {start.task: start.node for start in starts if start.start == 0}
     scene = Scene(offers, owners, needs or dict.fromkeys(owners, GIB), running)
@@ -39,6 +39,14 @@ def test_capacity_says_how_many_when_and_who_is_there():
     assert "1 task is planned before it" in found["b"]["sentence"]
     assert found["a"]["expected_start"] == "2026-01-01T00:01:40+00:00"
     assert found["a"]["expected_end"] == "2026-01-01T00:02:30+00:00"
+
+
+def test_a_fleet_without_gpus_has_cpu_slots():
+    queued = (Queued("a", 1, 100, (50,)), Queued("b", 2, 100, (60,)))
+    busy = (RunningExecutor("r", "n", 1, 100), RunningExecutor("s", "n", 1, 100))
+    found = told(SchedulingProblem((PlanNode("n", 2),), busy, queued), device_type="cpu")
+    assert found["a"]["sentence"].startswith("It needs 1 CPU slot of one node;")
+    assert found["b"]["sentence"].startswith("It needs 2 CPU slots of one node;")
 
 
 @pytest.mark.parametrize(("owner", "name"), [("mine", "wide"), ("theirs", "another tenant's task")])

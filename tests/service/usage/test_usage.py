@@ -3,9 +3,10 @@
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from contract.states import ExitReason, JobStatus
+from service.fleet.models import Node, Placement
 from service.tasks.models import Task
 from service.usage.usage_ledger import take_back
 from tests.service.sample_tasks import jobs_of, placement
@@ -34,8 +35,12 @@ def test_tokens_seconds_rewinds_and_savings(tenant, database):
         ended.status, ended.step = JobStatus.COMPLETED, 10
         exited.status, exited.step, exited.exit_reason = JobStatus.EXITED, 4, ExitReason.UNDERPERFORMING
         placement(session, task["id"], tokens=3200, gpu_seconds=16.0, devices=1, evaluation_tokens=320)
+        of_task = select(Placement.node_id).where(Placement.task_id == task["id"])
+        session.execute(update(Node).where(Node.id.in_(of_task)).values(devices=[{"index": 0, "type": "H100"}]))
+    said = tenant.get("/v1/usage").json()
+    assert said["device_types"] == ["H100"]
     # 56 rows are visible (40 + 16), 8 were taken back; a row took 100 tokens and half a second
-    (used,) = tenant.get("/v1/usage").json()["data"]
+    (used,) = said["data"]
     assert used == {
         "task_id": task["id"],
         "name": None,

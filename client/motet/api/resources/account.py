@@ -32,6 +32,7 @@ class Usage(Message):
 
     start: datetime
     end: datetime
+    device_types: list[str] = Field(default=[])  # that the month's tasks ran on
     total: Amounts
     data: list[TaskUsage] = Field(default=[])
 

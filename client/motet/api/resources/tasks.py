@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from contract.compatibility.lenient_documents import ShownConfig
+from contract.gpu_counts import device_word, devices
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
 from motet.api.resources.files import RowProblem
@@ -76,6 +77,7 @@ class Placement(Message):
     """Where a running task is placed."""
 
     node: str
+    device_type: str | None = None
     gpus: int = 1
     since: datetime
     tokens_per_second: float | None = None
@@ -90,7 +92,7 @@ class Placement(Message):
     @property
     def where(self) -> str:
         """The node, the number of GPUs if it has several, and of tasks that share them."""
-        place = self.node if self.gpus == 1 else f"{self.gpus} GPUs of {self.node}"
+        place = self.node if self.gpus == 1 else f"{devices(self.gpus, device_word([self.device_type]))} of {self.node}"
         return place if not self.beside else f"{place}, beside {self.beside}"
 
 
