@@ -67,7 +67,8 @@ def own(state: State, options: Options) -> None:
             stack.start(supervisor)
 
             def description() -> dict[str, Any]:
-                return {"api_url": stack.api_url, "state_dir": str(state.folder), "pids": supervisor.pids}
+                said = {"api_url": stack.api_url, "state_dir": str(state.folder), "pids": supervisor.pids}
+                return said | ({"instead_of_port": stack.instead_of} if stack.instead_of is not None else {})
 
             state.announce(description())
             emit({"event": "ready", "attached": False, **description()})

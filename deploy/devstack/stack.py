@@ -59,6 +59,11 @@ class Stack:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._options.host, self._options.host)
         return f"http://{host}:{self._port.number}"
 
+    @property
+    def instead_of(self) -> int | None:
+        """The default port, if the API has another one because that was taken."""
+        return self._port.instead_of
+
     def start(self, supervisor: Supervisor) -> None:
         """Start everything. Raises StackError, or StopAsked when told to stop meanwhile."""
         supervisor.start(self._valkey, self._postgres, ProcessReaper(self._state.logs / "keeper.log", self._mark))
@@ -140,6 +145,7 @@ class Port:
     def __init__(self, host: str, wanted: int | None) -> None:
         """Raises StackError if the requested port is taken; None takes the default one, or any free one if that is taken."""
         self._claim = socket.socket(socket.AF_UNIX)
+        self.instead_of: int | None = None
         if wanted is not None:
             if not self._take(host, wanted):
                 raise StackError(
@@ -150,7 +156,7 @@ class Port:
         self.number = DEFAULT_PORT
         while not self._take(host, self.number):
             with socket.create_server((host, 0)) as server:
-                self.number = int(server.getsockname()[1])
+                self.number, self.instead_of = int(server.getsockname()[1]), DEFAULT_PORT
 
     def _take(self, host: str, number: int) -> bool:
         try:

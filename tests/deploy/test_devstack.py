@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from deploy.devstack import process_reaper
-from deploy.devstack.stack import Port
+from deploy.devstack.stack import DEFAULT_PORT, Port
 from deploy.devstack.stack_errors import StackError
 from tests.deploy.watching import PATIENCE_SECONDS, Events, as_ordinary_user, await_end, processes_in
 
@@ -91,6 +91,7 @@ def test_it_says_where_it_is_and_answers_there(running: tuple[Events, dict[str, 
     assert set(ready["pids"]) == NAMES
     assert httpx.get(ready["api_url"] + "/readyz", trust_env=False).status_code == 200
     assert not ready["api_url"].endswith(":8321")
+    assert ready["instead_of_port"] == 8321
     assert tasks_of_demo(folder / "state").json()["data"] == []
 
 
@@ -130,6 +131,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_
 def test_two_stacks_that_start_together_choose_two_ports() -> None:
     first, second = Port("127.0.0.1", None), Port("127.0.0.1", None)
     assert first.number != second.number
+    assert (second.instead_of, Port("127.0.0.1", None).instead_of) == (DEFAULT_PORT, DEFAULT_PORT)
     with pytest.raises(StackError, match=f"port {first.number} of 127.0.0.1 is taken"):
         Port("127.0.0.1", first.number)
     given_back = first.number

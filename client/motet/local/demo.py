@@ -65,6 +65,8 @@ def demo(output: ConsoleOutput, out: Path | None, arguments: list[str]) -> None:
         output.say(
             f"{'attached to the stack' if ready.attached else 'the stack is up'} at {ready.api_url} ({output.seconds:.0f} s)"
         )
+        if ready.moved is not None:
+            output.say(Text(ready.moved, style="yellow"))
         with Client(service="local") as client:
             task_id = _run(client, output, spec, out or ready.state_dir / "adapters", ready)
         output.say(f"\nThe whole demo took {output.seconds:.0f} s.")

@@ -28,11 +28,20 @@ class StackFailed(MotetError):
 
 @dataclass(frozen=True)
 class Ready:
-    """The stack's address. `attached`: it was already running and keeps running after this process exits."""
+    """The stack's address. `attached`: it was already running and keeps running after this process exits. `instead_of_port`:
+    the default port, if it was taken and the stack chose another."""
 
     api_url: str
     state_dir: Path
     attached: bool
+    instead_of_port: int | None = None
+
+    @property
+    def moved(self) -> str | None:
+        """That it chose another port, in a sentence."""
+        if self.instead_of_port is None:
+            return None
+        return f"Port {self.instead_of_port} is taken by another program, so Motet is at {self.api_url}; --port chooses one."
 
 
 class Stack:
@@ -98,4 +107,4 @@ def ready_of(event: Event) -> Ready | None:
     """The event's contents if it is the `ready` event."""
     if event["event"] != "ready":
         return None
-    return Ready(event["api_url"], Path(event["state_dir"]), event["attached"])
+    return Ready(event["api_url"], Path(event["state_dir"]), event["attached"], event.get("instead_of_port"))

@@ -74,6 +74,8 @@ def _introduce(output: ConsoleOutput, ready: Ready) -> None:
     ):
         facts.add_row(Text(f"  {name}", style="dim"), Text(value, overflow="fold"))
     output.say(Text("Motet runs already; attached to it." if ready.attached else "Motet is up.", style="bold green"))
+    if ready.moved is not None:
+        output.say(Text(ready.moved, style="yellow"))
     output.say(facts)
     if kept:
         last = kept[0][1]
