@@ -30,7 +30,7 @@ from benchmarks.result_file import write_result
 from contract.messages.placement_messages import BaseModelRef, JobAssignment, Placement
 from contract.messages.report_messages import Attached, Report
 from contract.model_revision import revision_of
-from contract.row_encoding import cut
+from contract.row_encoding import truncate
 from contract.states import JobStatus
 from contract.task_spec import TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE
@@ -179,7 +179,7 @@ def differing(stream: TokenStream, path: Path, spec: TaskSpec) -> int:
     assert stream.rows == len(lines), "no row of these is without something to learn"
     wrong = 0
     for row in random.Random(0).sample(range(len(lines)), min(_DRAWN, len(lines))):
-        ((tokens,), _) = cut(reader.read([json.loads(lines[row])])[0], spec.training.max_seq_len)
+        ((tokens,), _) = truncate(reader.read([json.loads(lines[row])])[0], spec.training.max_seq_len)
         example = stream.example(row)
         wrong += (example.tokens.tolist(), example.loss_mask.tolist()) != (tokens.ids, tokens.learned)
     return wrong

@@ -16,7 +16,16 @@ from pathlib import Path
 from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.messages.node_messages import Device, Heartbeat, NodeRegistration, Pulse
 from contract.messages.placement_messages import JobAssignment, Placement
-from contract.messages.report_messages import AdapterKept, Attached, Event, JobCompleted, JobMoved, Points, Report, Throughput
+from contract.messages.report_messages import (
+    AdapterKept,
+    Attached,
+    JobCompleted,
+    JobMoved,
+    Points,
+    Report,
+    ReportEvent,
+    Throughput,
+)
 from contract.messages.upload_messages import UploadRequest
 from contract.states import JobStatus
 from worker.api_client import NodeLink, PlacementLink
@@ -110,7 +119,7 @@ class FakeNode:
 
     def _finish(self, placement: Placement) -> None:
         jobs = [job.index for job in placement.jobs]
-        started: list[Event] = [
+        started: list[ReportEvent] = [
             Attached(
                 train_rows=18, validation_rows=2, truncated_rows=0, skipped_rows=0,
                 total_steps=dict.fromkeys(jobs, 5), warmup_steps=dict.fromkeys(jobs, 5),
@@ -123,7 +132,7 @@ class FakeNode:
             started.append(Points(job=job, series="val_loss", steps=[5], values=[1.5]))
         tokens = TOKENS * len(jobs)
         started.append(Throughput(steps=5, tokens=tokens, seconds=self._seconds, micro_batches=5, forwards=5))
-        ended: list[Event] = []
+        ended: list[ReportEvent] = []
         for job in placement.jobs:
             ended.append(AdapterKept(job=job.index, manifest=self._manifest(placement, job)))
             ended.append(JobCompleted(job=job.index, step=5, best_step=5, best_val_loss=1.5))

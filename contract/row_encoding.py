@@ -93,7 +93,7 @@ class Rendered:
     learned: tuple[tuple[int, int], ...]
 
 
-def cut(row: tuple[Tokens, ...], max_seq_len: int) -> tuple[tuple[Tokens, ...], bool]:
+def truncate(row: tuple[Tokens, ...], max_seq_len: int) -> tuple[tuple[Tokens, ...], bool]:
     """The row's sequences, truncated to `max_seq_len`, and whether anything was removed."""
     if all(len(tokens.ids) <= max_seq_len for tokens in row):
         return row, False

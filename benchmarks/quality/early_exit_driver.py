@@ -27,7 +27,7 @@ class Entrant:
     step: int = 0
     history: History = field(default_factory=History)
     rung_losses: list[float] = field(default_factory=list)
-    cut_scores: RowScores | None = None
+    boundary_scores: RowScores | None = None
     settled: int = 0
     best: float = math.inf  # of its trend
     best_step: int = 0
@@ -90,7 +90,7 @@ class EarlyExitDriver:
         elif e.step in e.schedule.rungs:
             e.rung_losses.append(whole.mean if full and whole is not None else loss)
             if full and e.step == e.schedule.rungs[0]:
-                e.cut_scores = whole
+                e.boundary_scores = whole
 
     def _end_by(self, e: Entrant, verdict: Verdict) -> None:
         e.evidence, ranked_out = verdict.evidence, verdict.reason.value == "underperforming"
@@ -100,7 +100,7 @@ class EarlyExitDriver:
     def end(self, e: Entrant, reason: str) -> None:
         """The job ends. One that keeps its adapter gets a full evaluation, unless it was at its best step."""
         e.reason = reason
-        if e.keeps_adapter and e.best_totals is not None and not (e.cut_scores and e.best_step in e.schedule.rungs[:1]):
+        if e.keeps_adapter and e.best_totals is not None and not (e.boundary_scores and e.best_step in e.schedule.rungs[:1]):
             self.evaluated_tokens += self._sweep.validation_tokens(self.parts.full)
 
     def decide_ranks(self) -> None:
@@ -108,7 +108,7 @@ class EarlyExitDriver:
         here = [e for e in self.entrants.values() if e.schedule.has_boundary and (e.rung_losses or e.reason is None)]
         if not any(e.waits and e.reason is None for e in here):
             return
-        standings = [Standing(e.index, tuple(e.rung_losses), e.cut_scores) for e in here]
+        standings = [Standing(e.index, tuple(e.rung_losses), e.boundary_scores) for e in here]
         settled = self._policy.decide_ranks(standings, self.base)
         for e in here:
             if e.waits and e.reason is None and e.index in settled:

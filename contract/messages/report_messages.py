@@ -214,7 +214,7 @@ class Detached(Message):
     kind: Literal["detached"] = "detached"
 
 
-Event = Annotated[
+ReportEvent = Annotated[
     Attached
     | ActivationsChosen
     | BaseEvaluated
@@ -239,7 +239,7 @@ class Report(Message):
     protocol: int = PROTOCOL
     fence: int
     seq: Annotated[int, Field(ge=1)]
-    events: Annotated[list[Event], Field(min_length=1, max_length=512)]
+    events: Annotated[list[ReportEvent], Field(min_length=1, max_length=512)]
 
 
 class ReportAck(Message):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from contract.row_encoding import RowError, TemplateError, TokenizerError, Tokens, cut, learns
+from contract.row_encoding import RowError, TemplateError, TokenizerError, Tokens, learns, truncate
 from contract.strict import Strict
 from contract.task_spec import Name, Objective, Training
 from service.files.folder_tokenizer import Loaded, Tokenizers
@@ -127,7 +127,7 @@ def _row(number: int, row: dict[str, Any], loaded: Loaded, asked: PreviewRequest
         return _refused(number, "template_failed", "messages" if "messages" in row else "input.messages", str(error))
     except RowError as error:
         return _refused(number, "row_unusable", None, str(error))
-    shorter, _ = cut(whole, asked.max_seq_len)
+    shorter, _ = truncate(whole, asked.max_seq_len)
     names: tuple[Literal["chosen", "rejected"] | None, ...] = ("chosen", "rejected") if len(whole) == 2 else (None,)
     sequences = [_sequence(*of, loaded) for of in zip(names, whole, shorter, strict=True)]
     return PreviewRow(line=number, sequences=sequences, problem=_problem(number, whole, shorter, asked.max_seq_len))

@@ -8,12 +8,12 @@ from sqlalchemy.orm import Session
 from contract.messages.report_messages import (
     Checkpointed,
     Detached,
-    Event,
     JobCompleted,
     JobExited,
     JobFailed,
     Report,
     ReportAck,
+    ReportEvent,
     Throughput,
 )
 from contract.states import TASK_TERMINAL, RequeueReason
@@ -103,7 +103,7 @@ def _update_from_events(
     profile_updates: ProfileUpdates,
     task: Task,
     placement: Placement,
-    events: list[Event],
+    events: list[ReportEvent],
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, Throughput)]

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.http.problems import invalid_field
 from service.openai.list_envelope import ListOf, list_of, unix
-from service.tasks.lifecycle.event_log import Kind
+from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.models import TaskEvent
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -52,14 +52,14 @@ def _number(id: str, task_id: str) -> int:
 
 
 def _object(event: TaskEvent) -> EventObject:
-    level, message = _said(Kind(event.kind), event.data)
+    level, message = _said(EventKind(event.kind), event.data)
     return EventObject(
         id=f"{_PREFIX}{event.task_id}-{event.number}",
         created_at=unix(event.created_at),
         level=level,
         message=message,
-        type="metrics" if event.kind == Kind.CURVES else "message",
-        data=_metrics(event.data) | event.data if event.kind == Kind.CURVES else event.data,
+        type="metrics" if event.kind == EventKind.CURVES else "message",
+        data=_metrics(event.data) | event.data if event.kind == EventKind.CURVES else event.data,
     )
 
 
@@ -71,23 +71,23 @@ def _metrics(data: dict[str, Any]) -> dict[str, Any]:
     return {"step": step, "train_loss": last.get("train_loss"), "valid_loss": last.get("val_loss")}
 
 
-def _said(kind: Kind, data: dict[str, Any]) -> tuple[Literal["info", "warn", "error"], str]:
+def _said(kind: EventKind, data: dict[str, Any]) -> tuple[Literal["info", "warn", "error"], str]:
     match kind:
-        case Kind.STATUS:
+        case EventKind.STATUS:
             more = data.get("error") or data.get("reason")
             return "error" if data["status"] == "failed" else "info", _WORDS[data["status"]] + (f": {more}" if more else "")
-        case Kind.ACTIVATIONS:
+        case EventKind.ACTIVATIONS:
             return "info", data["reason"][:1].upper() + data["reason"][1:]
-        case Kind.BASE:
+        case EventKind.BASE:
             return "info", f"The base model alone has a validation loss of {_loss(data['val_loss'])}"
-        case Kind.JOB:
+        case EventKind.JOB:
             return _configuration(data)
-        case Kind.CURVES:
+        case EventKind.CURVES:
             return "info", "; ".join(_curve(curve) for curve in data["curves"][:8])
-        case Kind.REWIND:
+        case EventKind.REWIND:
             step = max(0, data["step"])
             return "warn", f"Configuration {data['job']} goes on from step {step}; what came after is trained again"
-        case Kind.ADAPTER:
+        case EventKind.ADAPTER:
             return "info", f"Configuration {data['job']} has an adapter of step {data['step']}: {_loss(data['val_loss'])}"
 
 

@@ -30,7 +30,7 @@ from contract.messages.placement_messages import (
     JobAssignment,
     Placement,
 )
-from contract.messages.report_messages import Event, Points, Report, ReportAck
+from contract.messages.report_messages import Points, Report, ReportAck, ReportEvent
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.task_spec import TaskSpec
@@ -111,7 +111,7 @@ reports = st.fixed_dictionaries(
 
 
 def test_every_kind_of_event_is_tried():
-    kinds = {model.model_fields["kind"].default for model in Event.__args__[0].__args__}
+    kinds = {model.model_fields["kind"].default for model in ReportEvent.__args__[0].__args__}
     assert kinds == set(EVENTS)
 
 
@@ -227,7 +227,7 @@ def test_a_loss_that_is_no_number_is_null():
 
 def test_an_unknown_event_is_refused_by_its_kind():
     with pytest.raises(ValidationError, match="job_exploded"):
-        TypeAdapter(Event).validate_python({"kind": "job_exploded"})
+        TypeAdapter(ReportEvent).validate_python({"kind": "job_exploded"})
 
 
 @pytest.mark.parametrize(

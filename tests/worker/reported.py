@@ -7,12 +7,12 @@ from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import (
     AdapterKept,
     Checkpointed,
-    Event,
     JobCompleted,
     JobExited,
     JobFailed,
     JobMoved,
     Points,
+    ReportEvent,
 )
 from contract.states import JOB_TERMINAL, JobStatus, check_job
 
@@ -24,7 +24,7 @@ class Reported:
         self.placement = placement
         self.last_seq = placement.next_seq - 1
         self.live = True
-        self.events: list[Event] = []
+        self.events: list[ReportEvent] = []
         self.status = {job.index: job.status for job in placement.jobs}
         self.step = {job.index: job.checkpoint.step if job.checkpoint else 0 for job in placement.jobs}
         self.curves: dict[tuple[int, str], dict[int, float | None]] = defaultdict(dict)
@@ -41,7 +41,7 @@ class Reported:
         """The event that ended each job."""
         return {e.job: e for e in self.events if isinstance(e, JobCompleted | JobExited | JobFailed)}
 
-    def apply(self, event: Event, objects: dict[str, bytes]) -> None:
+    def apply(self, event: ReportEvent, objects: dict[str, bytes]) -> None:
         job = getattr(event, "job", None)
         if job is not None and self.status[job] in JOB_TERMINAL:
             raise ValueError(f"job {job} is {self.status[job]}, and now: {event}")

@@ -55,8 +55,8 @@ class CapacityTracker:
         )
 
     def piece_tokens(self, placement: str) -> int:
-        """Tokens of a piece of the task's batches. A neighbour's failures make passes shorter, but cut no other task's batches,
-        since the bits of its sums depend on where they are cut."""
+        """Tokens of a piece of the task's batches. A neighbour's failures make passes shorter, but not another task's pieces,
+        since the bits of its sums depend on where its batches are split."""
         return self._piece_tokens.get(placement, self.capacity.piece_tokens)
 
     def _own_piece_tokens(self, need: Need) -> int:

@@ -48,11 +48,11 @@ class Tensors:
 
 
 def save(path: Path, progress: JobProgress, tensors: Tensors) -> None:
-    header = asdict(replace(progress, cut_scores=None))
-    del header["cut_scores"]
+    header = asdict(replace(progress, boundary_scores=None))
+    del header["boundary_scores"]
     metadata = {_KEY: json.dumps({"format": _FORMAT, **header})}
-    if progress.cut_scores is not None:
-        metadata[_SCORES] = progress.cut_scores.model_dump_json()
+    if progress.boundary_scores is not None:
+        metadata[_SCORES] = progress.boundary_scores.model_dump_json()
     write_tensors(tensors.named(), path, metadata)
 
 
@@ -69,7 +69,9 @@ def load_progress(path: Path) -> JobProgress:
     history, best, rungs = said.pop("history"), said.pop("best"), said.pop("rung_losses")
     seen = History(**{**history, "train": tuple(history["train"]), "val": tuple(history["val"])})
     scores = RowScores.model_validate_json(metadata[_SCORES]) if _SCORES in metadata else None
-    return JobProgress(**said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs), cut_scores=scores)
+    return JobProgress(
+        **said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs), boundary_scores=scores
+    )
 
 
 def load_tensors(path: Path) -> Tensors:

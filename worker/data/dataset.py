@@ -110,13 +110,13 @@ class DataSet:
     train: TokenRows
     validation: TokenRows
     trend_rows: int
-    truncated: int  # rows longer than max_seq_len, cut
-    skipped: int  # rows with nothing left to learn after the cut
+    truncated: int  # rows longer than max_seq_len
+    skipped: int  # rows with nothing left to learn after that
     unused: int = 0  # validation rows that no evaluation reads
 
     @cached_property
     def trend(self) -> TokenRows:
-        """The validation rows that show a job's trend between the cut and its end."""
+        """The validation rows that show a job's trend between the boundary and its end."""
         return self.validation.first(self.trend_rows)
 
     @property

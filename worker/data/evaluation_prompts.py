@@ -24,10 +24,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """TokenRows of a file of prompts, in its order. cut: those longer than max_seq_len; skipped: those with no answer left."""
+    """TokenRows of a file of prompts, in its order. truncated: longer than max_seq_len; skipped: with no answer left."""
 
     rows: TokenRows
-    cut: int
+    truncated: int
     skipped: int
 
     @classmethod
@@ -37,9 +37,9 @@ class PromptFile:
     @property
     def notes(self) -> list[str]:
         """What its rows have lost, in sentences."""
-        cut = [f"{self.cut} rows of the file are longer than training.max_seq_len, and their references are cut"]
+        truncated = [f"{self.truncated} rows of the file are longer than training.max_seq_len, and their references are cut"]
         skipped = [f"{self.skipped} rows of the file have no answer within training.max_seq_len, and are left out"]
-        return (cut if self.cut else []) + (skipped if self.skipped else [])
+        return (truncated if self.truncated else []) + (skipped if self.skipped else [])
 
 
 def prompt_reading(reading: Reading) -> Reading:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from contract.row_encoding import RowError, RowReader, Tokens, cut, learns
+from contract.row_encoding import RowError, RowReader, Tokens, learns, truncate
 from contract.task_spec import Objective
 from worker.data.disk_full import room_needed
 from worker.data.node_cache import LOCK, FileCache, remove
@@ -139,7 +139,7 @@ def _batches(lines: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _keep(writer: StreamWriter, line: bytes, row: tuple[Tokens, ...], max_seq_len: int) -> None:
-    row, shorter = cut(row, max_seq_len)
+    row, shorter = truncate(row, max_seq_len)
     writer.truncated += shorter
     if learns(row):
         writer.add(tuple(map(example, row)), hashlib.sha256(line).digest())

@@ -36,9 +36,9 @@ class CheckpointPolicy:
             began = boot_now()
             if task.checkpointing or not (now or task.leaving or began >= task.checkpoint_due):
                 continue
-            changed = [run for run in task.runs if run.record.changed]
-            copies = store.tensors(run.key for run in changed)
-            snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in changed]
+            unsaved = [run for run in task.runs if run.record.unsaved]
+            copies = store.tensors(run.key for run in unsaved)
+            snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in unsaved]
             ended = boot_now()
             task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
             if snapshots:

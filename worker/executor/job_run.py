@@ -9,7 +9,7 @@ from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
 from worker.policy.early_exit.policy_interface import Policy, Verdict
-from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, Stage, reduced
+from worker.policy.job_record import Best, Evaluated, JobKey, JobProgress, JobRecord, RecordChange, Stage, reduced
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
@@ -20,7 +20,7 @@ _TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
 
 @dataclass(eq=False)
 class JobRun:
-    """A job of one placement. `record` changes by events alone."""
+    """A job of one placement. `record` changes by `apply` alone."""
 
     job_id: str
     job: TrainingJob
@@ -43,8 +43,8 @@ class JobRun:
         job = TrainingJob(key, assigned.config, data, schedule.total_steps, spec.training.max_grad_norm, activations)
         return cls(assigned.job_id, job, spec, schedule, JobRecord.of(assigned, progress))
 
-    def apply(self, event: JobEvent) -> None:
-        self.record = reduced(self.record, event)
+    def apply(self, change: RecordChange) -> None:
+        self.record = reduced(self.record, change)
 
     def refer(self, reference: Reference) -> None:
         """Give the job its task's reference, before its first step."""
@@ -99,7 +99,7 @@ class JobRun:
         return self.record.unfinished
 
     @property
-    def due(self) -> bool:
+    def evaluation_due(self) -> bool:
         """Whether it is to be evaluated after the step it just took."""
         return self.schedule.evaluates_at(self.step)
 
@@ -142,16 +142,16 @@ class JobRun:
     def full_evaluation_at_boundary(self) -> ValidationResult | None:
         """The full evaluation of its best weights, where they are those that it was ranked by; counted as no tokens again."""
         progress = self.progress
-        if self.best is None or self.best.step not in self.schedule.rungs[:1] or progress.cut_scores is None:
+        if self.best is None or self.best.step not in self.schedule.rungs[:1] or progress.boundary_scores is None:
             return None
-        return ValidationResult(progress.rung_losses[0], 0, scores=progress.cut_scores)
+        return ValidationResult(progress.rung_losses[0], 0, scores=progress.boundary_scores)
 
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""
         return self.schedule.rungs.index(self.step) if self.step in self.schedule.rungs else None
 
-    def ask_policy(self, policy: Policy, val_loss: float) -> tuple[JobEvent, Verdict | None]:
-        """Pass an evaluation to the policy; returns the event, and the verdict."""
+    def ask_policy(self, policy: Policy, val_loss: float) -> tuple[RecordChange, Verdict | None]:
+        """Pass an evaluation to the policy; returns the change to apply, and the verdict."""
         assert self.progress.ema is not None, "a job is evaluated after a step"
         history, verdict = policy.on_evaluation(self.progress.history, self.progress.ema, val_loss)
         return Evaluated(val_loss, history), verdict

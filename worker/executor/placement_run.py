@@ -1,4 +1,4 @@
-"""One placement on an executor: its task's jobs, their standings at the boundary, and the events about them.
+"""One placement on an executor: its task's jobs, their standings at the boundary, and the events that report them.
 
 Each change of a job's state happens here, together with the event that reports it. Holds no tensors and runs nothing. The
 modules beside this one call a PlacementRun `task`: it is the task's one live placement.
@@ -15,11 +15,11 @@ from contract.messages.report_messages import (
     Attached,
     BaseEvaluated,
     Detached,
-    Event,
     JobCompleted,
     JobExited,
     JobFailed,
     JobMoved,
+    ReportEvent,
     Throughput,
 )
 from contract.row_scores import RowScores
@@ -91,8 +91,8 @@ class PlacementRun:
 
     @property
     def safe(self) -> bool:
-        """Whether storage holds all its progress: no job has changed since its checkpoint, and no upload is pending."""
-        return not self.checkpointing and not any(run.record.changed or run.stage is Stage.ENDING for run in self.runs)
+        """Whether storage holds all its progress: no job has steps beyond its checkpoint, and no upload is pending."""
+        return not self.checkpointing and not any(run.record.unsaved or run.stage is Stage.ENDING for run in self.runs)
 
     def open(
         self,
@@ -134,7 +134,7 @@ class PlacementRun:
             log.info("placement %s: %s", self.key, self._reported_reason)
             self.record(ActivationsChosen(recompute=self.activations.recompute, reason=self._reported_reason))
 
-    def record(self, *events: Event) -> None:
+    def record(self, *events: ReportEvent) -> None:
         self.reporter.record(*events)
 
     # ---- a job's state changes -----------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class PlacementRun:
         """The job is decided, and its adapter is being stored."""
         run.apply(Ending())
 
-    def ended(self, run: JobRun, *events: Event) -> None:
+    def ended(self, run: JobRun, *events: ReportEvent) -> None:
         """Mark the job as ended, and record its last events."""
         run.apply(JobEnded())
         self.flush_throughput()
@@ -240,7 +240,7 @@ class PlacementRun:
             if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
         ]
         here = [run for run in self.runs if run.schedule.has_boundary and (run.warmup_val_loss is not None or run.unfinished)]
-        return [*ended, *(Standing(run.index, run.progress.rung_losses, run.progress.cut_scores) for run in here)]
+        return [*ended, *(Standing(run.index, run.progress.rung_losses, run.progress.boundary_scores) for run in here)]
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 

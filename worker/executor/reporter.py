@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from contract.messages.report_messages import Event, Points, Report, Series, Throughput
+from contract.messages.report_messages import Points, Report, ReportEvent, Series, Throughput
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
 from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
@@ -29,14 +29,14 @@ class Reporter:
     def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, on_end: Callable[[bool, str], None]) -> None:
         self._link, self._lease, self._seq, self._on_end = link, lease, next_seq, on_end
         self._changed = threading.Condition()
-        self._events: deque[Event] = deque()
+        self._events: deque[ReportEvent] = deque()
         self._urgent = False
         self._idle = True
         self._then: Callable[[], None] | None = None
         self._sent: deque[Report] = deque(maxlen=_REMEMBERED)
         threading.Thread(target=self._work, name=f"reports of {lease.placement_id}", daemon=True).start()
 
-    def record(self, *events: Event) -> None:
+    def record(self, *events: ReportEvent) -> None:
         """Queue events, after all earlier ones."""
         with self._changed:
             self._events.extend(events)
@@ -129,10 +129,10 @@ class Reporter:
         persist(lease, "a report", lambda: self._link.report(lease.placement_id, lease.token, report))
 
 
-def events_of_report(waiting: Sequence[Event]) -> tuple[list[Event], int]:
+def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent], int]:
     """The next report's events, and how many of `waiting` they cover. Merges points of a series unless another event about
     their job lies between; an event without a job separates all, except Throughput."""
-    events: list[Event] = []
+    events: list[ReportEvent] = []
     open_: dict[tuple[int, str], int] = {}
     used = 0
     for event in waiting:

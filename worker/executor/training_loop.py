@@ -81,7 +81,7 @@ class Executor:
         if runs:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
-            self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
+            self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.evaluation_due])
         self._apply_rank_decisions(replicas)
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
@@ -226,8 +226,8 @@ class Executor:
         best, trend = run.best, result.part or result  # a full evaluation has the trend's result as its part
         loss = trend.loss if (finite := math.isfinite(result.loss)) else result.loss
         task.validated(run, trend)
-        event, verdict = run.ask_policy(task.policy, loss)
-        run.apply(event)
+        change, verdict = run.ask_policy(task.policy, loss)
+        run.apply(change)
         if run.best is not best:  # replaced by a new lowest loss alone
             replicas.store.note_best(run.key)
         rung = run.rung()

@@ -86,7 +86,7 @@ def _enlarged(buffer: Tensor, rows: int) -> Tensor:
     return new
 
 
-def _cut(buffer: Tensor, rows: int) -> Tensor:
+def _first_rows(buffer: Tensor, rows: int) -> Tensor:
     """The first rows as a copy, so that the rest is freed; a view where there is no memory for a copy."""
     try:
         return buffer[:rows].clone()
@@ -201,7 +201,7 @@ class Arena:
         kept = max(ROW_MULTIPLE, self.rows_used)
         given = max(0, self.rows - kept)
         if given:
-            self._replace(lambda buffer: _cut(buffer, kept))
+            self._replace(lambda buffer: _first_rows(buffer, kept))
         return given
 
     def _move(self, row: int, to: int) -> None:

@@ -47,7 +47,7 @@ class Example:
 @dataclass(frozen=True)
 class Dropout:
     """What a pass's dropout is drawn from, beside each token's place: the probability, the job's seed, its optimizer step, and
-    the first row of the pass within the step. So a row has the same mask however the step is cut."""
+    the first row of the pass within the step. So a row has the same mask however the step is split."""
 
     probability: float
     seed: int
@@ -81,7 +81,7 @@ class FlatBatch:
     tokens, positions: int64 [T], positions restart with every sequence.
     bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail of no segment (see whole_rows).
     ranges: per segment its tokens [start, stop).
-    activation_ranges: all rows, tail included, cut where a segment ends and every ACTIVATION_ROWS from its start.
+    activation_ranges: all rows, tail included, split where a segment ends and every ACTIVATION_ROWS from its start.
     label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
     label_bounds: per segment its labels, [segments + 1].
     keys: uint32 [T], dropout's key of each token (0 where nothing drops); None where nothing drops at all.

@@ -24,7 +24,7 @@ class MemoryModel:
 @dataclass(frozen=True)
 class Capacity:
     """An executor's limits: its memory models, the bytes it may use, the share of them it fills. piece_tokens: the most of a
-    piece, which a job's batch is cut into; a pass holds pieces of several jobs, up to `pass_budget` tokens."""
+    piece, which a job's batch is split into; a pass holds pieces of several jobs, up to `pass_budget` tokens."""
 
     model: MemoryModel  # of passes that keep their activations
     memory_bytes: int
@@ -33,7 +33,7 @@ class Capacity:
     park_bytes: int = 0  # host memory for parked adapters
     recomputed: MemoryModel | None = None  # of passes that recompute them in backward; None if not measured
     most_rows: int | None = None  # arena rows beyond which the device had no memory
-    long_pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are cut by piece_tokens all the same
+    long_pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are split by piece_tokens all the same
     most_pass_tokens: int = 0  # up to which they may be made longer; 0 where an operator chose their length
 
     @property

@@ -1,6 +1,7 @@
-"""A job's record on an executor: an immutable value, reduced from events. Decides nothing.
+"""A job's record on an executor: an immutable value, reduced from changes. Decides nothing.
 
-Pure: a record and an event in, the next record out. Knows no tensors and no storage; placement_run.py reports each change.
+Pure: a record and a change in, the next record out. Knows no tensors and no storage. A change is not an event:
+placement_run.py applies it, and reports it to the service as events (contract/messages/report_messages.py).
 """
 
 import math
@@ -58,7 +59,7 @@ class JobProgress:
     history: History = field(default_factory=History)
     best: Best | None = None
     rung_losses: tuple[float, ...] = ()  # validation losses at the rungs it has reached
-    cut_scores: RowScores | None = None  # of each validation row at the first rung
+    boundary_scores: RowScores | None = None  # of each validation row at the first rung
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class JobRecord:
         return self.unfinished and len(self.progress.rung_losses) > self.rungs_decided
 
     @property
-    def changed(self) -> bool:
+    def unsaved(self) -> bool:
         """Whether it is unfinished and has taken steps since its last checkpoint."""
         step = self.progress.step
         return self.unfinished and step > 0 and (self.checkpoint is None or self.checkpoint.step != step)
@@ -169,12 +170,12 @@ class JobEnded:
     """The job's end was recorded."""
 
 
-ProgressEvent = StepTaken | Evaluated | RungReached | BestEvaluated  # events that change the job's progress
-JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | ProgressEvent | CheckpointKnown | Ending | JobEnded
+ProgressChange = StepTaken | Evaluated | RungReached | BestEvaluated  # those that change the job's progress
+RecordChange = WarmupBegan | TrainingBegan | Parked | Promoted | ProgressChange | CheckpointKnown | Ending | JobEnded
 
 _UNFINISHED = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
 _STEPPING = frozenset({Stage.WARMUP, Stage.TRAINING})
-_FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the event
+_FROM: dict[type, frozenset[Stage]] = {  # stages in which a change is allowed
     WarmupBegan: frozenset({Stage.PENDING}),
     TrainingBegan: frozenset({Stage.WARMUP}),
     Parked: frozenset({Stage.WARMUP}),
@@ -189,11 +190,11 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
 }
 
 
-def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
-    """The record after the event. Raises ValueError for an event that is not allowed in this stage."""
-    if record.stage not in _FROM[type(event)]:
-        raise ValueError(f"event {event} is not allowed in stage {record.stage}")
-    match event:
+def reduced(record: JobRecord, change: RecordChange) -> JobRecord:
+    """The record after the change. Raises ValueError for one that is not allowed in this stage."""
+    if record.stage not in _FROM[type(change)]:
+        raise ValueError(f"change {change} is not allowed in stage {record.stage}")
+    match change:
         case WarmupBegan():
             return replace(record, stage=Stage.WARMUP)
         case TrainingBegan():
@@ -203,26 +204,28 @@ def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
         case Promoted():
             return replace(record, stage=Stage.TRAINING, promoted=True, rungs_decided=len(record.progress.rung_losses))
         case CheckpointKnown():
-            return replace(record, checkpoint=event.ref)
+            return replace(record, checkpoint=change.ref)
         case Ending():
             return replace(record, stage=Stage.ENDING)
         case JobEnded():
             return replace(record, stage=Stage.ENDED)
-    return replace(record, progress=_advanced(record.progress, event))
+    return replace(record, progress=_advanced(record.progress, change))
 
 
-def _advanced(progress: JobProgress, event: ProgressEvent) -> JobProgress:
-    match event:
+def _advanced(progress: JobProgress, change: ProgressChange) -> JobProgress:
+    match change:
         case StepTaken():
-            ema = smooth(progress.ema, event.loss, event.ema_alpha) if math.isfinite(event.loss) else progress.ema
+            ema = smooth(progress.ema, change.loss, change.ema_alpha) if math.isfinite(change.loss) else progress.ema
             return replace(progress, step=progress.step + 1, ema=ema)
         case Evaluated():
-            lowest = math.isfinite(event.val_loss) and (progress.best is None or event.val_loss < progress.best.val_loss)
-            best = Best(progress.step, event.val_loss) if lowest else progress.best
-            return replace(progress, history=event.history, best=best)
+            lowest = math.isfinite(change.val_loss) and (progress.best is None or change.val_loss < progress.best.val_loss)
+            best = Best(progress.step, change.val_loss) if lowest else progress.best
+            return replace(progress, history=change.history, best=best)
         case BestEvaluated():
-            return replace(progress, best=Best(event.step, event.val_loss) if math.isfinite(event.val_loss) else None)
+            return replace(progress, best=Best(change.step, change.val_loss) if math.isfinite(change.val_loss) else None)
         case RungReached():
             losses = progress.rung_losses
-            after = (*losses[: event.rung], event.val_loss, *losses[event.rung + 1 :])
-            return replace(progress, rung_losses=after, cut_scores=event.scores if event.rung == 0 else progress.cut_scores)
+            after = (*losses[: change.rung], change.val_loss, *losses[change.rung + 1 :])
+            return replace(
+                progress, rung_losses=after, boundary_scores=change.scores if change.rung == 0 else progress.boundary_scores
+            )

@@ -22,7 +22,7 @@ class Piece(Generic[Key]):
 
 
 def batch_ranges(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
-    """Cut a batch into runs of sequences of at most `budget` tokens, in order. A longer sequence is a run of its own."""
+    """Split a batch into runs of sequences of at most `budget` tokens, in order. A longer sequence is a run of its own."""
     runs: list[tuple[int, int]] = []
     first, tokens = 0, 0
     for place, length in enumerate(lengths):
@@ -35,17 +35,17 @@ def batch_ranges(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
     return runs
 
 
-def cut_batch(job: Key, lengths: Sequence[int], budget: int) -> list[Piece[Key]]:
+def split_batch(job: Key, lengths: Sequence[int], budget: int) -> list[Piece[Key]]:
     """A job's batch as pieces of at most `budget` tokens, in order."""
     return [Piece(job, first, last, sum(lengths[first:last])) for first, last in batch_ranges(lengths, budget)]
 
 
 def pack(batches: Mapping[Key, Sequence[int]], budget: int) -> list[list[Piece[Key]]]:
-    """Cut every job's batch into pieces of at most `budget` tokens, and pack them into micro-batches of as many.
+    """Split every job's batch into pieces of at most `budget` tokens, and pack them into micro-batches of as many.
 
     `batches` maps each job to its sequences' lengths.
     """
-    return pack_pieces([cut_batch(job, lengths, budget) for job, lengths in batches.items()], budget)
+    return pack_pieces([split_batch(job, lengths, budget) for job, lengths in batches.items()], budget)
 
 
 def pack_pieces(pieces: Sequence[Sequence[Piece[Key]]], budget: int) -> list[list[Piece[Key]]]:

@@ -149,7 +149,7 @@ class Replica:
                 request,
                 slot=self.adapters.slot(key),
                 piece_tokens=self.tracker.piece_tokens(key.placement),
-                owner=key.placement,
+                placement=key.placement,
             )
             for key, request in requests.items()
         }

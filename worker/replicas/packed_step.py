@@ -2,8 +2,8 @@
 
 A replica calls `advance`; `step` is for benchmarks, which take whole steps.
 
-A job's batch is cut into pieces. A slice is the pieces of one task that enter one micro-batch; a micro-batch is one pass of
-the base, over slices of several tasks (step_in_progress.py cuts, policy/packing.py packs).
+A job's batch is split into pieces. A slice is the pieces of one task that enter one micro-batch; a micro-batch is one pass of
+the base, over slices of several tasks (step_in_progress.py splits, policy/packing.py packs).
 """
 
 import math
@@ -100,20 +100,20 @@ def advance(
     for micro_batch in pack_pieces(taken, budget):
         _run_micro_batch(trainer, micro_batch, task_step_of, loss_weights, stepped)
         on_progress()
-    done = [(task_step, finished) for task_step in steps_in_progress for finished in task_step.take_finished()]
-    for task_step, finished in done:
-        preference = task_step.preference(finished.job.key)
+    done = [(task_step, job_step) for task_step in steps_in_progress for job_step in task_step.take_completed()]
+    for task_step, job_step in done:
+        preference = task_step.preference(job_step.job.key)
         if preference is not None:
-            stepped.preferences[finished.job.key] = preference
+            stepped.preferences[job_step.job.key] = preference
     preferred = {key: preference.loss for key, preference in stepped.preferences.items()}
     sums = [
-        (finished.job.key, loss)
-        for task_step, finished in done
-        if finished.job.key not in preferred
-        for loss in task_step.sums[finished.job.key]
+        (job_step.job.key, loss)
+        for task_step, job_step in done
+        if job_step.job.key not in preferred
+        for loss in task_step.sums[job_step.job.key]
     ]
-    found = {**_update_and_read(trainer, [finished for _, finished in done], sums, preferred), **preferred}
-    stepped.losses = {finished.job.key: found[finished.job.key] for _, finished in done}
+    found = {**_update_and_read(trainer, [job_step for _, job_step in done], sums, preferred), **preferred}
+    stepped.losses = {job_step.job.key: found[job_step.job.key] for _, job_step in done}
     stepped.seconds = time.monotonic() - began
     for work in stepped.work.values():
         work.device_steps, work.device_seconds = 1, stepped.seconds
@@ -129,14 +129,14 @@ def _run_micro_batch(
     stepped: Stepped,
 ) -> None:
     """Forward and backward of one micro-batch; adds its losses to its jobs' steps. task_step_of: each job's task's step."""
-    before, segments, owners, recompute = trainer.forwards, [], [], False
+    before, segments, segment_keys, recompute = trainer.forwards, [], [], False
     for piece in micro_batch:
         key, task_step = piece.job, task_step_of[piece.job]
         job = task_step.steps[key].job
         per_sequence = task_step.preference(key) is not None
         for part in segments_of(task_step.batches[key], piece.first, piece.last, per_sequence, loss_weights[key]):
             segments.append(part)
-            owners.append(key)
+            segment_keys.append(key)
         stepped.work[key.placement].tokens += piece.tokens
         stepped.work[key.placement].adapter_rows += job.config.rank if piece.first == 0 else 0
         recompute |= job.activations.recompute
@@ -145,7 +145,7 @@ def _run_micro_batch(
     except OutOfMemory as error:
         error.sole_placement = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise
-    for key, loss in zip(owners, losses, strict=True):
+    for key, loss in zip(segment_keys, losses, strict=True):
         task_step_of[key].sums[key].append(loss)
     for placement in {piece.job.placement for piece in micro_batch}:
         stepped.work[placement].micro_batches += 1

@@ -10,15 +10,15 @@ from worker.model.flat_batch import Dropout, Example, Segment
 @dataclass(frozen=True)
 class Sequences:
     """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence; None: no dropout.
-    piece_tokens: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass. owner:
-    their task."""
+    piece_tokens: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass.
+    placement: theirs, which an OutOfMemory names."""
 
     slot: Slot | None
     examples: Sequence[Example]
     lengths: Sequence[int]
     dropout: Dropout | None = None
     piece_tokens: int | None = None
-    owner: str | None = None
+    placement: str | None = None
 
 
 def segments_of(

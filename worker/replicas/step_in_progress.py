@@ -10,7 +10,7 @@ from worker.model.arena import Slot
 from worker.model.flat_batch import Dropout
 from worker.model.plain.trainer import LossSum
 from worker.policy.job_record import JobKey
-from worker.policy.packing import Piece, cut_batch, pack
+from worker.policy.packing import Piece, pack, split_batch
 from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import PreferenceResult
 from worker.replicas.sequences import Sequences
@@ -22,15 +22,15 @@ class StepInProgress:
     the jobs under dpo; None before they are computed, empty where there is none."""
 
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
-        """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""
+        """budget: tokens of a piece; how a batch is split depends on it and on the batch alone."""
         self.steps = {job_step.job.key: job_step for job_step in steps}
         self.budget, self.started = budget, False
         self.places = {key: _places(job_step) for key, job_step in self.steps.items()}
         self.batches = {key: _sequences(job_step, self.places[key], budget) for key, job_step in self.steps.items()}
         self.sums: dict[JobKey, list[LossSum]] = {key: [] for key in self.steps}
         self.preferences: dict[JobKey, PreferenceResult] | None = None
-        self._pieces = {key: cut_batch(key, batch.lengths, budget) for key, batch in self.batches.items()}
-        self._slices: list[list[Piece[JobKey]]] | None = None  # what is left, where the step is cut
+        self._pieces = {key: split_batch(key, batch.lengths, budget) for key, batch in self.batches.items()}
+        self._slices: list[list[Piece[JobKey]]] | None = None  # what is left, where the step runs in slices
 
     @property
     def done(self) -> bool:
@@ -47,7 +47,7 @@ class StepInProgress:
             self._drop(key)
 
     def can_resume(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
-        """Whether its steps are among these, in the same rows, cut alike."""
+        """Whether its steps are among these, in the same rows, split alike."""
         same = all(steps[key].number == own.number and steps[key].slot is own.slot for key, own in self.steps.items())
         return same and not self.done and budget == self.budget
 
@@ -58,7 +58,7 @@ class StepInProgress:
 
     def next_slice(self) -> StepLoad:
         """What the next slice takes."""
-        pieces = self._cut()[0]
+        pieces = self._split()[0]
         rows = sum(self.steps[piece.job].job.config.rank for piece in pieces)
         return StepLoad(1, sum(piece.tokens for piece in pieces), rows, len(pieces))
 
@@ -67,7 +67,7 @@ class StepInProgress:
         self.started = True
         if slices is None and self._slices is None:
             return self._pieces
-        left = self._cut()
+        left = self._split()
         count = len(left) if slices is None else slices
         taken: dict[JobKey, list[Piece[JobKey]]] = {key: [] for key in self.steps}
         for piece in (piece for micro_batch in left[:count] for piece in micro_batch):
@@ -75,13 +75,13 @@ class StepInProgress:
         del left[:count]
         return {key: pieces for key, pieces in taken.items() if pieces}
 
-    def take_finished(self) -> list[JobStep]:
+    def take_completed(self) -> list[JobStep]:
         """Remove and return the jobs' steps whose pieces have all run."""
         left = {piece.job for micro_batch in self._slices or () for piece in micro_batch}
         done = [key for key in self.steps if key not in left]
         return [self.steps.pop(key) for key in done]
 
-    def _cut(self) -> list[list[Piece[JobKey]]]:
+    def _split(self) -> list[list[Piece[JobKey]]]:
         if self._slices is None:
             self._slices = pack({key: batch.lengths for key, batch in self.batches.items() if key in self.steps}, self.budget)
         return self._slices

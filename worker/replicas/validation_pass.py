@@ -12,7 +12,7 @@ from contract.row_scores import Metric, RowScores
 from worker.data.dataset import TokenRows
 from worker.model.arena import Slot
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
-from worker.policy.packing import cut_batch, pack_pieces
+from worker.policy.packing import pack_pieces, split_batch
 from worker.replicas.dpo_loss import pair_error, pair_loss, preference_loss
 from worker.replicas.sequences import Sequences, segments_of
 
@@ -32,7 +32,7 @@ class EvaluationRequest:
     scored: Metric | None = None
     part: int | None = None
     piece_tokens: int | None = None  # see Sequences
-    owner: str | None = None
+    placement: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ValidationResult:
 def evaluate(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
-    """Yield each request's result as soon as it is known. How a request's rows are cut depends on it and `budget` alone."""
+    """Yield each request's result as soon as it is known. How a request's rows are split depends on it and `budget` alone."""
     for known in _results(trainer, requests, budget, on_progress):
         if known is not None:
             yield known
@@ -101,7 +101,11 @@ def _results(
 ) -> Iterator[tuple[Key, ValidationResult] | None]:
     wanted = {
         key: Sequences(
-            request.slot, request.rows.sequences, request.rows.lengths, piece_tokens=request.piece_tokens, owner=request.owner
+            request.slot,
+            request.rows.sequences,
+            request.rows.lengths,
+            piece_tokens=request.piece_tokens,
+            placement=request.placement,
         )
         for key, request in requests.items()
     }
@@ -116,24 +120,24 @@ def _loss_sums(
     """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `per_sequence` one for each
     sequence. None after each pass."""
     keys = list(wanted)
-    pieces = [cut_batch(place, wanted[key].lengths, wanted[key].piece_tokens or budget) for place, key in enumerate(keys)]
+    pieces = [split_batch(place, wanted[key].lengths, wanted[key].piece_tokens or budget) for place, key in enumerate(keys)]
     due = {place: len(own) for place, own in enumerate(pieces)}
     known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
     passes = pack_pieces(pieces, budget)
     # Job by job, so that each completes early.
     for micro_batch in sorted(passes, key=lambda pieces: (pieces[0].job, pieces[0].first)):
-        segments, owners = [], []
+        segments, segment_pieces = [], []
         for piece in micro_batch:
             key = keys[piece.job]
             for part in segments_of(wanted[key], piece.first, piece.last, key in per_sequence):
                 segments.append(part)
-                owners.append((piece.job, piece.first))
+                segment_pieces.append((piece.job, piece.first))
         try:
             losses = trainer.evaluate(segments)
         except OutOfMemory as error:
-            error.sole_placement = wanted[keys[micro_batch[0].job]].owner if len(micro_batch) == 1 else None
+            error.sole_placement = wanted[keys[micro_batch[0].job]].placement if len(micro_batch) == 1 else None
             raise
-        for (place, first), loss in zip(owners, losses, strict=True):
+        for (place, first), loss in zip(segment_pieces, losses, strict=True):
             known[place].setdefault(first, []).append(loss)
         on_progress()
         for place in [piece.job for piece in micro_batch]:

@@ -18,7 +18,7 @@ from service.tenants.tenant_scope import scoped
 from service.webhooks.webhook_messages import announce
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?, selection?}: the task has a new status
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
@@ -39,7 +39,7 @@ STATUS_FIELDS: Mapping[str, tuple[str, TaskStatus | None]] = {
 }
 
 
-def record(session: Session, task: Task, kind: Kind, data: dict[str, Any]) -> None:
+def record(session: Session, task: Task, kind: EventKind, data: dict[str, Any]) -> None:
     """Append the task's next event, in the transaction of the change that it describes."""
     task.last_event += 1
     session.add(TaskEvent(task_id=task.id, number=task.last_event, tenant_id=task.tenant_id, kind=kind, data=data))
@@ -54,12 +54,12 @@ def record_status(session: Session, task: Task) -> None:
         value = getattr(task, column) if only is None or task.status == only else None
         if value is not None:
             data[name] = value
-    record(session, task, Kind.STATUS, data)
+    record(session, task, EventKind.STATUS, data)
     task.told_status = task.status
     announce(session, task)
 
 
-def newest(session: Session, principal: Principal, task_id: str, kinds: Sequence[Kind], most: int) -> list[TaskEvent]:
+def newest(session: Session, principal: Principal, task_id: str, kinds: Sequence[EventKind], most: int) -> list[TaskEvent]:
     """The caller's task's newest events of these kinds, the newest first."""
     events = select(TaskEvent).where(TaskEvent.task_id == task_id, TaskEvent.kind.in_(kinds))
     return list(session.scalars(scoped(events, TaskEvent, principal).order_by(TaskEvent.number.desc()).limit(most)))
@@ -82,14 +82,14 @@ class EventBuffer:
             data |= {"best_step": job.best_step, "best_val_loss": job.best_val_loss}
             data |= {"exit_reason": job.exit_reason, "exit_evidence": job.exit_evidence or {}} if job.exit_reason else {}
             data |= {"error": job.error} if job.error else {}
-        self.add(Kind.JOB, data)
+        self.add(EventKind.JOB, data)
 
-    def add(self, kind: Kind, data: dict[str, Any]) -> None:
+    def add(self, kind: EventKind, data: dict[str, Any]) -> None:
         self.flush()
         record(self._session, self._task, kind, data)
 
     def flush(self) -> None:
         """Record the points that no later event has flushed."""
         if self._curves:
-            record(self._session, self._task, Kind.CURVES, {"curves": list(self._curves.values())})
+            record(self._session, self._task, EventKind.CURVES, {"curves": list(self._curves.values())})
             self._curves = {}

@@ -20,13 +20,13 @@ from contract.messages.report_messages import (
     BaseEvaluated,
     Checkpointed,
     Detached,
-    Event,
     JobCompleted,
     JobExited,
     JobFailed,
     JobMoved,
     PlacementFailed,
     Points,
+    ReportEvent,
     TextsEvaluated,
     Throughput,
 )
@@ -38,7 +38,7 @@ from service.storage.object_store import ObjectMissing, Storage
 from service.tasks.curves.curve_writer import Curves, StepRepeated
 from service.tasks.curves.downsampling import summarise
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
-from service.tasks.lifecycle.event_log import EventBuffer, Kind
+from service.tasks.lifecycle.event_log import EventBuffer, EventKind
 from service.tasks.lifecycle.transitions import enter_job
 from service.tasks.models import Job, Task
 from service.tasks.text_evaluations import store, told_of
@@ -65,7 +65,7 @@ class ReportReducer:
         self._ended: list[str] = []
         self._reached: dict[str, int] = {}  # steps by job id that only points report
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[ReportEvent]) -> None:
         """Apply all events. Raises EventRefused, which names the event; the caller rolls back."""
         points = [event for event in events if isinstance(event, Points) and event.job in self._jobs]
         self._curves = Curves(self._session, ((self._jobs[event.job].id, event.series) for event in points))
@@ -91,16 +91,16 @@ class ReportReducer:
         task's first report changes all its jobs."""
         return clock(self._session)
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: ReportEvent) -> None:
         match event:
             case Attached():
                 self._attached(event)
             case ActivationsChosen():
-                self._events.add(Kind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
+                self._events.add(EventKind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
             case BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
                 self._task.base_scores = event.scores.model_dump(mode="json") if event.scores is not None else None
-                self._events.add(Kind.BASE, {"val_loss": event.val_loss})
+                self._events.add(EventKind.BASE, {"val_loss": event.val_loss})
             case TextsEvaluated():
                 self._texts(event)
             case JobMoved():
@@ -130,7 +130,7 @@ class ReportReducer:
         store(self._session, self._task, None if event.job is None else self._unfinished(event.job), event)
         if event.job is None:
             told = told_of(self._session, self._task, None)
-            self._events.add(Kind.BASE, {"val_loss": self._task.base_val_loss, **told})
+            self._events.add(EventKind.BASE, {"val_loss": self._task.base_val_loss, **told})
 
     def _job(self, index: int) -> Job:
         if index not in self._jobs:
@@ -213,7 +213,7 @@ class ReportReducer:
         self._session.add(kept)
         told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}
         told |= told_of(self._session, self._task, job)
-        self._events.add(Kind.ADAPTER, told)
+        self._events.add(EventKind.ADAPTER, told)
         self._session.flush()
 
     def _end(self, event: JobCompleted | JobExited | JobFailed, status: JobStatus) -> Job:

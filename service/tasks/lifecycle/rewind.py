@@ -11,7 +11,7 @@ from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.tasks.curves.curve_writer import best_point, hide_after
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
-from service.tasks.lifecycle.event_log import Kind, record
+from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.lifecycle.transitions import enter, rewind_job
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import part
@@ -34,7 +34,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
             step = _back(session, job, boundary, task.fence + 1)
-            record(session, task, Kind.REWIND, {"job": job.index, "step": step, "status": job.status})
+            record(session, task, EventKind.REWIND, {"job": job.index, "step": step, "status": job.status})
     kept = _rows(task)
     take_back(session, task, kept, trained - kept)
     then = TaskStatus(task.desired_status or TaskStatus.QUEUED)

@@ -27,7 +27,7 @@ from contract.states import (
 )
 from service.database.prepared_statements import PreparedStatement
 from service.tasks.lifecycle.change_notices import CHANNEL, IDS_PER_NOTICE
-from service.tasks.lifecycle.event_log import STATUS_FIELDS, Kind
+from service.tasks.lifecycle.event_log import STATUS_FIELDS, EventKind
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons
 from service.webhooks.webhook_messages import types_of
@@ -140,7 +140,7 @@ class SetTransition:
                 RETURNING tasks.id, tenant_id, request_id, last_event, {", ".join(c for c, _ in STATUS_FIELDS.values())}
             ), new_events AS (
                 INSERT INTO task_events (task_id, number, tenant_id, kind, data)
-                SELECT id, last_event, tenant_id, '{Kind.STATUS}', {_told(status)} FROM moved
+                SELECT id, last_event, tenant_id, '{EventKind.STATUS}', {_told(status)} FROM moved
             )
             SELECT id, request_id, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM moved) FROM moved"""
             ).bindparams(**values)

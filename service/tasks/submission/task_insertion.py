@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from contract.states import JobStatus, TaskStatus
 from service.database.engine import new_id
 from service.database.prepared_statements import PreparedStatement
-from service.tasks.lifecycle.event_log import Kind
+from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.models import Task
 
 _COLUMNS = {
@@ -33,7 +33,7 @@ _INSERT = PreparedStatement(
         RETURNING id, tenant_id, status, created_at
     ), new_events AS (
         INSERT INTO task_events (task_id, number, tenant_id, kind, data)
-        SELECT id, 1, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM inserted
+        SELECT id, 1, tenant_id, '{EventKind.STATUS}', jsonb_build_object('status', status) FROM inserted
     ), new_jobs AS (
         INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
         SELECT job.one->>'id', tenant_id, new_tasks.id, job.at - 1, job.one->'config', '{JobStatus.PENDING}', 0, false

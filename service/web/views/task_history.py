@@ -7,12 +7,12 @@ from typing import Any
 
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
-from service.tasks.lifecycle.event_log import Kind
+from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.models import TaskEvent
 from service.tasks.plan_status.plan_history import PlanChangeResource
 from service.web.views.formats import loss
 
-TOLD = (Kind.STATUS, Kind.BASE, Kind.JOB, Kind.REWIND, Kind.ACTIVATIONS)
+TOLD = (EventKind.STATUS, EventKind.BASE, EventKind.JOB, EventKind.REWIND, EventKind.ACTIVATIONS)
 _MOST = 60
 
 
@@ -39,22 +39,22 @@ def _events(events: Sequence[TaskEvent]) -> Iterator[Happening]:
 def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
     job = f"job {data.get('job')}"
     match kind:
-        case Kind.STATUS:
+        case EventKind.STATUS:
             why = f": {data['error']}" if "error" in data else f" ({data['reason']})" if "reason" in data else ""
             chosen = data["selection"].get("verdict") if isinstance(data.get("selection"), dict) else None
             return data["status"], f"{data['status']}{why}" + (f": {chosen}" if chosen else "")
-        case Kind.BASE:
+        case EventKind.BASE:
             scores = "".join(f", {name} {score:.3f}" for name, score in data.get("scores", {}).items())
             return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}{scores}"
-        case Kind.REWIND:
+        case EventKind.REWIND:
             return "paused", f"{job} went back to step {max(0, data.get('step', 0))}"
-        case Kind.ACTIVATIONS:
+        case EventKind.ACTIVATIONS:
             return "warmup", str(data.get("reason", ""))
-        case Kind.JOB if data.get("status") == "exited":
+        case EventKind.JOB if data.get("status") == "exited":
             return "exited", f"{job} stopped early at step {data.get('step')}: {_exit(data)}"
-        case Kind.JOB if data.get("status") == "completed":
+        case EventKind.JOB if data.get("status") == "completed":
             return "completed", f"{job} completed, best loss {loss(data.get('best_val_loss'))}"
-        case Kind.JOB if data.get("status") == "failed":
+        case EventKind.JOB if data.get("status") == "failed":
             return "failed", f"{job} failed: {data.get('error', '')}"
     return None
 

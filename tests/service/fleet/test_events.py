@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
-from service.tasks.lifecycle.event_log import Kind, record
+from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.models import Task, TaskEvent
 from tests.service.fleet.scripted import completed, exited, moved, points
 from tests.service.live_server import PATIENCE, Server, live, until
@@ -27,7 +27,7 @@ def tell(database):
         for _ in range(count):
             with database.begin() as session:
                 task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
-                record(session, task, Kind.BASE, {"val_loss": 1.0})
+                record(session, task, EventKind.BASE, {"val_loss": 1.0})
                 bump_version_and_notify(session, task)
 
     return act

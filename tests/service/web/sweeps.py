@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import Database
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
-from service.tasks.lifecycle.event_log import Kind, record
+from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.models import Job, Task
 from tests.service.sample_tasks import chunk, jobs_of
 
@@ -27,7 +27,10 @@ def begin(database: Database, task_id: str, steps: int = 40, total: int = 100) -
         first.status, first.step = "completed", total
         for job in (first, last):
             record(
-                session, task, Kind.JOB, {"job": job.index, "status": job.status, "step": job.step, "exit_reason": "diverging"}
+                session,
+                task,
+                EventKind.JOB,
+                {"job": job.index, "status": job.status, "step": job.step, "exit_reason": "diverging"},
             )
         bump_version_and_notify(session, task)
 
@@ -56,7 +59,7 @@ def go_on(database: Database, task_id: str, index: int, first: int, last: int) -
         curve(session, job, first, last)
         job.step = last
         told = {"job": index, "series": "train_loss", "from_step": first, "to_step": last, "last": loss(job, last)}
-        record(session, task, Kind.CURVES, {"curves": [told]})
+        record(session, task, EventKind.CURVES, {"curves": [told]})
         bump_version_and_notify(session, task)
 
 

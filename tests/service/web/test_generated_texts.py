@@ -4,7 +4,7 @@ import pytest
 
 from contract.messages.report_messages import TextSample, TextsEvaluated
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
-from service.tasks.lifecycle.event_log import Kind, record
+from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.models import Task
 from service.tasks.text_evaluations import store
 from tests.service.sample_tasks import adapter, jobs_of
@@ -28,7 +28,7 @@ def report(database, task_id: str, *events: TextsEvaluated) -> None:
         jobs = jobs_of(session, task_id)
         for event in events:
             store(session, task, None if event.job is None else jobs[event.job], event)
-            record(session, task, Kind.BASE, {"val_loss": 3.0, "scores": event.scores})
+            record(session, task, EventKind.BASE, {"val_loss": 3.0, "scores": event.scores})
         bump_version_and_notify(session, task)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from contract.row_encoding import cut
+from contract.row_encoding import truncate
 from contract.task_spec import Objective
 from tests.worker import corpus
 from tests.worker.corpus import EXAMPLE_BASE, jsonl
@@ -62,7 +62,7 @@ def same(stream: TokenStream, reading: Reading, rows: list[dict[str, object]]) -
     expected = []
     for row in rows:
         ((whole),) = reading.reader.read([row], reading.objective)
-        left, _ = cut(whole, reading.max_seq_len)
+        left, _ = truncate(whole, reading.max_seq_len)
         if all(any(tokens.learned) for tokens in left):
             expected.append((hashlib.sha256(json.dumps(row).encode()).digest(), left))
     assert stream.rows == len(expected)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.messages.placement_messages import Placement
-from contract.messages.report_messages import Attached, Checkpointed, Event, JobMoved, Points, Report, Throughput
+from contract.messages.report_messages import Attached, Checkpointed, JobMoved, Points, Report, ReportEvent, Throughput
 from contract.states import JobStatus
 from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink
@@ -33,9 +33,9 @@ EVENTS = st.lists(
 )
 
 
-def told(kinds: list[tuple]) -> list[Event]:
+def told(kinds: list[tuple]) -> list[ReportEvent]:
     steps: dict[tuple, int] = {}
-    events: list[Event] = []
+    events: list[ReportEvent] = []
     for kind in kinds:
         if kind[0] == "point":
             steps[kind] = steps.get(kind, 0) + 1
@@ -50,7 +50,7 @@ def told(kinds: list[tuple]) -> list[Event]:
 @given(EVENTS)
 def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
     waiting = told(kinds)
-    sent: list[Event] = []
+    sent: list[ReportEvent] = []
     left = waiting
     while left:
         events, used = events_of_report(left)
@@ -59,7 +59,7 @@ def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
         sent.extend(events)
         left = left[used:]
 
-    def flat(events: list[Event]) -> dict[object, list]:
+    def flat(events: list[ReportEvent]) -> dict[object, list]:
         """What is said about each job, in order, points one by one; and what is said of none, with the points before it."""
         about: dict[object, list] = {}
         for event in events:

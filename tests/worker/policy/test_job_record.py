@@ -1,4 +1,4 @@
-"""A job's record: each event's effect, what a stage cannot meet, and what holds after any sequence of events."""
+"""A job's record: each change's effect, what a stage cannot meet, and what holds after any sequence of changes."""
 
 import math
 from dataclasses import replace
@@ -32,8 +32,8 @@ from worker.policy.job_record import (
 CONFIG = JobConfig(learning_rate=1e-3, rank=8, alpha=16, batch_size=4, seed=0)
 REF = CheckpointRef(step=3, sha256="a" * 64, bytes=1)
 LOSSES = st.floats(allow_nan=True, allow_infinity=True, width=32)
-EVENTS = st.one_of(
-    *(st.just(event) for event in (WarmupBegan(), TrainingBegan(), Parked(), Promoted(), Ending(), JobEnded())),
+CHANGES = st.one_of(
+    *(st.just(change) for change in (WarmupBegan(), TrainingBegan(), Parked(), Promoted(), Ending(), JobEnded())),
     st.builds(StepTaken, LOSSES, st.just(0.1)),
     st.builds(Evaluated, LOSSES, st.just(History())),
     st.builds(RungReached, st.integers(0, 3), LOSSES),
@@ -41,9 +41,9 @@ EVENTS = st.one_of(
 )
 
 
-def after(record: JobRecord, *events) -> JobRecord:
-    for event in events:
-        record = reduced(record, event)
+def after(record: JobRecord, *changes) -> JobRecord:
+    for change in changes:
+        record = reduced(record, change)
     return record
 
 
@@ -56,14 +56,14 @@ def test_a_jobs_life_event_by_event():
     assert record.awaits_rank
     record = after(record, Parked(), Promoted())
     assert (record.stage, record.promoted, record.rungs_decided, record.awaits_rank) == (Stage.TRAINING, True, 1, False)
-    assert record.changed
+    assert record.unsaved
     record = after(record, StepTaken(1.0, 0.5), CheckpointKnown(REF))
-    assert not record.changed
+    assert not record.unsaved
     record = after(record, StepTaken(1.0, 0.5))
-    assert record.changed
+    assert record.unsaved
     record = after(record, Evaluated(1.75, seen), Ending(), JobEnded())
     assert record.progress.best == Best(2, 1.5), "a higher loss is not the best"
-    assert (record.stage, record.changed, record.unfinished) == (Stage.ENDED, False, False)
+    assert (record.stage, record.unsaved, record.unfinished) == (Stage.ENDED, False, False)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -79,7 +79,7 @@ def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
 
 
 @pytest.mark.parametrize(
-    ("stage", "event"),
+    ("stage", "change"),
     [
         (Stage.PENDING, StepTaken(1.0, 0.1)),
         (Stage.PARKED, StepTaken(1.0, 0.1)),
@@ -92,22 +92,22 @@ def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
         (Stage.ENDED, JobEnded()),
     ],
 )
-def test_what_a_stage_cannot_meet_is_an_error(stage, event):
+def test_what_a_stage_cannot_meet_is_an_error(stage, change):
     with pytest.raises(ValueError, match=f"is not allowed in stage {stage}"):
-        reduced(JobRecord(stage), event)
+        reduced(JobRecord(stage), change)
 
 
-@given(st.lists(EVENTS, max_size=40))
-def test_any_sequence_of_events(events):
+@given(st.lists(CHANGES, max_size=40))
+def test_any_sequence_of_events(changes):
     record = JobRecord(Stage.PENDING)
-    for event in events:
+    for change in changes:
         before = record
         try:
-            record = reduced(record, event)
+            record = reduced(record, change)
         except ValueError:
             continue
         assert before.stage is not Stage.ENDED, "nothing follows the end"
-        assert record.progress.step - before.progress.step == isinstance(event, StepTaken)
+        assert record.progress.step - before.progress.step == isinstance(change, StepTaken)
         assert record.rungs_decided >= before.rungs_decided
         assert record.promoted or not before.promoted
         if before.progress.best is not None:
@@ -115,7 +115,7 @@ def test_any_sequence_of_events(events):
         best, ema = record.progress.best, record.progress.ema
         assert best is None or (math.isfinite(best.val_loss) and best.step <= record.progress.step)
         assert ema is None or math.isfinite(ema)
-        again = reduced(before, event)
+        again = reduced(before, change)
         assert again == record or math.isnan(sum(again.progress.rung_losses)), "the same inputs, the same record"
 
 

@@ -104,7 +104,7 @@ class _Baseline:
                 self._prepared.data.validation,
                 scored=task.placement.spec.metric,
                 piece_tokens=replica.tracker.piece_tokens(task.key),
-                owner=task.key,
+                placement=task.key,
             )
             found = yield from evaluation_passes(
                 replica.trainer, {task.key: request}, replica.capacity.piece_tokens, self._on_progress

@@ -48,8 +48,8 @@ class GuardedAlto(Alto):
         if not ranked:
             return {}
         fewest, most = self._p.survivors(len(contenders))
-        unfinished = len(contenders) - len(ranked)
-        if not unfinished and base is not None and all(_surely_worse(one.standing.scores, base) for one in ranked):
+        in_warmup = len(contenders) - len(ranked)
+        if not in_warmup and base is not None and all(_surely_worse(one.standing.scores, base) for one in ranked):
             return {one.job: _nothing_learned(one, base, place == 0) for place, one in enumerate(ranked)}
         decided: dict[int, Verdict | None] = {}
         for better, one in enumerate(ranked):
@@ -57,11 +57,11 @@ class GuardedAlto(Alto):
                 decided[one.job] = self._underperforming(
                     one.mean, ranked[most - 1].mean, better, most, len(ranked), len(contenders)
                 )
-            elif better + unfinished < fewest:
-                search_may_end = base is not None and unfinished > 0 and _surely_worse(one.standing.scores, base)
+            elif better + in_warmup < fewest:
+                search_may_end = base is not None and in_warmup > 0 and _surely_worse(one.standing.scores, base)
                 if not search_may_end:
                     decided[one.job] = None
-            elif not unfinished:
+            elif not in_warmup:
                 decided[one.job] = self._compared(one, ranked, better)
         return decided
 
