@@ -17,22 +17,21 @@ from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
 from torch import Tensor
 
+from worker.model.arena_layout import GROUPS
+from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.fused_head import Labels, head_loss
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.fused_stack import DeviceBatch
-
-KINDS = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 
 
 class Lora(ABC):
     """The products of all adapters with one matrix of one layer."""
 
     @abstractmethod
-    def forward(self, x: Tensor, y: Tensor, layer: int, kind: str) -> None:
+    def forward(self, x: Tensor, y: Tensor, layer: int, module: str) -> None:
         """y += the adapters' part of x's product; y is a view of columns."""
 
     @abstractmethod
-    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
+    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, module: str) -> None:
         """dx += the adapters' part; stores dA and dB."""
 
 
@@ -43,8 +42,8 @@ class LoopLora(Lora):
         self._copy, self._grad, self._spans, self._columns = copy, grad, spans, columns
         self._s: dict[tuple[int, str, int], Tensor] = {}
 
-    def _views(self, layer: int, kind: str, span: Span, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        a, b = self._columns[kind]
+    def _views(self, layer: int, module: str, span: Span, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        a, b = self._columns[module]
         rows = slice(span.row, span.row + span.rank)
         in_, out = slice(a, a + x.shape[1]), slice(b, b + y.shape[1])
         return (
@@ -54,21 +53,21 @@ class LoopLora(Lora):
             self._grad[layer, rows, out],
         )
 
-    def forward(self, x: Tensor, y: Tensor, layer: int, kind: str) -> None:
+    def forward(self, x: Tensor, y: Tensor, layer: int, module: str) -> None:
         for index, span in enumerate(self._spans):
-            a, b, _, _ = self._views(layer, kind, span, x, y)
+            a, b, _, _ = self._views(layer, module, span, x, y)
             s = (x[span.start : span.stop] @ a.t()) * span.scale
             y[span.start : span.stop] += s @ b
-            self._s[layer, kind, index] = s
+            self._s[layer, module, index] = s
 
-    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
+    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, module: str) -> None:
         for index, span in enumerate(self._spans):
-            a, b, da, db = self._views(layer, kind, span, x, dy)
+            a, b, da, db = self._views(layer, module, span, x, dy)
             own = dy[span.start : span.stop]
             ds = (own @ b.t()) * span.scale
             dx[span.start : span.stop] += ds @ a
             da.copy_(ds.t() @ x[span.start : span.stop])
-            db.copy_(self._s.pop((layer, kind, index)).t() @ own)
+            db.copy_(self._s.pop((layer, module, index)).t() @ own)
 
 
 class GroupedLora(Lora):
@@ -90,26 +89,26 @@ class GroupedLora(Lora):
         for span in spans:
             self._scale[span.start : span.stop] = span.scale
         for layer in range(copy.shape[0]):
-            for kind, (a, b) in columns.items():
-                for store, at, width in ((self._a, a, widths[kind][0]), (self._b, b, widths[kind][1])):
+            for module, (a, b) in columns.items():
+                for store, at, width in ((self._a, a, widths[module][0]), (self._b, b, widths[module][1])):
                     padded = torch.zeros(len(spans), rank, width, device=copy.device, dtype=copy.dtype)
                     for index, span in enumerate(spans):
                         padded[index, : span.rank] = copy[layer, span.row : span.row + span.rank, at : at + width]
-                    store[layer, kind] = padded
+                    store[layer, module] = padded
         self.grads: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         self._s: dict[tuple[int, str], Tensor] = {}
 
-    def forward(self, x: Tensor, y: Tensor, layer: int, kind: str) -> None:
-        s = F.grouped_mm(x, self._a[layer, kind].transpose(1, 2), offs=self._ends) * self._scale
-        y += F.grouped_mm(s, self._b[layer, kind], offs=self._ends)
-        self._s[layer, kind] = s
+    def forward(self, x: Tensor, y: Tensor, layer: int, module: str) -> None:
+        s = F.grouped_mm(x, self._a[layer, module].transpose(1, 2), offs=self._ends) * self._scale
+        y += F.grouped_mm(s, self._b[layer, module], offs=self._ends)
+        self._s[layer, module] = s
 
-    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
-        ds = F.grouped_mm(dy, self._b[layer, kind].transpose(1, 2), offs=self._ends) * self._scale
-        dx += F.grouped_mm(ds, self._a[layer, kind], offs=self._ends)
+    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, module: str) -> None:
+        ds = F.grouped_mm(dy, self._b[layer, module].transpose(1, 2), offs=self._ends) * self._scale
+        dx += F.grouped_mm(ds, self._a[layer, module], offs=self._ends)
         da = F.grouped_mm(ds.t(), x, offs=self._ends)
-        db = F.grouped_mm(self._s.pop((layer, kind)).t(), dy, offs=self._ends)
-        self.grads[layer, kind] = (da, db)
+        db = F.grouped_mm(self._s.pop((layer, module)).t(), dy, offs=self._ends)
+        self.grads[layer, module] = (da, db)
 
 
 class PeerPass:
@@ -119,12 +118,12 @@ class PeerPass:
         self._fused, self._stack, self._lora = fused, fused.stack, lora
 
     def _apply(self, x: Tensor, y: Tensor, layer: int, group: str) -> None:
-        for kind, part in zip(KINDS[group], self._parts(y, group), strict=True):
-            self._lora.forward(x, part, layer, kind)
+        for module, part in zip(GROUPS[group], self._parts(y, group), strict=True):
+            self._lora.forward(x, part, layer, module)
 
     def _undo(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, group: str) -> None:
-        for kind, part in zip(KINDS[group], self._parts(dy, group), strict=True):
-            self._lora.backward(x, part, dx, layer, kind)
+        for module, part in zip(GROUPS[group], self._parts(dy, group), strict=True):
+            self._lora.backward(x, part, dx, layer, module)
 
     def _parts(self, y: Tensor, group: str) -> Sequence[Tensor]:
         sh = self._stack.dims
@@ -155,7 +154,7 @@ class PeerPass:
             kept.append((x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act))
             x = x_mid
         x, h, rstd = residual_norm(x, y, None, none, 0, stack.final_norm, sh.eps, table)
-        sums, _, dh = head_loss(h, self._fused.head, labels, grad=True)
+        sums, _, dh = head_loss(h, self._fused.head, labels, with_gradient=True)
         assert dh is not None
         dx = stack.final_backward(dh, x, rstd, base)
         for layer in range(len(stack.layers) - 1, -1, -1):

@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.llama_shapes import LLAMA_1B, RANKS, LlamaShape, Rows
 from benchmarks.result_file import write_result
+from contract.search_space import MODULES
 from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import FusedRunner
 from worker.generate.generator import Generator, Runner
@@ -32,7 +33,6 @@ from worker.generate.paged_cache import PagedCache
 from worker.generate.plain_pass import PlainPass
 from worker.generate.sequence import Sampling, Sequence
 from worker.model.arena import Arena, Slot, rows_for
-from worker.model.arena_layout import KINDS
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
@@ -100,7 +100,7 @@ class Adapted:
 
     def peft(self, slot: Slot, base: Any) -> Any:
         """The slot's adapter on a base of transformers, which is changed in place."""
-        config = LoraConfig(r=slot.rank, lora_alpha=2 * slot.rank, target_modules=list(KINDS), lora_dropout=0.0)
+        config = LoraConfig(r=slot.rank, lora_alpha=2 * slot.rank, target_modules=list(MODULES), lora_dropout=0.0)
         wrapped = get_peft_model(base, config, autocast_adapter_dtype=False)
         for name, factors in self.trainer.arena.weights(slot).items():
             module: Any = wrapped.get_submodule(f"base_model.model.{name}")

@@ -66,8 +66,8 @@ def random_backbone(shape: LlamaShape, seed: int = 0, device: str = "cuda") -> B
                 b_down=None, window=None,
             )
         )  # fmt: skip
-        for kinds in GROUPS.values():
-            targets.extend(Target(f"model.layers.{layer}.{kind}", layer, kind, *widths[kind]) for kind in kinds)
+        for modules in GROUPS.values():
+            targets.extend(Target(f"model.layers.{layer}.{module}", layer, module, *widths[module]) for module in modules)
     embedding = normal(shape.vocabulary, d, scale=2 * d**-0.5)
     frequencies = 1.0 / 500000.0 ** (torch.arange(0, shape.head_size, 2, device=device).float() / shape.head_size)
     return Backbone(

@@ -158,7 +158,7 @@ def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callab
     arena = trainer.arena
     fused = FusedPass(trainer.backbone, arena.layout, 4096)
     columns = fused.stack.dims.columns
-    widths = {target.kind: (target.in_features, target.out_features) for target in arena.layout.targets[:7]}
+    widths = {target.module: (target.in_features, target.out_features) for target in arena.layout.targets[:7]}
     afresh(trainer, fed)
     copy, ours = arena.layered(arena.compute_copy), arena.layered(arena.grad)
     grouped_lora = GroupedLora(copy, shape.tokens, spans, columns, widths)

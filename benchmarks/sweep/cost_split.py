@@ -64,9 +64,9 @@ def _head_ms(trainer: DeviceTrainer, count: int) -> float:
     device, width = backbone.device, backbone.embedding.shape[1]
     hidden = torch.randn(count, width, device=device, dtype=backbone.embedding.dtype)
     labels = Labels(
-        rows=torch.arange(count, device=device, dtype=torch.int32),
+        indices=torch.arange(count, device=device, dtype=torch.int32),
         tokens=torch.randint(0, backbone.embedding.shape[0], (count,), device=device, dtype=torch.int32),
-        weights=torch.full((count,), 1 / count, device=device),
+        loss_weights=torch.full((count,), 1 / count, device=device),
         bounds=torch.tensor([0, count], device=device, dtype=torch.int32),
     )
-    return median_ms(lambda: head_loss(hidden, backbone.head, labels, grad=True), 5)[0]
+    return median_ms(lambda: head_loss(hidden, backbone.head, labels, with_gradient=True), 5)[0]

@@ -74,9 +74,9 @@ def _configs() -> dict[str, Config]:
     return HOPPER
 
 
-def config(kernel: str, max_rank: int = 1) -> Config:
+def config(kernel: str, rank_class: int = 1) -> Config:
     """The configuration of `kernel` on this device for a rank class: `<kernel>_wide` above rank 64 and `<kernel>_bare` without
     adapters, where the table has one."""
     table = _configs()
-    variant = f"{kernel}_bare" if max_rank == 0 else f"{kernel}_wide" if max_rank > 64 else kernel
+    variant = f"{kernel}_bare" if rank_class == 0 else f"{kernel}_wide" if rank_class > 64 else kernel
     return table[variant] if variant in table else table[kernel]

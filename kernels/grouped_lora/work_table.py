@@ -25,15 +25,15 @@ BLOCK_COLUMNS = 3  # span, first token, end
 TILE_WIDTHS = (16, 32, 64, 128, 256)
 NARROW = 64  # ranks up to it are one class, and share a launch
 # Tokens without an adapter are cut into spans of this length, so that programs which walk a span stay balanced.
-OWNERLESS_SPAN = 512
+UNADAPTED_SPAN = 512
 Entry = tuple[int, int, int, int, int, int, float]  # the columns of a span, and its scale
 
 
 class ClassSize(NamedTuple):
-    """One rank class of a table: the tile width that holds its ranks (0: no adapters), and how many of the table's spans and
+    """A rank class of a table: the tile width that holds its ranks (0: no adapters), and how many of the table's spans and
     blocks it has, empty ones included."""
 
-    width: int
+    rank_class: int
     spans: int
     blocks: int
 
@@ -42,7 +42,7 @@ class ClassSize(NamedTuple):
 class ClassTable:
     """The part of a table that one launch processes; its blocks count spans from the class's first."""
 
-    width: int
+    rank_class: int
     spans: torch.Tensor
     scales: torch.Tensor
     blocks: torch.Tensor
@@ -50,7 +50,7 @@ class ClassTable:
 
 @dataclass(frozen=True)
 class WorkTable:
-    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device, class after class by ascending width (`sizes`).
+    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device, by ascending rank class (`sizes`).
 
     keys [T] int32: dropout's key of each token (dropout.py); None where no adapter has dropout.
     """
@@ -64,7 +64,7 @@ class WorkTable:
     @property
     def max_rank(self) -> int:
         """The tile width that holds every rank, and S's stored width (0: no adapters)."""
-        return self.sizes[-1].width
+        return self.sizes[-1].rank_class
 
     @cached_property
     def classes(self) -> tuple[ClassTable, ...]:
@@ -73,14 +73,14 @@ class WorkTable:
         found = []
         for size in self.sizes:
             own, blocks = slice(span, span + size.spans), slice(block, block + size.blocks)
-            found.append(ClassTable(size.width, self.spans[own], self.scales[own], self.blocks[blocks]))
+            found.append(ClassTable(size.rank_class, self.spans[own], self.scales[own], self.blocks[blocks]))
             span, block = own.stop, blocks.stop
         return tuple(found)
 
     @cached_property
     def adapted(self) -> tuple[ClassTable, ...]:
         """The part of each launch that processes adapters alone."""
-        return tuple(part for part in self.classes if part.width)
+        return tuple(part for part in self.classes if part.rank_class)
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,18 @@ def host_table(
     entries: list[Entry] = []
     cursor = 0
 
-    def ownerless(until: int) -> None:
-        entries.extend((at, min(at + OWNERLESS_SPAN, until), 0, 0, 0, 0, 0.0) for at in range(cursor, until, OWNERLESS_SPAN))
+    def unadapted(until: int) -> None:
+        entries.extend((at, min(at + UNADAPTED_SPAN, until), 0, 0, 0, 0, 0.0) for at in range(cursor, until, UNADAPTED_SPAN))
 
     for span, accumulates in sorted(zip(spans, flags, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
         if span.start < cursor or span.stop > tokens:
             raise ValueError(f"span [{span.start}, {span.stop}) overlaps its neighbour or leaves the step's {tokens} tokens")
-        ownerless(span.start)
+        unadapted(span.start)
         if span.stop > span.start:
             drop_threshold = threshold(span.dropout)
             entries.append((span.start, span.stop, span.row, span.rank, int(accumulates), drop_threshold, span.kept_scale))
         cursor = span.stop
-    ownerless(tokens)
+    unadapted(tokens)
     parts = [_class_part(own, span_step, block_step) for own in _by_class(entries)]
     spans_of, scales_of, blocks_of, sizes = zip(*parts, strict=True)
     return HostTable(np.concatenate(spans_of), np.concatenate(scales_of), np.concatenate(blocks_of), sizes)

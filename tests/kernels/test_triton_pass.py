@@ -17,11 +17,10 @@ from tests.worker.model import tiny
 from worker.model.arena import Arena, rows_for
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
 from worker.model.cuda.device_trainer import spans_of
 from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.fused_stack import DeviceBatch
 from worker.model.flat_batch import Dropout, FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 
@@ -123,7 +122,7 @@ def test_the_peers_of_the_benchmark_compute_the_same(kind: str) -> None:
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=False)
     copy, columns = step.arena.layered(step.arena.compute_copy), step.fused.stack.dims.columns
-    widths = {target.kind: (target.in_features, target.out_features) for target in step.arena.layout.targets[:7]}
+    widths = {target.module: (target.in_features, target.out_features) for target in step.arena.layout.targets[:7]}
     found = step.arena.layered(step.arena.grad)
     lora: Lora = LoopLora(copy, found, step.spans, columns)
     if kind == "grouped":

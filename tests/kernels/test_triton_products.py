@@ -39,7 +39,7 @@ def test_shrink_with_one_shared_input(dtype: torch.dtype, lengths: tuple[int, ..
 def test_shrink_with_columns_of_each_matrix_and_split_sums() -> None:
     case = Case((17, 3), width=5000 + 40, dtype=torch.float32)
     x = case.tokens(5040)
-    s = shrink(x, case.weights, case.table, (0, 5000), (5000, 40), x_columns=(0, 5000))
+    s = shrink(x, case.weights, case.table, (0, 5000), (5000, 40), x_starts=(0, 5000))
     for span in case.spans:
         for mat, (at, width) in enumerate(((0, 5000), (5000, 40))):
             want = span.scale * own(x, span)[:, at : at + width] @ case.rows(span)[:, at : at + width].double().T

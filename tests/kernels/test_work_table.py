@@ -3,7 +3,7 @@
 import pytest
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.sequence_table import sequence_blocks
-from grouped_lora.work_table import BLOCK_T, OWNERLESS_SPAN, ClassSize, HostTable, host_table
+from grouped_lora.work_table import BLOCK_T, UNADAPTED_SPAN, ClassSize, HostTable, host_table
 
 
 def spans(*parts: tuple[int, int]) -> list[Span]:
@@ -23,7 +23,7 @@ def walked(table: HostTable) -> list[tuple[int, int, int, int]]:
             if stop > start:
                 assert part.spans[span, 0] <= start
                 assert stop <= part.spans[span, 1]
-                found.append((start, stop, int(part.spans[span, 3]), part.width))
+                found.append((start, stop, int(part.spans[span, 3]), part.rank_class))
     return sorted(found)
 
 
@@ -39,9 +39,9 @@ def walked(table: HostTable) -> list[tuple[int, int, int, int]]:
 )
 def test_every_token_lies_in_one_block_of_its_adapters_class(parts: tuple[tuple[int, int], ...], widths: list[int]) -> None:
     adapters = spans(*parts)
-    tokens = sum(size for size, _ in parts) + OWNERLESS_SPAN + 7
+    tokens = sum(size for size, _ in parts) + UNADAPTED_SPAN + 7
     table = host_table(adapters, tokens, span_step=4, block_step=16)
-    assert [size.width for size in table.sizes] == widths
+    assert [size.rank_class for size in table.sizes] == widths
     assert all(size.spans % 4 == 0 and size.blocks % 16 == 0 for size in table.sizes)
     blocks = walked(table)
     assert [at for start, stop, _, _ in blocks for at in range(start, stop)] == list(range(tokens))

@@ -31,7 +31,7 @@ def export_peft(
     Only the targets of `config` are written. `base_model` is the name PEFT notes as the base. Raises ValueError where a
     target is missing or has another shape.
     """
-    targets = [target for target in targets if target.kind in config.target_modules]
+    targets = [target for target in targets if target.module in config.target_modules]
     rank = config.rank
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
@@ -67,7 +67,7 @@ def _config(targets: list[Target], config: JobConfig, base_model: str) -> dict[s
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": sorted({target.kind for target in targets}),
+        "target_modules": sorted({target.module for target in targets}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

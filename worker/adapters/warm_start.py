@@ -71,7 +71,7 @@ class StartAdapter:
         made = fresh.clone()
         own = self.layout.split(self.weights)
         for target, (a, b) in zip(self.layout.targets, self.layout.split(made).values(), strict=True):
-            if target.kind in self.modules:
+            if target.module in self.modules:
                 a.copy_(own[target.name][0])
                 b.copy_(own[target.name][1] * (self.scale / scale))
         return made
@@ -97,13 +97,13 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
         shapes = ((rank, target.in_features), (target.out_features, rank))
         for name, shape, view in zip(names, shapes, views[target.name], strict=True):
             view.copy_(_checked(tensors.pop(name, None), name, shape))
-        modules.add(target.kind)
+        modules.add(target.module)
     if tensors:
         raise WarmStartError(f"holds {min(tensors)}, which is no matrix of the base; was it made for another one?")
     _check_whole(layout.targets, modules, views)
     said = hashlib.sha256(b"".join(files[name].read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)))
-    kinds = tuple(kind for kind in MODULES if kind in modules)
-    return StartAdapter(weights, rank, scale, kinds, said.hexdigest(), layout)
+    ordered = tuple(module for module in MODULES if module in modules)
+    return StartAdapter(weights, rank, scale, ordered, said.hexdigest(), layout)
 
 
 def _numbers(config: Any) -> tuple[int, float]:
@@ -136,5 +136,5 @@ def _check_whole(targets: tuple[Target, ...], modules: set[str], views: Mapping[
         raise WarmStartError("holds no matrix of the base")
     for target in targets:
         a, b = views[target.name]
-        if target.kind in modules and not (a.any() or b.any()):
-            raise WarmStartError(f"lacks {target.name}, though other layers have {target.kind}")
+        if target.module in modules and not (a.any() or b.any()):
+            raise WarmStartError(f"lacks {target.name}, though other layers have {target.module}")

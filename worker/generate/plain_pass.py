@@ -46,7 +46,7 @@ class PlainPass:
                 x_TK = run_block(
                     x_TK, weights, backbone.shape, axes[weights.rope], batch.activation_ranges, adapters, groups, attention
                 )
-            h_NK = backbone.final_norm(x_TK[batch.label_rows])
+            h_NK = backbone.final_norm(x_TK[batch.label_indices])
             h_NK = F.pad(h_NK, (0, 0, 0, whole_rows(len(sequences)) - len(sequences)))
             logits = product(h_NK, backbone.head.t())[: len(sequences)]
             wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -15,23 +15,25 @@ from typing import NamedTuple
 from grouped_lora import Group, Part
 from torch import Tensor
 
+from contract.search_space import MODULES
+
 ALIGN = 16  # columns: 64 bytes of float32
+# Read group after group, these are the contract's MODULES in order; dropout numbers a layer's matrices by it.
 GROUPS = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
     "o": ("o_proj",),
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-KINDS = tuple(kind for kinds in GROUPS.values() for kind in kinds)  # in the order that counts matrices for dropout
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One matrix that adapters change. `name` is its path in the transformers model, `kind` the last part of it."""
+    """One matrix that adapters change. `name` is its path in the transformers model, `module` the last part of it."""
 
     name: str
     layer: int
-    kind: str
+    module: str
     in_features: int
     out_features: int
 
@@ -56,13 +58,13 @@ class Layout:
         self.layers: list[dict[str, Group]] = []
         by_layer: dict[int, dict[str, Target]] = {}
         for target in self.targets:
-            by_layer.setdefault(target.layer, {})[target.kind] = target
+            by_layer.setdefault(target.layer, {})[target.module] = target
         self.width = 0
         for layer in range(len(by_layer)):
             groups = {}
-            for name, kinds in GROUPS.items():
+            for name, modules in GROUPS.items():
                 groups[name] = self._place(
-                    [by_layer[layer][kind] for kind in kinds], layer * len(KINDS) + KINDS.index(kinds[0])
+                    [by_layer[layer][module] for module in modules], layer * len(MODULES) + MODULES.index(modules[0])
                 )
             self.layers.append(groups)
 

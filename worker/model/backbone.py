@@ -162,11 +162,11 @@ def _norm(weight: Tensor, family: Family) -> Tensor:
 
 
 def _joined(
-    weights: Weights, prefix: str, kinds: Sequence[str], biased: frozenset[str], precision: Precision
+    weights: Weights, prefix: str, modules: Sequence[str], biased: frozenset[str], precision: Precision
 ) -> tuple[Frozen, Tensor | None]:
     """Weights stacked along their rows, and biases likewise (all have one or none has)."""
-    parts = weights.below(prefix, "weight", kinds)
-    return _held(parts, precision), torch.cat(weights.below(prefix, "bias", kinds)) if kinds[0] in biased else None
+    parts = weights.below(prefix, "weight", modules)
+    return _held(parts, precision), torch.cat(weights.below(prefix, "bias", modules)) if modules[0] in biased else None
 
 
 def _held(parts: Sequence[Tensor], precision: Precision) -> Frozen:
@@ -178,7 +178,7 @@ def _held(parts: Sequence[Tensor], precision: Precision) -> Frozen:
 
 def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: int, precision: Precision) -> BlockWeights:
     prefix, biased = f"model.layers.{layer}", family.biased(config)
-    joined = {name: _joined(weights, prefix, kinds, biased, precision) for name, kinds in GROUPS.items()}
+    joined = {name: _joined(weights, prefix, modules, biased, precision) for name, modules in GROUPS.items()}
     norms: dict[str, Any] = {
         name: _norm(weights[f"{prefix}.{path}.weight"], family) for name, path in (family.norms | family.head_norms).items()
     }
@@ -201,7 +201,7 @@ def _targets(config: PreTrainedConfig) -> tuple[Target, ...]:
     """Every linear map of every layer, in the order a row holds them."""
     found = []
     for layer in range(config.num_hidden_layers):
-        for kind, (rows, columns) in matrices_of(config).items():
-            name = f"model.layers.{layer}.{PATHS[kind]}"
-            found.append(Target(name, layer, kind, in_features=columns, out_features=rows))
+        for module, (rows, columns) in matrices_of(config).items():
+            name = f"model.layers.{layer}.{PATHS[module]}"
+            found.append(Target(name, layer, module, in_features=columns, out_features=rows))
     return tuple(found)

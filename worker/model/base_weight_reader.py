@@ -18,15 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
+from contract.search_space import MODULES
 from contract.task_spec import Precision
-from worker.model.arena_layout import KINDS
 from worker.model.families import Family, UnsupportedModelError, family_of, head_size
 
 log = logging.getLogger(__name__)
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-PATHS = {kind: f"self_attn.{kind}" for kind in ("q_proj", "k_proj", "v_proj", "o_proj")} | {
-    kind: f"mlp.{kind}" for kind in ("gate_proj", "up_proj", "down_proj")
+PATHS = {module: f"self_attn.{module}" for module in ("q_proj", "k_proj", "v_proj", "o_proj")} | {
+    module: f"mlp.{module}" for module in ("gate_proj", "up_proj", "down_proj")
 }
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _DERIVED = ".rotary_emb.inv_freq"  # in older folders; the configuration determines it
@@ -67,9 +67,9 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         return self._held[name].read().to(self._device, self._dtype)
 
-    def below(self, prefix: str, suffix: str, kinds: Iterable[str]) -> list[Tensor]:
-        """A layer's tensors for matrices of these kinds."""
-        return [self[f"{prefix}.{PATHS[kind]}.{suffix}"] for kind in kinds]
+    def below(self, prefix: str, suffix: str, modules: Iterable[str]) -> list[Tensor]:
+        """A layer's tensors for these modules."""
+        return [self[f"{prefix}.{PATHS[module]}.{suffix}"] for module in modules]
 
 
 def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -80,10 +80,10 @@ def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, 
         found[HEAD] = found[EMBEDDING]
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        for kind, (rows, columns) in matrices_of(config).items():
-            found[f"{prefix}.{PATHS[kind]}.weight"] = rows, columns
-            if kind in family.biased(config):
-                found[f"{prefix}.{PATHS[kind]}.bias"] = (rows,)
+        for module, (rows, columns) in matrices_of(config).items():
+            found[f"{prefix}.{PATHS[module]}.weight"] = rows, columns
+            if module in family.biased(config):
+                found[f"{prefix}.{PATHS[module]}.bias"] = (rows,)
         found |= {f"{prefix}.{path}.weight": (hidden,) for path in family.norms.values()}
         found |= {f"{prefix}.{path}.weight": (size,) for path in family.head_norms.values()}
     return found
@@ -109,7 +109,7 @@ def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
     queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
     shapes = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, queries)}
     shapes |= {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    return {kind: shapes[kind] for kind in KINDS}
+    return {module: shapes[module] for module in MODULES}
 
 
 def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, UnreadTensor]:

@@ -76,7 +76,7 @@ class Family:
         return {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"} if self.query_norms else {}
 
     def biased(self, config: PreTrainedConfig) -> frozenset[str]:
-        """The kinds of matrices that have a bias."""
+        """The modules that have a bias."""
         attention = frozenset({"q_proj", "k_proj", "v_proj"} if self.query_biases else ())
         if getattr(config, "attention_bias", False):
             attention = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})

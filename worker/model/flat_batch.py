@@ -82,7 +82,7 @@ class FlatBatch:
     bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail of no segment (see whole_rows).
     ranges: per segment its tokens [start, stop).
     activation_ranges: all rows, tail included, split where a segment ends and every ACTIVATION_ROWS from its start.
-    label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
+    label_indices, label_tokens: int64 [L], the place on T that each label is predicted from, and the label, segment by segment.
     label_bounds: per segment its labels, [segments + 1].
     keys: uint32 [T], dropout's key of each token (0 where nothing drops); None where nothing drops at all.
     """
@@ -93,7 +93,7 @@ class FlatBatch:
     bounds: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
     activation_ranges: tuple[tuple[int, int], ...]
-    label_rows: Tensor
+    label_indices: Tensor
     label_tokens: Tensor
     label_bounds: tuple[int, ...]
     keys: NDArray[np.uint32] | None = None
@@ -114,7 +114,7 @@ class FlatBatch:
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> "FlatBatch":
         tokens: list[NDArray[np.int32]] = []
-        rows: list[NDArray[np.int64]] = []
+        indices: list[NDArray[np.int64]] = []
         labels: list[NDArray[np.int32]] = []
         bounds, ranges, label_bounds = [0], [], [0]
         for segment in segments:
@@ -123,7 +123,7 @@ class FlatBatch:
                 places = np.flatnonzero(example.loss_mask)
                 if not len(places):
                     continue
-                rows.append(places - 1 + bounds[-1])
+                indices.append(places - 1 + bounds[-1])
                 labels.append(example.tokens[places])
                 tokens.append(example.tokens[: places[-1]])
                 bounds.append(bounds[-1] + int(places[-1]))
@@ -139,7 +139,7 @@ class FlatBatch:
             bounds=tuple(bounds),
             ranges=tuple(ranges),
             activation_ranges=_activation_ranges([*ranges, (bounds[-1], bounds[-1] + tail)]),
-            label_rows=_flat(rows, device),
+            label_indices=_flat(indices, device),
             label_tokens=_flat(labels, device),
             label_bounds=tuple(label_bounds),
             keys=_keys(segments, ranges, bounds[-1] + tail),

@@ -15,7 +15,7 @@ _LANES = 1024
 
 @Kernel
 @triton.jit
-def _cross_entropy(logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, stride, V, GRAD: tl.constexpr, BV: tl.constexpr):
+def _cross_entropy(logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, stride, V, GRADIENT: tl.constexpr, BV: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
     base = logits_ptr + row * stride
@@ -32,7 +32,7 @@ def _cross_entropy(logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, stride, V
     safe_top = tl.where(top == float("-inf"), 0.0, top)
     normaliser = safe_top + tl.log(tl.sum(total * tl.exp(peak - safe_top), 0))
     tl.store(logp_ptr + row, tl.load(base + label).to(tl.float32) - normaliser)
-    if GRAD:
+    if GRADIENT:
         loss_weight = tl.load(loss_weights_ptr + row)
         tl.debug_barrier()
         for start in range(0, V, BV):
@@ -69,7 +69,7 @@ def cross_entropy(
     cfg = config("cross_entropy")
     _cross_entropy[(logits.shape[0],)](
         logits, labels, loss_weights if loss_weights is not None else logp, logp, logits.stride(0), logits.shape[1],
-        GRAD=loss_weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
+        GRADIENT=loss_weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
         num_stages=cfg.stages,
     )  # fmt: skip
     return logp

@@ -225,7 +225,7 @@ def attention_backward(
     ds, adapters, spans, keys, column, matrix, classes = dout, dout, table.blocks, None, 0, 0, [0]
     if incoming is not None:
         ds, adapters, column, matrix = incoming.ds, incoming.adapters, incoming.column, incoming.matrix
-        spans, keys, classes = incoming.table.spans, incoming.table.keys, [part.width for part in incoming.table.classes]
+        spans, keys, classes = incoming.table.spans, incoming.table.keys, [part.rank_class for part in incoming.table.classes]
     for below, rank in pairwise([-1, *classes]):
         _dq[(table.blocks.shape[0], hq)](
             qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach, ds, adapters,

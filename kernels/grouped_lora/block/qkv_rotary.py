@@ -155,7 +155,7 @@ def rotary(
     qkv: torch.Tensor,
     s: torch.Tensor | None,
     adapters: torch.Tensor,
-    b_columns: tuple[int, int, int],
+    b_starts: tuple[int, int, int],
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
@@ -177,9 +177,9 @@ def rotary(
         _rotary[((hq + 2 * hkv) // group, part.blocks.shape[0])](
             qkv, s if s is not None else qkv, adapters, raw if raw is not None else qkv,
             head_norms[0] if head_norms else qkv, head_norms[1] if head_norms else qkv, cos, sin, positions,
-            part.spans, part.blocks, adapters.stride(0), *b_columns, head_norms[2] if head_norms else 0.0,
+            part.spans, part.blocks, adapters.stride(0), *b_starts, head_norms[2] if head_norms else 0.0,
             GROUP=group, HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None,
-            BT=BLOCK_T, RMAX=table.max_rank if s is not None else 0, RCLASS=part.width if s is not None else 0,
+            BT=BLOCK_T, RMAX=table.max_rank if s is not None else 0, RCLASS=part.rank_class if s is not None else 0,
             num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip
     return raw

@@ -229,7 +229,7 @@ def residual_norm(
     h = torch.empty_like(x)
     rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     for part in table.classes:
-        rank = part.width if s is not None else 0
+        rank = part.rank_class if s is not None else 0
         cfg = config("norm", rank)
         _residual_norm[(BLOCK_T // cfg.block_t, part.blocks.shape[0])](
             x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, part.spans, part.blocks,
@@ -245,7 +245,7 @@ def norm_backward(
     ds: torch.Tensor | None,
     s: torch.Tensor | None,
     adapters: torch.Tensor,
-    a_columns: tuple[int, ...],
+    a_starts: tuple[int, ...],
     x: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor,
@@ -255,12 +255,12 @@ def norm_backward(
 ) -> torch.Tensor:
     """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m), for matrices whose input is the norm's output.
 
-    s [T, M, RMAX]: those matrices' S from forward. `a_columns` are evenly spaced. matrix: the number of the first, for dropout.
+    s [T, M, RMAX]: those matrices' S from forward. `a_starts` are evenly spaced. matrix: the number of the first, for dropout.
     """
     dx = torch.empty_like(dh)
-    step = a_columns[1] - a_columns[0] if len(a_columns) > 1 else 0
+    step = a_starts[1] - a_starts[0] if len(a_starts) > 1 else 0
     for part in table.classes:
-        rank = part.width if ds is not None else 0
+        rank = part.rank_class if ds is not None else 0
         cfg = config("norm_backward", rank)
         programs = part.blocks.shape[0] * BLOCK_T // cfg.block_t
         share = dh.shape[1]
@@ -269,8 +269,8 @@ def norm_backward(
         _norm_backward[(-(-dh.shape[1] // share), BLOCK_T // cfg.block_t, part.blocks.shape[0])](
             dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight,
             dr if dr is not None else dh, dx, table.keys if table.keys is not None else dh, part.spans, part.scales,
-            part.blocks, adapters.stride(0), a_columns[0] if a_columns else 0, step, matrix,
-            SHARE=share, MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1],
+            part.blocks, adapters.stride(0), a_starts[0] if a_starts else 0, step, matrix,
+            SHARE=share, MATS=max(len(a_starts), 1), HAS_DR=dr is not None, D=dh.shape[1],
             WIDE=min(WIDE, triton.next_power_of_2(dh.shape[1])), BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
             DROP=table.keys is not None, RMAX=table.max_rank if ds is not None else 0, RCLASS=rank, num_warps=cfg.warps,
             num_stages=cfg.stages,

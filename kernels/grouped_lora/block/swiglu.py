@@ -3,7 +3,7 @@
 Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ, summed while act is in registers. Backward:
 the gradients of gate and up in place, with down's dS A added to dact; dB of gate and up and dA of down, summed while their
 factors are in registers; act is recomputed, not stored. Legend: T tokens, F features; gate_up[T, 2F]; S[T, 2, RMAX]; adapters
-and grad: one layer's compute copy and fp32 gradient [rows, W].
+and grad: one layer's compute copy and fp32 gradient [rows, C].
 """
 
 from dataclasses import dataclass
@@ -256,16 +256,16 @@ def swiglu(
     """
     tokens, features = gate_up.shape[0], gate_up.shape[1] // 2
     act = torch.empty((tokens, features), dtype=gate_up.dtype, device=gate_up.device)
-    width = table.max_rank if s is not None else 0
+    rmax = table.max_rank if s is not None else 0
     chunks = -(-features // CHUNK)
-    partials = torch.empty((chunks, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
+    partials = torch.empty((chunks, tokens, 1, rmax), dtype=torch.float32, device=gate_up.device)
     for part in table.classes:
-        rank = part.width if s is not None else 0
+        rank = part.rank_class if s is not None else 0
         cfg = config("swiglu", rank)
         _swiglu[(chunks, part.blocks.shape[0])](
             gate_up, s if s is not None else gate_up, adapters, act, partials, table.keys if table.keys is not None else act,
             part.spans, part.scales, part.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down_matrix, features,
-            tokens, CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n * 2 // gate_up.element_size(), STAGES=cfg.stages, RMAX=width,
+            tokens, CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n * 2 // gate_up.element_size(), STAGES=cfg.stages, RMAX=rmax,
             RCLASS=rank, DROP=table.keys is not None, num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip
     return act, sum_partials(partials, table, gate_up.dtype) if s is not None else None
@@ -286,15 +286,15 @@ def swiglu_backward(
     dact [T, F] is the base's part of the gradient of act; this adds ds_down @ A_down. s and ds_down are None without adapters.
     """
     features = gate_up.shape[1] // 2
-    width = table.max_rank if s is not None else 0
+    rmax = table.max_rank if s is not None else 0
     for part in table.classes:
-        rank = part.width if s is not None else 0
+        rank = part.rank_class if s is not None else 0
         cfg = config("swiglu_backward", rank)
         _swiglu_backward[(-(-features // cfg.block_n), part.spans.shape[0])](
             gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
             table.keys if table.keys is not None else dact, part.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
             at.a_down, at.down_matrix, features,
-            BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, RCLASS=rank, DROP=table.keys is not None,
+            BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=rmax, RCLASS=rank, DROP=table.keys is not None,
             num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip
     return gate_up

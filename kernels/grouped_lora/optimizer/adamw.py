@@ -1,9 +1,9 @@
 """AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy. Gradients are
 read twice (for their norm, and to update); parameters and moments are read and written once.
 
-Knows rows and their adapters. Knows no matrices and no layers beyond the arena's shape [L, rows, W]. An adapter's gradient norm
-is summed in two stages of fixed order, so its bits are the same alone and packed. Moments are fp32, or 8-bit codes in blocks of
-256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7 decades, where
+Knows rows and their adapters. Knows no matrices and no layers beyond the arena's shape [layers, rows, C]. An adapter's gradient
+norm is summed in two stages of fixed order: its bits are the same alone and packed. Moments are fp32, or 8-bit codes in blocks
+of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7 decades, where
 decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed form from the code's own bits.
 """
 
@@ -22,18 +22,18 @@ MOMENT_BLOCK = 256
 @dataclass(frozen=True)
 class RowTable:
     """Which rows to update, and how. rows [N] int32: active arena rows, negative ones skipped (an adapter whose loss is not
-    finite); owner [N] int32: index of each row's adapter; firsts [A + 1] int32: where each adapter's rows start in `rows`;
+    finite); adapter_of_row [N] int32: each row's adapter; firsts [A + 1] int32: where each adapter's rows start in `rows`;
     rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 - beta2^t, largest gradient norm (inf: no clip)."""
 
     rows: torch.Tensor
-    owner: torch.Tensor
+    adapter_of_row: torch.Tensor
     firsts: torch.Tensor
     rates: torch.Tensor
 
 
 @Kernel
 @triton.jit
-def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, tiles, BN: tl.constexpr):
+def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, C, tiles, BN: tl.constexpr):
     entry = tl.program_id(0)
     tile = tl.program_id(1)
     row = tl.load(rows_ptr + entry)
@@ -41,7 +41,7 @@ def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, tiles, BN: t
         return
     columns = tile * BN + tl.arange(0, BN)
     base = g_ptr + tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride
-    g = tl.load(base + columns, mask=columns < W, other=0.0)
+    g = tl.load(base + columns, mask=columns < C, other=0.0)
     tl.store(out_ptr + (entry * tl.num_programs(2) + tl.program_id(2)) * tiles + tile, tl.sum(g * g, 0))
 
 
@@ -135,17 +135,17 @@ def _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps):
 @Kernel
 @triton.jit
 def _adamw(
-    p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride, row_stride,
-    W, beta1, beta2, eps, BN: tl.constexpr,
+    p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, rows_ptr, adapters_ptr, rates_ptr, norms_ptr, layer_stride, row_stride,
+    C, beta1, beta2, eps, BN: tl.constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0)
     row = tl.load(rows_ptr + entry)
     if row < 0:
         return
-    adapter = tl.load(owner_ptr + entry)
+    adapter = tl.load(adapters_ptr + entry)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
-    mask = columns < W
+    mask = columns < C
     p = tl.load(p_ptr + at, mask=mask, other=0.0)
     g = tl.load(g_ptr + at, mask=mask, other=0.0)
     m = tl.load(m_ptr + at, mask=mask, other=0.0)
@@ -160,20 +160,20 @@ def _adamw(
 @Kernel
 @triton.jit
 def _adamw8(
-    p_ptr, g_ptr, m_ptr, v_ptr, mscale_ptr, vscale_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride,
-    row_stride, W, layer_scales, row_scales, beta1, beta2, eps, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    p_ptr, g_ptr, m_ptr, v_ptr, mscale_ptr, vscale_ptr, copy_ptr, rows_ptr, adapters_ptr, rates_ptr, norms_ptr, layer_stride,
+    row_stride, C, layer_scales, row_scales, beta1, beta2, eps, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0)
     row = tl.load(rows_ptr + entry)
     if row < 0:
         return
-    adapter = tl.load(owner_ptr + entry)
+    adapter = tl.load(adapters_ptr + entry)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
     scale_at = tl.program_id(2).to(tl.int64) * layer_scales + row.to(tl.int64) * row_scales + blocks
-    mask = columns < W
-    known = blocks * BLOCK < W
+    mask = columns < C
+    known = blocks * BLOCK < C
     m = (
         _decode(tl.load(m_ptr + at, mask=mask, other=255), True)
         * tl.load(mscale_ptr + scale_at, mask=known, other=0.0)[:, None]
@@ -195,7 +195,7 @@ def _adamw8(
 
 
 def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
-    """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm and its clip factor."""
+    """norms [A, 2] fp32 of grad [layers, rows, C]: each adapter's global gradient norm and its clip factor."""
     layers, _, width = grad.shape
     cfg = config("adamw")
     tiles = -(-width // cfg.block_n)
@@ -219,8 +219,8 @@ def adamw(
 ) -> torch.Tensor:
     """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
 
-    master, grad [L, rows, W] fp32 and compute_copy share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
-    shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
+    master, grad [layers, rows, C] fp32 and compute_copy share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
+    shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [layers, rows, ceil(C / 256)] fp32.
     """
     layers, _, width = master.shape
     norms = clip_scales(grad, table)
@@ -228,13 +228,13 @@ def adamw(
     grid = (table.rows.shape[0], -(-width // cfg.block_n), layers)
     if len(moments) == 2:
         _adamw[grid](
-            master, grad, *moments, compute_copy, table.rows, table.owner, table.rates, norms, master.stride(0),
+            master, grad, *moments, compute_copy, table.rows, table.adapter_of_row, table.rates, norms, master.stride(0),
             master.stride(1), width, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
         )  # fmt: skip
     else:
         scales = moments[2]
         _adamw8[grid](
-            master, grad, *moments, compute_copy, table.rows, table.owner, table.rates, norms, master.stride(0),
+            master, grad, *moments, compute_copy, table.rows, table.adapter_of_row, table.rates, norms, master.stride(0),
             master.stride(1), width, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK,
             BLOCK=MOMENT_BLOCK, num_warps=cfg.warps,
         )  # fmt: skip

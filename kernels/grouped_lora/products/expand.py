@@ -59,9 +59,9 @@ def expand(s: torch.Tensor, adapters: torch.Tensor, column: int, width: int, tab
     """y [T, width] = s[:, 0] @ adapters[rows of each adapter, column : + width]; s is [T, 1, RMAX]."""
     y = torch.empty((s.shape[0], width), dtype=s.dtype, device=s.device)
     for part in table.classes:
-        cfg = config("expand", part.width)
+        cfg = config("expand", part.rank_class)
         _expand[(part.blocks.shape[0], -(-width // cfg.block_n))](
             s, adapters, y, part.spans, part.blocks, s.stride(0), adapters.stride(0), y.stride(0), column, width,
-            BT=BLOCK_T, BN=cfg.block_n, RCLASS=part.width, num_warps=cfg.warps, num_stages=cfg.stages,
+            BT=BLOCK_T, BN=cfg.block_n, RCLASS=part.rank_class, num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip
     return y

@@ -84,10 +84,10 @@ def _product(p, share, sizes, R: tl.constexpr):
 def _shrink(
     x_ptr, w_ptr, out_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, x_stride, w_stride, out_stride, split_stride,
     x_column0, x_column1, x_column2, w_column0, w_column1, w_column2, k0, k1, k2, matrix,
-    SHARED: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
+    MATS: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
     RCLASS: tl.constexpr,
 ):  # fmt: skip
-    mat = tl.program_id(1)  # with SHARED > 1 one program serves all matrices, and mat is 0
+    mat = tl.program_id(1)  # with MATS > 1 one program serves all matrices, and mat is 0
     split = tl.program_id(2)
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0))
     scale = tl.load(scales_ptr + span)
@@ -104,7 +104,7 @@ def _shrink(
         x_ptr + x_column, x_stride, w_ptr + w_column, w_stride, w_column1 - w_column0, s_ptr, out_stride, RMAX, keys_ptr,
         matrix + mat, first, end, scale,
     )  # fmt: skip
-    by_rank(_product, operands, share, _Sizes(SHARED, BK, BT, DROP), RCLASS, False)
+    by_rank(_product, operands, share, _Sizes(MATS, BK, BT, DROP), RCLASS, False)
 
 
 @Kernel
@@ -126,13 +126,13 @@ def _sum_partials(partials_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, SP
 
 def sum_partials(partials: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
     """S [T, M, RMAX]: the sum over partials [splits, T, M, RMAX] fp32, in order, up to each adapter's rank."""
-    count, tokens, mats, width = partials.shape
-    s = torch.empty((tokens, mats, width), dtype=dtype, device=partials.device) if out is None else out
+    count, tokens, mats, rmax = partials.shape
+    s = torch.empty((tokens, mats, rmax), dtype=dtype, device=partials.device) if out is None else out
     cfg = config("sum_partials")
     for part in table.adapted:
         _sum_partials[(part.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
-            partials, s, part.spans, part.blocks, tokens * mats * width,
-            SPLITS=count, MATS=mats, BT=cfg.block_t, RMAX=width, RCLASS=part.width, num_warps=cfg.warps,
+            partials, s, part.spans, part.blocks, tokens * mats * rmax,
+            SPLITS=count, MATS=mats, BT=cfg.block_t, RMAX=rmax, RCLASS=part.rank_class, num_warps=cfg.warps,
         )  # fmt: skip
     return s
 
@@ -141,25 +141,25 @@ def shrink(
     x: torch.Tensor,
     adapters: torch.Tensor,
     table: WorkTable,
-    columns: tuple[int, ...],
+    starts: tuple[int, ...],
     widths: tuple[int, ...],
-    x_columns: tuple[int, ...] | None = None,
+    x_starts: tuple[int, ...] | None = None,
     out: torch.Tensor | None = None,
     dropout_matrix: int | None = None,
 ) -> torch.Tensor:
     """S[T, M, RMAX] in x's dtype for M <= 3 matrices.
 
-    `adapters` [rows, W] is the arena's compute copy of one layer; matrix m is its columns [columns[m], columns[m] + widths[m]).
-    Without `x_columns` all matrices read the same x[T, K]; with them matrix m reads x[:, x_columns[m] : + widths[m]].
+    `adapters` [rows, C] is the arena's compute copy of one layer; matrix m is its columns [starts[m], starts[m] + widths[m]).
+    Without `x_starts` all matrices read the same x[T, K]; with them matrix m reads x[:, x_starts[m] : + widths[m]].
     dropout_matrix: the number of the first matrix, where x is an adapter's input, to which dropout applies; None: no
     dropout here.
     """
-    mats = len(columns)
+    mats = len(starts)
     shape = (x.shape[0], mats, table.max_rank)
     s = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if table.max_rank == 0:
         return s
-    starts = x_columns or (0,) * mats
+    x_at = x_starts or (0,) * mats
     splits = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
     target = s if splits == 1 else torch.empty((splits, *shape), dtype=torch.float32, device=x.device)
     drop = table.keys is not None and dropout_matrix is not None
@@ -169,13 +169,13 @@ def shrink(
 
     for part in table.adapted:
         # Three accumulators of a wide rank do not fit in registers: then each matrix is its own item and reads x again.
-        shared = mats if x_columns is None and part.width <= NARROW else 1
-        cfg = config(f"shrink_{shared}", part.width)
-        _shrink[(part.blocks.shape[0], mats // shared, splits)](
+        mats_per_program = mats if x_starts is None and part.rank_class <= NARROW else 1
+        cfg = config(f"shrink_{mats_per_program}", part.rank_class)
+        _shrink[(part.blocks.shape[0], mats // mats_per_program, splits)](
             x, adapters, target, table.keys if drop else x, part.spans, part.scales, part.blocks, x.stride(0),
-            adapters.stride(0), mats * table.max_rank, x.shape[0] * mats * table.max_rank, *triple(starts), *triple(columns),
-            *triple(widths), dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
-            BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
+            adapters.stride(0), mats * table.max_rank, x.shape[0] * mats * table.max_rank, *triple(x_at), *triple(starts),
+            *triple(widths), dropout_matrix or 0, MATS=mats_per_program, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
+            BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, RCLASS=part.rank_class,
             num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip
     return s if splits == 1 else sum_partials(target, table, x.dtype, s)

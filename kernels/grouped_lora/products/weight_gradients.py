@@ -91,7 +91,7 @@ def _sum_over_tokens(p, share, sizes, R: tl.constexpr):
 def _weight_gradient(
     s_ptr, y_ptr, grad_ptr, keys_ptr, spans_ptr, s_stride, y_stride, grad_stride, y_column0, y_column1, y_column2,
     grad_column0, grad_column1, grad_column2, width0, width1, width2, tiles0, tiles1, matrix,
-    SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
+    MATS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     share = share_of_span(spans_ptr, tl.program_id(1))
@@ -106,7 +106,7 @@ def _weight_gradient(
         s_ptr + mat * RMAX, s_stride, RMAX, y_ptr + y_column, y_stride, grad_ptr + grad_column, grad_stride,
         grad_column1 - grad_column0, tile * BN + tl.arange(0, BN), width, keys_ptr, matrix + mat,
     )  # fmt: skip
-    by_rank(_sum_over_tokens, operands, share, _Sizes(SHARED, BT, BN, DROP), RCLASS, False)
+    by_rank(_sum_over_tokens, operands, share, _Sizes(MATS, BT, BN, DROP), RCLASS, False)
 
 
 def weight_gradient(
@@ -114,34 +114,34 @@ def weight_gradient(
     y: torch.Tensor,
     grad: torch.Tensor,
     table: WorkTable,
-    columns: tuple[int, ...],
+    starts: tuple[int, ...],
     widths: tuple[int, ...],
-    y_columns: tuple[int, ...] | None = None,
+    y_starts: tuple[int, ...] | None = None,
     dropout_matrix: int | None = None,
 ) -> None:
-    """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3
+    """grad[rows of each adapter, starts[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3
     matrices.
 
-    Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. The column
+    Without `y_starts` all matrices read the same y; with them matrix m reads y[:, y_starts[m] : + widths[m]]. The column
     `accumulate` of the work table's spans says whether a span adds or overwrites. Only the exact ranks' rows are written.
     dropout_matrix: the number of the first matrix, where y is an adapter's input, to which dropout applies; None: no
     dropout here.
     """
-    mats = len(columns)
-    starts = y_columns or (0,) * mats
+    mats = len(starts)
+    y_at = y_starts or (0,) * mats
     drop = table.keys is not None and dropout_matrix is not None
 
     def triple(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
     for part in table.adapted:
-        cfg = config("weight_gradient", part.width)
+        cfg = config("weight_gradient", part.rank_class)
         # matrices per program: those that share a read of y
-        shared = mats if y_columns is None and part.width <= NARROW else 1
+        mats_per_program = mats if y_starts is None and part.rank_class <= NARROW else 1
         tiles = tuple(-(-width // cfg.block_n) for width in widths)
-        _weight_gradient[(tiles[0] if shared > 1 else sum(tiles), part.spans.shape[0])](
-            s, y, grad, table.keys if drop else y, part.spans, s.stride(0), y.stride(0), grad.stride(0), *triple(starts),
-            *triple(columns), *triple(widths), tiles[0], triple(tiles)[1], dropout_matrix or 0,
-            SHARED=shared, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
+        _weight_gradient[(tiles[0] if mats_per_program > 1 else sum(tiles), part.spans.shape[0])](
+            s, y, grad, table.keys if drop else y, part.spans, s.stride(0), y.stride(0), grad.stride(0), *triple(y_at),
+            *triple(starts), *triple(widths), tiles[0], triple(tiles)[1], dropout_matrix or 0,
+            MATS=mats_per_program, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, RCLASS=part.rank_class,
             num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip

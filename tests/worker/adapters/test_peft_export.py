@@ -67,7 +67,7 @@ def test_the_folder_says_what_vllm_and_peft_ask_for(tmp_path: Path) -> None:
         "lora_alpha": 7.5,
         "base_model_name_or_path": "team/base",
     }
-    assert set(config["target_modules"]) == {target.kind for target in trainer.backbone.targets}
+    assert set(config["target_modules"]) == {target.module for target in trainer.backbone.targets}
     assert not set(config) - set(peft.LoraConfig().to_dict())
     tensors = load_file(folder / "adapter_model.safetensors")
     assert len(tensors) == 2 * len(trainer.backbone.targets)
@@ -89,7 +89,7 @@ def test_peft_gives_the_logits_of_rank_stabilised_and_partial_adapters(changes: 
         trainer.train([segment])
         trainer.update([RowUpdate(segment.slot, 0.05, 0.01, step, 1.0)])
     weights = trainer.arena.weights(segment.slot)
-    idle = [weights[t.name] for t in backbone.targets if t.kind not in asked.target_modules]
+    idle = [weights[t.name] for t in backbone.targets if t.module not in asked.target_modules]
     assert all(not a.any() and not b.any() for a, b in idle), "what is no target stays without an adapter"
     export_peft(tmp_path, backbone.targets, weights, config=asked, base_model="b")
     loaded = peft.PeftModel.from_pretrained(tiny.model(CONFIGS["llama"]), tmp_path)

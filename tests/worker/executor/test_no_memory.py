@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from contract.messages.report_messages import ActivationsChosen, PlacementFailed
+from contract.search_space import MODULES
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.model import arena as arenas
 from worker.model.arena import Arena
-from worker.model.arena_layout import KINDS, Target
+from worker.model.arena_layout import Target
 from worker.model.backbone import Backbone
 from worker.model.plain.trainer import Trainer
 
@@ -151,7 +152,7 @@ def test_an_adapter_too_large_for_the_arena_fails_alone_with_its_numbers(fleet, 
 
 
 def test_an_arena_that_ran_out_half_way_is_as_it_was(limits):
-    arena = Arena([Target(f"layers.0.{kind}", 0, kind, 20, 20) for kind in KINDS], 8)
+    arena = Arena([Target(f"layers.0.{module}", 0, module, 20, 20) for module in MODULES], 8)
     slot = arena.attach(8, 8)
     for place, buffer in enumerate([arena.master, arena.grad, *arena.moments.buffers]):
         buffer[slot.used] = 1.0 + place

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.search_space import JobConfig
+from contract.search_space import MODULES, JobConfig
 from tests.worker.model import tiny
 from worker.data.dataset import Order
 from worker.model.arena import Arena
-from worker.model.arena_layout import KINDS
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, Segment
 from worker.model.plain.trainer import Trainer
@@ -114,4 +113,4 @@ def test_packed_is_solo_and_ours_is_pefts(steps: int) -> None:
         worst = max(abs(x - y) for x, y in zip(losses, theirs, strict=True))
         assert worst <= TOLERANCE, f"{worst} for {config}"
         assert losses[-1] < losses[0], "something was learned"
-    assert set(JOBS[0].target_modules) == set(KINDS)
+    assert set(JOBS[0].target_modules) == set(MODULES)

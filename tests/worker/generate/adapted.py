@@ -58,8 +58,10 @@ class Adapted:
         if slot is None:
             return model
         alpha: Any = slot.scale * slot.rank
-        kinds = sorted({target.kind for target in self.trainer.arena.layout.targets})
-        wrapped = peft.get_peft_model(model, peft.LoraConfig(r=slot.rank, lora_alpha=alpha, target_modules=kinds, bias="none"))
+        modules = sorted({target.module for target in self.trainer.arena.layout.targets})
+        wrapped = peft.get_peft_model(
+            model, peft.LoraConfig(r=slot.rank, lora_alpha=alpha, target_modules=modules, bias="none")
+        )
         for target, factors in self.trainer.arena.weights(slot).items():
             module: Any = wrapped.get_submodule(f"base_model.model.{target}")
             for name, value in zip((module.lora_A, module.lora_B), factors, strict=True):

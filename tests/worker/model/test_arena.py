@@ -5,13 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.search_space import MODULES
 from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, SlotOwnershipError, rows_for
-from worker.model.arena_layout import ALIGN, KINDS, Layout, Target
+from worker.model.arena_layout import ALIGN, Layout, Target
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
 SIZES |= {"gate_proj": (20, 33), "up_proj": (20, 33), "down_proj": (33, 20)}
-TARGETS = [Target(f"layers.{layer}.{kind}", layer, kind, *size) for layer in range(2) for kind, size in SIZES.items()]
+TARGETS = [Target(f"layers.{layer}.{module}", layer, module, *size) for layer in range(2) for module, size in SIZES.items()]
 
 
 def _buffers(arena: Arena) -> list[torch.Tensor]:
@@ -206,7 +207,7 @@ def test_a_compacted_arena_keeps_contents_and_gives_back_the_rest(ranks: list[in
 
 def test_rows_that_are_shuffled_under_a_slot_are_refused():
     """Whether its bookkeeping or the rows themselves were moved: nothing is read or written for it."""
-    arena = Arena([Target(f"layers.0.{kind}", 0, kind, 20, 20) for kind in KINDS], 24)
+    arena = Arena([Target(f"layers.0.{module}", 0, module, 20, 20) for module in MODULES], 24)
     one, other = arena.attach(8, 8), arena.attach(4, 4)
     before = arena.snapshot(one)
     one.row, other.row = other.row, one.row

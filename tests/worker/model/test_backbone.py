@@ -51,7 +51,7 @@ def test_gradient_of_the_embedded_tokens_equals_transformers(name: str) -> None:
     backbone = trainer.backbone
     x_TK = backbone.embed(batch).requires_grad_()
     h_LK = backbone.final_norm(
-        backbone.hidden(x_TK, batch, trainer.adapters(batch, trainer.arena.grad), trainer.arena.layout)[batch.label_rows]
+        backbone.hidden(x_TK, batch, trainer.adapters(batch, trainer.arena.grad), trainer.arena.layout)[batch.label_indices]
     )
     h_LK.backward(backbone.label_loss(h_LK.detach(), batch.label_tokens, torch.ones(h_LK.shape[0])).dh_LK)
     assert x_TK.grad is not None

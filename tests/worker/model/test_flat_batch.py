@@ -25,7 +25,7 @@ def test_sequences_lie_end_to_end_up_to_their_last_label() -> None:
     assert batch.tokens.tolist()[: batch.size] == [1, 2, 3, 6, *range(10, 29)]
     assert batch.positions.tolist()[: batch.size] == [0, 1, 2, 0, *range(19)]
     assert batch.ranges == ((0, 4), (4, 4), (4, 23))
-    assert batch.label_rows.tolist() == [1, 2, 3, 7, 22]
+    assert batch.label_indices.tolist() == [1, 2, 3, 7, 22]
     assert batch.label_tokens.tolist() == [3, 4, 7, 14, 29]
     assert batch.label_bounds == (0, 3, 3, 5)
     assert (batch.size, batch.longest) == (23, 19)

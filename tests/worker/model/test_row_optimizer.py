@@ -9,7 +9,7 @@ from worker.model.row_optimizer import RowUpdate, update_rows
 
 SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
 SIZES |= {"gate_proj": (20, 33), "up_proj": (20, 33), "down_proj": (33, 20)}
-TARGETS = [Target(f"layers.0.{kind}", 0, kind, *size) for kind, size in SIZES.items()]
+TARGETS = [Target(f"layers.0.{module}", 0, module, *size) for module, size in SIZES.items()]
 
 
 def _gradient(shape: torch.Size, step: int, size: float) -> torch.Tensor:

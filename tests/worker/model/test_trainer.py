@@ -10,9 +10,9 @@ import torch
 from grouped_lora.dropout import keep_mask, threshold
 from numpy.typing import NDArray
 
+from contract.search_space import MODULES
 from tests.worker.model import tiny
 from worker.model.arena import Arena
-from worker.model.arena_layout import KINDS
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Dropout, Segment
 from worker.model.plain.trainer import Trainer
@@ -61,7 +61,7 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
     slot, layout = segment.slot, trainer.arena.layout
     alpha: Any = slot.scale * slot.rank
     config = peft.LoraConfig(
-        r=slot.rank, lora_alpha=alpha, target_modules=sorted({t.kind for t in layout.targets}), bias="none"
+        r=slot.rank, lora_alpha=alpha, target_modules=sorted({t.module for t in layout.targets}), bias="none"
     )
     wrapped = peft.get_peft_model(tiny.model(CONFIGS[name]), config)
     factors = {}
@@ -72,7 +72,7 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
             weight.data.copy_(value)
         if segment.dropout is not None:
             place = next(t for t in layout.targets if t.name == target)
-            number = place.layer * len(KINDS) + KINDS.index(place.kind)
+            number = place.layer * len(MODULES) + MODULES.index(place.module)
             module.lora_dropout["default"] = Masked(number, segment.dropout_probability)
     total = torch.zeros(())
     for at, row in enumerate(segment.examples):

@@ -136,4 +136,4 @@ def label_logits(trainer: Trainer, segments: list[Segment]) -> Tensor:
     backbone: Backbone = trainer.backbone
     with torch.no_grad():
         hidden = backbone.hidden(backbone.embed(batch), batch, trainer.adapters(batch, None), trainer.arena.layout)
-        return softcapped(backbone.final_norm(hidden[batch.label_rows]) @ backbone.head.t(), backbone.logit_cap)
+        return softcapped(backbone.final_norm(hidden[batch.label_indices]) @ backbone.head.t(), backbone.logit_cap)

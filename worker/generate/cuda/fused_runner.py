@@ -66,8 +66,8 @@ class FusedRunner:
 
     def _prefill(self, sequences: list[Sequence]) -> Tensor:
         flat = FlatBatch.of([prompt_segment(sequence, sequence.prompt) for sequence in sequences])
-        spans, owners = spans_of(flat.segments, flat.ranges)
-        self._trainer.arena.refresh(owners)
+        spans, slots = spans_of(flat.segments, flat.ranges)
+        self._trainer.arena.refresh(slots)
         table = tables(flat, spans, ())
         shape = BatchShape.of(flat, table)
         batch, labels = unpack(shape, self._up(fill(shape, flat, table)))
@@ -79,11 +79,11 @@ class FusedRunner:
             places[start:stop] = own % size
         cached = CachedBatch(**vars(batch), pages=self._up(pages), places=self._up(places))
         _, h, _ = self._stack.forward(self._embed(cached), cached, self._adapters(), None)
-        return self._logits(h[labels.rows[: len(sequences)].long()])
+        return self._logits(h[labels.indices[: len(sequences)].long()])
 
     def _decode(self, sequences: list[Sequence]) -> Tensor:
-        spans, owners = adapter_spans(sequences)
-        self._trainer.arena.refresh(owners)
+        spans, slots = adapter_spans(sequences)
+        self._trainer.arena.refresh(slots)
         shape, host = decode_buffer(sequences, spans)
         return self._replay(shape, host)[: len(sequences)]
 

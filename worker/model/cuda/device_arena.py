@@ -34,7 +34,7 @@ class DeviceArena(Arena):
         return super().bytes_per_row + self.layout.width * self.compute_copy.element_size()
 
     def layered(self, buffer: Tensor) -> Tensor:
-        """A view [L, rows, C] of a buffer of the arena or of its moments."""
+        """A view [layers, rows, C] of a buffer of the arena or of its moments."""
         layers = len(self.layout.layers)
         return buffer.view(buffer.shape[0], layers, -1).transpose(0, 1)
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.model.cuda.fused_head import Labels
-from worker.model.cuda.fused_stack import DeviceBatch
 from worker.model.flat_batch import FlatBatch
 
 _ALIGN = 4  # int32 numbers: every field starts on 16 bytes
@@ -55,6 +54,16 @@ def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ..
 
 
 @dataclass(frozen=True)
+class DeviceBatch:
+    """A flat batch on the device: tokens int64 [T], positions int32 [T], its sequences, and the work table of its adapters."""
+
+    tokens: Tensor
+    positions: Tensor
+    sequences: SequenceTable
+    table: WorkTable
+
+
+@dataclass(frozen=True)
 class BatchShape:
     """What a pass's launches depend on. classes: the work table's rank classes. has_dropout: whether any adapter has."""
 
@@ -87,7 +96,7 @@ class BatchShape:
         return {
             "tokens": (self.tokens,),
             "positions": (self.tokens,),
-            "label_rows": (self.labels,),
+            "label_indices": (self.labels,),
             "label_tokens": (self.labels,),
             "loss_weights": (self.labels,),
             "label_bounds": (self.segments + 1,),
@@ -124,7 +133,7 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
     put("tokens", batch.tokens.numpy()[: batch.size])
     put("positions", batch.positions.numpy()[: batch.size])
-    put("label_rows", np.concatenate([batch.label_rows.numpy(), np.full(shape.labels - labels, shape.tokens)]))
+    put("label_indices", np.concatenate([batch.label_indices.numpy(), np.full(shape.labels - labels, shape.tokens)]))
     put("label_tokens", batch.label_tokens.numpy())
     put("loss_weights", np.repeat(np.array([segment.loss_weight for segment in batch.segments]), counts))
     put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
@@ -149,6 +158,6 @@ def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
     keys = field("keys") if shape.has_dropout else None
     table = WorkTable(field("spans"), field("scales").view(torch.float32), field("blocks"), shape.classes, keys)
     labels = Labels(
-        field("label_rows"), field("label_tokens"), field("loss_weights").view(torch.float32), field("label_bounds")
+        field("label_indices"), field("label_tokens"), field("loss_weights").view(torch.float32), field("label_bounds")
     )
     return DeviceBatch(field("tokens"), field("positions"), SequenceTable(field("attention")), table), labels

@@ -31,8 +31,8 @@ GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host l
 # layers of as many parameters as Llama-3.2-1B's, fewer for larger ones. They are captured in coarse buckets.
 GRAPH_TOKENS_FP8, LAYER_PARAMETERS = 8192, 61e6
 MAX_GRAPHS = 64
-Kind = Literal["saved", "recomputed", "forward"]  # of a pass: a training one saves its activations or recomputes them
-SAVED, RECOMPUTED, FORWARD = get_args(Kind)
+PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
+SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
 CAPTURE_AFTER = 8  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
 
 
@@ -53,8 +53,8 @@ class DeviceTrainer(Trainer):
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = _graph_tokens(backbone)
-        self._graphs: OrderedDict[tuple[BatchShape, Kind], _Graph] = OrderedDict()
-        self._seen = Counter[tuple[BatchShape, Kind]]()  # buckets that are not captured
+        self._graphs: OrderedDict[tuple[BatchShape, PassMode], _Graph] = OrderedDict()
+        self._seen = Counter[tuple[BatchShape, PassMode]]()  # buckets that are not captured
         self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
         self._capture_stream: Any = None  # of all graphs: memory is shared within one stream
         self._buffers: tuple[int, int] = (0, 0)
@@ -113,13 +113,13 @@ class DeviceTrainer(Trainer):
             [u.learning_rate, u.weight_decay, 1 - BETAS[0] ** u.step, 1 - BETAS[1] ** u.step, u.max_grad_norm] for u in updates
         ]
         rows = self._up(np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates]))
-        owner = self._up(np.repeat(np.arange(len(updates)), ranks))
+        update_of_row = self._up(np.repeat(np.arange(len(updates)), ranks))
         firsts = self._up(np.cumsum([0, *ranks]))
-        if losses is not None and losses.owners:
+        if losses is not None and losses.update_indices:
             non_finite = torch.zeros(len(updates), device=rows.device)
-            non_finite.index_add_(0, self._up(np.array(losses.owners)), (~torch.isfinite(losses.totals)).float())
-            rows = torch.where(non_finite.index_select(0, owner) == 0, rows, -1)
-        table = RowTable(rows, owner, firsts, self._up(np.array(rates, np.float32)))
+            non_finite.index_add_(0, self._up(np.array(losses.update_indices)), (~torch.isfinite(losses.totals)).float())
+            rows = torch.where(non_finite.index_select(0, update_of_row) == 0, rows, -1)
+        table = RowTable(rows, update_of_row, firsts, self._up(np.array(rates, np.float32)))
         master, grad, compute_copy, *moments = (
             arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.compute_copy, *arena.moments.buffers)
         )
@@ -145,22 +145,22 @@ class DeviceTrainer(Trainer):
     def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:
         return self._run_batch(segments, FORWARD)
 
-    def _run_batch(self, segments: Sequence[Segment], kind: Kind) -> list[LossSum]:
+    def _run_batch(self, segments: Sequence[Segment], mode: PassMode) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _first_row(segments[place].slot))
         batch = FlatBatch.of([segments[place] for place in order])
-        spans, owners = spans_of(batch.segments, batch.ranges)
-        self.arena.refresh(owners)
-        accumulate = tuple(slot in self.arena.slots_with_gradient for slot in owners)
+        spans, slots = spans_of(batch.segments, batch.ranges)
+        self.arena.refresh(slots)
+        accumulate = tuple(slot in self.arena.slots_with_gradient for slot in slots)
         grain = self.grain(batch.size)
         table = tables(batch, spans, accumulate, grain)
         shape = BatchShape.of(batch, table, grain)
         host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
         if shape.tokens <= self.graph_tokens:
-            result = self._replay(shape, host, kind)
+            result = self._replay(shape, host, mode)
         else:
-            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), kind)
-        if kind != FORWARD:
-            self.arena.slots_with_gradient.update(owners)
+            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
+        if mode != FORWARD:
+            self.arena.slots_with_gradient.update(slots)
         sums = result.sums.neg()
         found = {
             place: LossSum(sums[at], batch.label_bounds[at + 1] - batch.label_bounds[at]) for at, place in enumerate(order)
@@ -171,27 +171,27 @@ class DeviceTrainer(Trainer):
         """How fine the bucket of a pass of `tokens` tokens is."""
         return COARSE if GRAPH_TOKENS < tokens <= self.graph_tokens else FINE
 
-    def _launch(self, shape: BatchShape, flat: Tensor, kind: Kind) -> PassResult:
+    def _launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
         batch, labels = unpack(shape, flat)
         compute_copy = self.arena.layered(self.arena.compute_copy)
-        if kind == FORWARD:
+        if mode == FORWARD:
             return self._fused.evaluate(batch, labels, compute_copy)
-        return self._fused.train(batch, labels, compute_copy, self.arena.layered(self.arena.grad), kind == RECOMPUTED)
+        return self._fused.train(batch, labels, compute_copy, self.arena.layered(self.arena.grad), mode == RECOMPUTED)
 
-    def _replay(self, shape: BatchShape, host: Tensor, kind: Kind) -> PassResult:
+    def _replay(self, shape: BatchShape, host: Tensor, mode: PassMode) -> PassResult:
         buffers = (self.arena.compute_copy.data_ptr(), self.arena.grad.data_ptr())
         if buffers != self._buffers:  # the arena has grown or shrunk: graphs know the old addresses
             self._forget_graphs()
             self._buffers = buffers
-        key = (shape, kind)
+        key = (shape, mode)
         if key not in self._graphs:
             self._seen[key] += 1
             if self._seen[key] < CAPTURE_AFTER:
-                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), kind)
+                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
             del self._seen[key]
             if len(self._graphs) == MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = self._capture(shape, host, kind)
+            self._graphs[key] = self._capture(shape, host, mode)
         self._graphs.move_to_end(key)
         graph = self._graphs[key]
         graph.inputs.copy_(host, non_blocking=True)
@@ -202,10 +202,10 @@ class DeviceTrainer(Trainer):
         self._graphs.clear()
         self._pool = None
 
-    def _capture(self, shape: BatchShape, host: Tensor, kind: Kind) -> _Graph:
+    def _capture(self, shape: BatchShape, host: Tensor, mode: PassMode) -> _Graph:
         inputs = host.to(self.backbone.device)
-        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, kind)  # noqa: E731
-        if kind != FORWARD:
+        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, mode)  # noqa: E731
+        if mode != FORWARD:
             # The warm-up pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches.
             inputs.zero_()
         # PyTorch's default capture stream belongs to the device that captured first.
@@ -239,21 +239,21 @@ def spans_of(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]]) -> 
 
     Raises ValueError where segments of one slot differ in their dropout's probability.
     """
-    owners: list[Slot] = []
+    slots: list[Slot] = []
     probabilities: list[float] = []
     edges: list[list[int]] = []
     for segment, (start, stop) in zip(segments, ranges, strict=True):
         slot = segment.slot
         if slot is None or stop == start:
             continue
-        if owners and owners[-1] is slot:
+        if slots and slots[-1] is slot:
             if segment.dropout_probability != probabilities[-1]:
                 one, other = probabilities[-1], segment.dropout_probability
                 raise ValueError(f"the slot at row {slot.row} has dropout {one} in one segment and {other} in another")
             edges[-1][1] = stop
         else:
-            owners.append(slot)
+            slots.append(slot)
             probabilities.append(segment.dropout_probability)
             edges.append([start, stop])
-    placed = zip(owners, edges, probabilities, strict=True)
-    return tuple(Span(a, b, s.row, s.rank, s.scale, probability) for s, (a, b), probability in placed), owners
+    placed = zip(slots, edges, probabilities, strict=True)
+    return tuple(Span(a, b, s.row, s.rank, s.scale, probability) for s, (a, b), probability in placed), slots

@@ -14,30 +14,31 @@ CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
 
 @dataclass(frozen=True)
 class Labels:
-    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; loss_weights fp32 [L]: each label's
-    factor of -log p in the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
+    """indices int [L labels]: the place on the token axis that each label is predicted from; T for padding. tokens int [L].
+    loss_weights fp32 [L]: each label's factor of -log p in the gradient (0 for padding). bounds int32 [segments + 1]: each
+    segment's labels."""
 
-    rows: Tensor
+    indices: Tensor
     tokens: Tensor
     loss_weights: Tensor
     bounds: Tensor
 
 
-def head_loss(h: Tensor, head: Tensor, labels: Labels, grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(sums, logp, dh): sums [segments] fp32 of log-probabilities, logp [L] fp32, dh [T, D] of Σ -loss_weight · logp if `grad`.
+def head_loss(h: Tensor, head: Tensor, labels: Labels, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(sums, logp, dh): sums [segments] fp32 of log-probabilities, logp [L] fp32, dh [T, D] of Σ -loss_weight · logp, or None.
 
     h [T, D] final hidden states, head [V, D].
     """
-    count, tokens = labels.rows.shape[0], h.shape[0]
+    count, tokens = labels.indices.shape[0], h.shape[0]
     logp = torch.empty(count, dtype=torch.float32, device=h.device)
     # One row more than there are tokens takes what padding labels write.
-    dh = torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device) if grad else None
-    rows = labels.rows.long()
-    picked = h.index_select(0, rows.clamp(max=tokens - 1))
+    dh = torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device) if with_gradient else None
+    indices = labels.indices.long()
+    picked = h.index_select(0, indices.clamp(max=tokens - 1))
     for start in range(0, count, CHUNK_LABELS):
         part = slice(start, min(start + CHUNK_LABELS, count))
         logits = torch.mm(picked[part], head.t())
-        cross_entropy(logits, labels.tokens[part], labels.loss_weights[part] if grad else None, logp[part])
+        cross_entropy(logits, labels.tokens[part], labels.loss_weights[part] if with_gradient else None, logp[part])
         if dh is not None:
-            dh.index_copy_(0, rows[part], torch.mm(logits, head))
+            dh.index_copy_(0, indices[part], torch.mm(logits, head))
     return span_sums(logp, labels.bounds), logp, dh[:tokens] if dh is not None else None

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from worker.model.arena_layout import GROUPS, Layout
 from worker.model.backbone import Backbone
+from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.fused_head import Labels, head_loss
-from worker.model.cuda.fused_stack import DeviceBatch, FusedStack, StackDims, Trace
+from worker.model.cuda.fused_stack import FusedStack, StackDims, Trace
 from worker.model.families import UnsupportedModelError
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """sums [segments] fp32: log-probabilities of each segment's labels; logp [L] fp32 of each label."""
+    """sums [segments] fp32: log-probabilities of each segment's labels; logp [labels] fp32 of each label."""
 
     sums: Tensor
     logp: Tensor
@@ -29,9 +30,9 @@ def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
         base = groups["qkv"].a
         per_layer.append(
             {
-                kind: (groups[name].a + place * groups[name].pitch - base, groups[name].parts[place].b - base)
-                for name, kinds in GROUPS.items()
-                for place, kind in enumerate(kinds)
+                module: (groups[name].a + place * groups[name].pitch - base, groups[name].parts[place].b - base)
+                for name, modules in GROUPS.items()
+                for place, module in enumerate(modules)
             }
         )
     if any(columns != per_layer[0] for columns in per_layer):
@@ -60,10 +61,10 @@ class FusedPass:
         self.embedding, self.head = backbone.embedding, backbone.head
 
     def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
-        """Forward and backward. adapters (compute copy) and grad (fp32): [L, rows, C] views of the arena."""
+        """Forward and backward. adapters (compute copy) and grad (fp32): [layers, rows, C] views of the arena."""
         traces: list[Trace] = []
         x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, recompute)
-        sums, logp, dh = head_loss(h, self.head, labels, grad=True)
+        sums, logp, dh = head_loss(h, self.head, labels, with_gradient=True)
         del h
         assert dh is not None
         dx = self.stack.final_backward(dh, x, rstd, batch)
@@ -74,7 +75,7 @@ class FusedPass:
     def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
         """Forward alone."""
         _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None)
-        sums, logp, _ = head_loss(h, self.head, labels, grad=False)
+        sums, logp, _ = head_loss(h, self.head, labels, with_gradient=False)
         return PassResult(sums, logp)
 
     def _embed(self, batch: DeviceBatch) -> Tensor:

@@ -14,12 +14,12 @@ from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
-from grouped_lora.block.sequence_table import SequenceTable
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
 from worker.model.cuda.base_products import linear, linear_backward
+from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.side_streams import GradientProduct, SideStreams
 from worker.model.plain.decoder_block import BlockWeights
 
@@ -45,29 +45,19 @@ class StackDims:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_size
 
-    def a(self, *kinds: str) -> tuple[int, ...]:
-        return tuple(self.columns[kind][0] for kind in kinds)
+    def a(self, *modules: str) -> tuple[int, ...]:
+        return tuple(self.columns[module][0] for module in modules)
 
-    def b(self, *kinds: str) -> tuple[int, ...]:
-        return tuple(self.columns[kind][1] for kind in kinds)
+    def b(self, *modules: str) -> tuple[int, ...]:
+        return tuple(self.columns[module][1] for module in modules)
 
-    def matrix(self, layer: int, kind: str) -> int:
+    def matrix(self, layer: int, module: str) -> int:
         """Its number among all matrices of the model."""
-        return layer * len(self.columns) + list(self.columns).index(kind)
+        return layer * len(self.columns) + list(self.columns).index(module)
 
     def swiglu(self, layer: int) -> SwigluColumns:
         gate, up = self.b("gate_proj", "up_proj")
         return SwigluColumns(gate, up, self.columns["down_proj"][0], self.matrix(layer, "down_proj"))
-
-
-@dataclass(frozen=True)
-class DeviceBatch:
-    """One flat batch: tokens int64 [T], positions int32 [T], its sequences, and the work table of its adapters."""
-
-    tokens: Tensor
-    positions: Tensor
-    sequences: SequenceTable
-    table: WorkTable
 
 
 @dataclass(frozen=True)
@@ -105,7 +95,7 @@ class PendingResidual:
 
 
 class FusedStack:
-    """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
+    """The layers of one backbone over the arena's compute copy and gradient, both [layers, rows, C] (views, any strides)."""
 
     def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, dims: StackDims, cos: Tensor, sin: Tensor) -> None:
         self.layers, self.final_norm, self.dims = layers, final_norm, dims
@@ -141,11 +131,11 @@ class FusedStack:
         dims, table, lora, w = self.dims, batch.table, adapters[index], self.layers[index]
         adapted = table.max_rank > 0
 
-        def shrunk(source: Tensor, *kinds: str) -> Tensor | None:
+        def shrunk(source: Tensor, *modules: str) -> Tensor | None:
             if not adapted:
                 return None
-            widths, matrix = (source.shape[1],) * len(kinds), dims.matrix(index, kinds[0])
-            return self._streams.shrink(source, lora, table, dims.a(*kinds), widths, dropout_matrix=matrix)
+            widths, matrix = (source.shape[1],) * len(modules), dims.matrix(index, modules[0])
+            return self._streams.shrink(source, lora, table, dims.a(*modules), widths, dropout_matrix=matrix)
 
         x, h, rstd = self._add_and_norm(pending, adapters, index - 1, w.norm_attention, table)
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
@@ -205,7 +195,7 @@ class FusedStack:
     ) -> Tensor:
         """The gradient of x_mid, from dx of the layer's output. Appends to `products` what is still to launch."""
         dims, table, w = self.dims, batch.table, self.layers[index]
-        adapted, kinds = table.max_rank > 0, ("gate_proj", "up_proj")
+        adapted, modules = table.max_rank > 0, ("gate_proj", "up_proj")
         matrix = dims.matrix(index, "gate_proj")
         ds_down = ds_gu = None
         if adapted:
@@ -218,12 +208,14 @@ class FusedStack:
         dgu = swiglu_backward(saved.gate_up, dact, saved.s["gate_up"], ds_down, lora, grad, dims.swiglu(index), table)
         del dact
         if adapted:
-            ds_gu = self._streams.shrink(dgu, lora, table, dims.b(*kinds), (dims.ffn, dims.ffn), x_columns=(0, dims.ffn))
-            products.append(GradientProduct(ds_gu, saved.h_mid, dims.a(*kinds), (dims.hidden,) * 2, dropout_matrix=matrix))
+            ds_gu = self._streams.shrink(dgu, lora, table, dims.b(*modules), (dims.ffn, dims.ffn), x_starts=(0, dims.ffn))
+            products.append(GradientProduct(ds_gu, saved.h_mid, dims.a(*modules), (dims.hidden,) * 2, dropout_matrix=matrix))
         dh = linear_backward(dgu, w.w_gate_up)
         s_gu = saved.s["gate_up"]
         self._streams.join()
-        return norm_backward(dh, ds_gu, s_gu, lora, dims.a(*kinds), saved.x_mid, saved.rstd_mid, w.norm_mlp, dx, table, matrix)
+        return norm_backward(
+            dh, ds_gu, s_gu, lora, dims.a(*modules), saved.x_mid, saved.rstd_mid, w.norm_mlp, dx, table, matrix
+        )
 
     def _attention_backward(
         self,
@@ -237,7 +229,7 @@ class FusedStack:
     ) -> Tensor:
         """The gradient of x, from dx of x_mid. Appends to `products` what is still to launch."""
         dims, table, w = self.dims, batch.table, self.layers[index]
-        adapted, kinds = table.max_rank > 0, ("q_proj", "k_proj", "v_proj")
+        adapted, modules = table.max_rank > 0, ("q_proj", "k_proj", "v_proj")
         o_matrix, q_matrix = dims.matrix(index, "o_proj"), dims.matrix(index, "q_proj")
         ds_qkv = incoming = None
         if adapted:
@@ -256,15 +248,15 @@ class FusedStack:
         if adapted:
             assert saved.s["qkv"] is not None
             widths, starts = (dims.q_width, dims.kv_width, dims.kv_width), (0, dims.q_width, dims.q_width + dims.kv_width)
-            ds_qkv = self._streams.shrink(dqkv, lora, table, dims.b(*kinds), widths, x_columns=starts)
-            products.append(GradientProduct(saved.s["qkv"], dqkv, dims.b(*kinds), widths, starts))
-            products.append(GradientProduct(ds_qkv, saved.h, dims.a(*kinds), (dims.hidden,) * 3, dropout_matrix=q_matrix))
+            ds_qkv = self._streams.shrink(dqkv, lora, table, dims.b(*modules), widths, x_starts=starts)
+            products.append(GradientProduct(saved.s["qkv"], dqkv, dims.b(*modules), widths, starts))
+            products.append(GradientProduct(ds_qkv, saved.h, dims.a(*modules), (dims.hidden,) * 3, dropout_matrix=q_matrix))
         if index == 0:
             return dx  # nothing below the first layer learns
         dh = linear_backward(dqkv, w.w_qkv)
         self._streams.join()
         s_qkv = saved.s["qkv"]
-        return norm_backward(dh, ds_qkv, s_qkv, lora, dims.a(*kinds), x, saved.rstd, w.norm_attention, dx, table, q_matrix)
+        return norm_backward(dh, ds_qkv, s_qkv, lora, dims.a(*modules), x, saved.rstd, w.norm_attention, dx, table, q_matrix)
 
     def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
         """Through the final norm: dx [T, D] of dh [T, D]."""

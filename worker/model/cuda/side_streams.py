@@ -22,18 +22,18 @@ SOON, LATE = -2, -1  # priorities beside short products
 @dataclass(frozen=True)
 class GradientProduct:
     """One product for `weight_gradient`. Of dA, `of_ranks` is dS and `of_features` X, to which dropout applies; of dB, they
-    are S and dY."""
+    are S and dY. starts: each matrix's first column of the gradient; y_starts: of `of_features`."""
 
     of_ranks: Tensor
     of_features: Tensor
-    columns: tuple[int, ...]
+    starts: tuple[int, ...]
     widths: tuple[int, ...]
-    y_columns: tuple[int, ...] | None = None
+    y_starts: tuple[int, ...] | None = None
     dropout_matrix: int | None = None
 
     def launch(self, grad: Tensor, table: WorkTable) -> None:
         weight_gradient(
-            self.of_ranks, self.of_features, grad, table, self.columns, self.widths, self.y_columns, self.dropout_matrix
+            self.of_ranks, self.of_features, grad, table, self.starts, self.widths, self.y_starts, self.dropout_matrix
         )
 
 
@@ -59,18 +59,18 @@ class SideStreams:
         x: Tensor,
         adapters: Tensor,
         table: WorkTable,
-        columns: tuple[int, ...],
+        starts: tuple[int, ...],
         widths: tuple[int, ...],
-        x_columns: tuple[int, ...] | None = None,
+        x_starts: tuple[int, ...] | None = None,
         dropout_matrix: int | None = None,
     ) -> Tensor:
         """S [T, M, RMAX] of grouped_lora.products.shrink. Valid after `join`, and until then x must not change."""
-        s = torch.empty((x.shape[0], len(columns), table.max_rank), dtype=x.dtype, device=x.device)
+        s = torch.empty((x.shape[0], len(starts), table.max_rank), dtype=x.dtype, device=x.device)
         if self._soon is None:
-            return shrink(x, adapters, table, columns, widths, x_columns, s, dropout_matrix)
+            return shrink(x, adapters, table, starts, widths, x_starts, s, dropout_matrix)
         self._soon.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self._soon):
-            shrink(x, adapters, table, columns, widths, x_columns, s, dropout_matrix)
+            shrink(x, adapters, table, starts, widths, x_starts, s, dropout_matrix)
         self._s_under_way = True
         return s
 

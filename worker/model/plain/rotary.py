@@ -42,14 +42,14 @@ class RotaryTable:
         return torch.cat([cos, more[0]]), torch.cat([sin, more[1]])
 
 
-def apply_rotary(x_LHD: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool = False) -> None:
-    """Write x with every head's pairs (i, i + D/2) rotated by the row's angle to `out`; cos and sin are [L, 1, D / 2].
+def apply_rotary(x_THD: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool = False) -> None:
+    """Write x with every head's pairs (i, i + D/2) rotated by the row's angle to `out`; cos and sin are [T, 1, D / 2].
 
     Products and sums are separate calls on purpose: a fused one rounds differently in its vectorised and its scalar part, and
     which part an element falls in depends on the size of the call.
     """
-    half = x_LHD.shape[-1] // 2
-    left, right = x_LHD[..., :half], x_LHD[..., half:]
+    half = x_THD.shape[-1] // 2
+    left, right = x_THD[..., :half], x_THD[..., half:]
     out_left, out_right = out[..., :half], out[..., half:]
     torch.mul(left, cos, out=out_left)
     torch.mul(right, cos, out=out_right)

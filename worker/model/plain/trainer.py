@@ -15,8 +15,9 @@ import torch
 from grouped_lora import Adapters, Span
 from torch import Tensor
 
+from contract.search_space import MODULES
 from worker.model.arena import ROW_MULTIPLE, AdapterState, Arena, Slot
-from worker.model.arena_layout import KINDS, Layout
+from worker.model.arena_layout import Layout
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
@@ -34,10 +35,10 @@ class LossSum:
 
 @dataclass(frozen=True)
 class StepLosses:
-    """totals [n]: losses on the device; owners: which of a step's updates each belongs to."""
+    """totals [n]: losses on the device; update_indices: to which of a step's updates each belongs to."""
 
     totals: Tensor
-    owners: tuple[int, ...]
+    update_indices: tuple[int, ...]
 
 
 class OutOfMemory(RuntimeError):
@@ -66,7 +67,7 @@ class Trainer:
         self.profiles: dict[str, Any] = {}  # memory profiles that were measured or read, by their key: memory_profile.py
         self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)  # see grouped_lora.Adapters
 
-    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
+    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = MODULES) -> None:
         """Give the slot its first weights: see `first_weights`."""
         self.arena.restore(slot, AdapterState(first_weights(self.arena.layout, slot.rank, seed, modules)))
 
@@ -81,13 +82,13 @@ class Trainer:
         2016): a forward more, a fraction of the memory. The same bits on a CPU, the same to rounding on a GPU.
         """
         self.forwards += 1
-        return self._run(segments, grad=True, recompute=recompute)
+        return self._run(segments, with_gradient=True, recompute=recompute)
 
     def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
         """Losses of a pass without gradients. A pass that finds no memory is split in halves, and these again, down to single
         rows."""
         try:
-            return self._run(segments, grad=False, recompute=True)
+            return self._run(segments, with_gradient=False, recompute=True)
         except OutOfMemory:
             count = sum(len(segment.examples) for segment in segments)
             if count < 2:
@@ -106,16 +107,16 @@ class Trainer:
             torch.cuda.synchronize(self.backbone.device)
             torch.cuda.empty_cache()
 
-    def _run(self, segments: Sequence[Segment], grad: bool, recompute: bool) -> list[LossSum]:
+    def _run(self, segments: Sequence[Segment], with_gradient: bool, recompute: bool) -> list[LossSum]:
         try:
             with self.on_device():
-                return self._train_pass(segments, recompute) if grad else self._forward_pass(segments)
+                return self._train_pass(segments, recompute) if with_gradient else self._forward_pass(segments)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         # Outside the handler, whose traceback would keep the pass's tensors in memory.
         self.release_caches()
-        if grad:
+        if with_gradient:
             self.discard_gradients(segment.slot for segment in segments if segment.slot is not None)
         raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples), recompute)
 
@@ -123,7 +124,7 @@ class Trainer:
         batch = FlatBatch.of(segments, self.backbone.device)
         adapters = self.adapters(batch, self.arena.grad)
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)
-        h_LK = self.backbone.final_norm(hidden[batch.label_rows])
+        h_LK = self.backbone.final_norm(hidden[batch.label_indices])
         loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _loss_weights(batch))
         h_LK.backward(loss.dh_LK)  # the head has computed its own gradient; autograd goes on from there
         return _sums(loss.nll_L, batch)
@@ -133,7 +134,7 @@ class Trainer:
         batch = FlatBatch.of(segments, self.backbone.device)
         with torch.no_grad():
             hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self.adapters(batch, None), self.arena.layout)
-            h_LK = self.backbone.final_norm(hidden[batch.label_rows])
+            h_LK = self.backbone.final_norm(hidden[batch.label_indices])
             return _sums(self.backbone.label_loss(h_LK, batch.label_tokens, None).nll_L, batch)
 
     def activation_bytes(self, tokens: int, row_tokens: int = 256, recompute: bool = False) -> int:
@@ -158,7 +159,7 @@ class Trainer:
         non_finite = set[int]()
         if losses is not None:
             totals = losses.totals.tolist()
-            non_finite = {owner for owner, total in zip(losses.owners, totals, strict=True) if not math.isfinite(total)}
+            non_finite = {index for index, total in zip(losses.update_indices, totals, strict=True) if not math.isfinite(total)}
         with torch.no_grad():
             return [update_rows(self.arena, update) for place, update in enumerate(updates) if place not in non_finite]
 
@@ -181,7 +182,7 @@ class Trainer:
         return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
 
 
-def first_weights(layout: Layout, rank: int, seed: int, modules: Collection[str] = KINDS) -> Tensor:
+def first_weights(layout: Layout, rank: int, seed: int, modules: Collection[str] = MODULES) -> Tensor:
     """An adapter's first weights on the host, float32 [rank, W]: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn
     target by target, from the seed alone.
 
@@ -189,7 +190,7 @@ def first_weights(layout: Layout, rank: int, seed: int, modules: Collection[str]
     """
     generator, rows_RW = torch.Generator().manual_seed(seed), torch.zeros(rank, layout.width)
     for target, (a_RK, _) in zip(layout.targets, layout.split(rows_RW).values(), strict=True):
-        bound = 1 / math.sqrt(target.in_features) if target.kind in modules else 0.0
+        bound = 1 / math.sqrt(target.in_features) if target.module in modules else 0.0
         a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
     return rows_RW
 
