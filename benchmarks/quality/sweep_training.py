@@ -17,11 +17,11 @@ from worker.data.dataset import DataSet, TokenRows
 from worker.model.arena import Slot, rows_for
 from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey
+from worker.replicas.adapter_sequences import AdapterSequences
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.dpo_loss import pair_loss
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step
-from worker.replicas.sequences import Sequences
 from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, evaluate, log_probabilities
 
@@ -63,7 +63,7 @@ def ground_of(base: BaseCopy, spec: TaskSpec, data: DataSet, test: TokenRows, bu
     reference = None
     if spec.objective.type == "dpo":
         parts = {"train": data.train, "held": rows}
-        wanted = {name: Sequences(None, part.sequences, part.lengths) for name, part in parts.items()}
+        wanted = {name: AdapterSequences(None, part.sequences, part.lengths) for name, part in parts.items()}
         found = log_probabilities(base.trainer, wanted, budget, tick)
         reference = Reference(found["train"], found["held"])
     return Ground(base, spec, data, rows, budget, reference)

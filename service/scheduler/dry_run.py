@@ -31,8 +31,7 @@ from service.scheduler.state.snapshot import HypotheticalTask, Snapshot
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons
-from service.tasks.stored_specs import stored
-from service.tasks.submission.spec_checks import ResolvedRefs
+from service.tasks.submission.spec_checks import ResolvedRefs, columns_of
 
 _ANY = "an accelerator"  # a GPU type that no node has yet
 _LISTED = 50  # most rows listed
@@ -164,16 +163,9 @@ def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str |
     task = Task(
         id=new_id("asked"),  # a unique id, so that the cache cannot confuse it with another task
         tenant_id=tenant_id,
-        **stored(spec),
         status=TaskStatus.QUEUED,
         fence=0,
-        base_model=refs.model.name,
-        base_revision=refs.model.revision,
-        train_file_id=refs.train.id,
-        validation_file_id=refs.validation.id if refs.validation else None,
-        prompts_file_id=refs.prompts.id if refs.prompts else None,
-        gpus=spec.gpus,
-        priority=spec.priority,
+        **columns_of(spec, refs),
         batch_id=batch_id,
     )
     jobs = [

@@ -18,12 +18,11 @@ from service.http.problems import Conflict, Problem
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import Queue, QueueJob
 from service.messaging.wakeups import NodeWakeups
-from service.tasks import stored_specs
 from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
 from service.tasks.models import Task
-from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker
+from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, columns_of
 from service.tasks.submission.task_insertion import insert_tasks, new_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
@@ -51,24 +50,14 @@ class NewTaskRequest:
     batch_id: str | None = None
 
 
-def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
-    """Create the task with all its jobs, and wake a validator after the commit. Raises SpecRefused, QuotaExceeded.
-
-    For the dashboard and the OpenAI routes: POST /v1/tasks goes through submission/coalesced_submission.py to `create_all`.
-
-    The returned Task is detached from the session: it shows what was stored; load it again to change it.
-    """
-    (made,) = create_all(session, queue, principal, [NewTaskRequest(spec, get_contextvars().get("request_id"))])
-    if isinstance(made, Problem):
-        raise made
-    note_created(session, made.id)
-    return made
-
-
 def create_all(
     session: Session, queue: Queue, principal: Principal, requests: Sequence[NewTaskRequest]
 ) -> list[Task | Problem]:
-    """As `create`, for several tasks: each is created or refused on its own. The caller writes the audit entries."""
+    """Create each task with all its jobs, or refuse it on its own: then SpecRefused or QuotaExceeded is in its place.
+    Wakes a validator after the commit. The caller writes the audit entries.
+
+    A returned Task is detached from the session: it shows what was stored; load it again to change it.
+    """
     quota, checker = TaskQuota(session, principal, len(requests)), SpecChecker(session, principal)
     made: list[Task | Problem] = []
     for request in requests:
@@ -95,19 +84,22 @@ def _task_of(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -
     return new_task(
         tenant_id=principal.tenant_id,
         name=spec.name,
-        **stored_specs.stored(spec),
-        made_by=VERSION,
-        base_model=refs.model.name,
-        base_revision=refs.model.revision,
-        train_file_id=refs.train.id,
-        validation_file_id=refs.validation.id if refs.validation else None,
-        prompts_file_id=refs.prompts.id if refs.prompts else None,
-        gpus=spec.gpus,
-        priority=spec.priority,
         labels=dict(spec.labels),
+        made_by=VERSION,
+        **columns_of(spec, refs),
         request_id=wanted.request_id,
         batch_id=wanted.batch_id,
     )
+
+
+def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
+    """`create_all` of one task, with its audit entry, for the dashboard and the OpenAI routes. (POST /v1/tasks comes to
+    `create_all` through submission/coalesced_submission.py.) Raises SpecRefused, QuotaExceeded."""
+    (made,) = create_all(session, queue, principal, [NewTaskRequest(spec, get_contextvars().get("request_id"))])
+    if isinstance(made, Problem):
+        raise made
+    note_created(session, made.id)
+    return made
 
 
 def select_tasks(

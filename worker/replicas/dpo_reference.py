@@ -19,7 +19,7 @@ from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
 from worker.model.plain.trainer import Trainer
-from worker.replicas.sequences import Sequences
+from worker.replicas.adapter_sequences import AdapterSequences
 from worker.replicas.validation_pass import log_probability_passes
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _computed(
     found: list[float] = []
     for first in range(0, len(rows.sequences), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
-        wanted = {0: Sequences(slot, rows.sequences[some], rows.lengths[some])}
+        wanted = {0: AdapterSequences(slot, rows.sequences[some], rows.lengths[some])}
         found += (yield from log_probability_passes(trainer, wanted, budget, on_progress))[0]
     return found
 

@@ -19,8 +19,8 @@ from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, pack_pieces
 from worker.policy.step_time import StepLoad
+from worker.replicas.adapter_sequences import AdapterSequences, segments_of
 from worker.replicas.dpo_loss import PreferenceResult, preference_loss
-from worker.replicas.sequences import Sequences, segments_of
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
 from worker.replicas.validation_pass import log_probabilities
@@ -175,7 +175,7 @@ def _compute_preferences(
         task_step.preferences[key] = preference_loss(job.config.beta, read[key], reference)
 
 
-def _loss_weights(batch: Sequences, preference: PreferenceResult | None) -> list[float]:
+def _loss_weights(batch: AdapterSequences, preference: PreferenceResult | None) -> list[float]:
     """The loss weight of each sequence: see Segment."""
     if preference is not None:
         return preference.loss_weights

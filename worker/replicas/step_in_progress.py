@@ -12,8 +12,8 @@ from worker.model.plain.trainer import LossSum
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, pack, split_batch
 from worker.policy.step_time import StepLoad
+from worker.replicas.adapter_sequences import AdapterSequences
 from worker.replicas.dpo_loss import PreferenceResult
-from worker.replicas.sequences import Sequences
 from worker.replicas.training_job import JobStep
 
 
@@ -98,8 +98,8 @@ def _places(job_step: JobStep) -> list[int]:
     return job_step.job.data.train.places(job_step.job.order.batch(job_step.number))
 
 
-def _sequences(job_step: JobStep, places: list[int], budget: int) -> Sequences:
+def _sequences(job_step: JobStep, places: list[int], budget: int) -> AdapterSequences:
     rows, config = job_step.job.data.train, job_step.job.config
     dropout = Dropout(config.dropout, config.seed, job_step.number) if config.dropout else None
     examples, lengths = [rows.sequences[place] for place in places], [rows.lengths[place] for place in places]
-    return Sequences(job_step.slot, examples, lengths, dropout, budget, job_step.job.key.placement)
+    return AdapterSequences(job_step.slot, examples, lengths, dropout, budget, job_step.job.key.placement)

@@ -13,8 +13,8 @@ from worker.data.dataset import TokenRows
 from worker.model.arena import Slot
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.policy.packing import pack_pieces, split_batch
+from worker.replicas.adapter_sequences import AdapterSequences, segments_of
 from worker.replicas.dpo_loss import pair_error, pair_loss, preference_loss
-from worker.replicas.sequences import Sequences, segments_of
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -31,7 +31,7 @@ class EvaluationRequest:
     reference: Sequence[float] = ()
     scored: Metric | None = None
     part: int | None = None
-    piece_tokens: int | None = None  # see Sequences
+    piece_tokens: int | None = None  # see AdapterSequences
     placement: str | None = None
 
 
@@ -71,7 +71,7 @@ def evaluation_passes(
 
 
 def log_probabilities(
-    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer, wanted: Mapping[Key, AdapterSequences], budget: int, on_progress: Callable[[], None]
 ) -> dict[Key, list[float]]:
     """log p of every sequence's labels, summed."""
     passes = log_probability_passes(trainer, wanted, budget, on_progress)
@@ -84,7 +84,7 @@ def log_probabilities(
 
 
 def log_probability_passes(
-    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer, wanted: Mapping[Key, AdapterSequences], budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, dict[Key, list[float]]]:
     """As `log_probabilities`, pass by pass: yields after each pass, and returns the results."""
     found: dict[Key, list[float]] = {}
@@ -100,7 +100,7 @@ def _results(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult] | None]:
     wanted = {
-        key: Sequences(
+        key: AdapterSequences(
             request.slot,
             request.rows.sequences,
             request.rows.lengths,
@@ -115,7 +115,11 @@ def _results(
 
 
 def _loss_sums(
-    trainer: Trainer, wanted: Mapping[Key, Sequences], per_sequence: set[Key], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer,
+    wanted: Mapping[Key, AdapterSequences],
+    per_sequence: set[Key],
+    budget: int,
+    on_progress: Callable[[], None],
 ) -> Iterator[tuple[Key, list[LossSum]] | None]:
     """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `per_sequence` one for each
     sequence. None after each pass."""

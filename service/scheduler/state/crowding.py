@@ -14,7 +14,7 @@ from service.scheduler.explain.join_sentences import makes_room
 from service.scheduler.state import planner_lease
 from service.scheduler.state.executors import grouped
 from service.scheduler.state.snapshot import Snapshot
-from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
+from service.tasks.lifecycle.placements import ask_to_leave, lock_staying
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ def _ask(dependencies: Dependencies, token: str, there: list[Placement], slowest
     *stay, youngest = there
     with dependencies.db.begin() as session:
         planner_lease.hold_lease(session, token)
-        locked = lock_placement(session, youngest.id)
-        if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
+        locked = lock_staying(session, youngest.id)
+        if locked is None:
             return False
         task, placement = locked
         staying = update(Placement).where(Placement.id.in_([one.id for one in stay]))

@@ -16,7 +16,7 @@ from service.scheduler.state import planner_lease
 from service.scheduler.state.executors import executor_of, grouped
 from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
-from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
+from service.tasks.lifecycle.placements import ask_to_leave, lock_staying
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ def _ask(dependencies: Dependencies, token: str, seen: Snapshot, found: Preempti
     placed = seen.placements[victim.task]
     with dependencies.db.begin() as session:
         planner_lease.hold_lease(session, token)
-        locked = lock_placement(session, placed.id)
-        if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
+        locked = lock_staying(session, placed.id)
+        if locked is None:
             return False
         task, placement = locked
         placement.promised_to = found.preemptor.task

@@ -45,6 +45,14 @@ def lock_placement(session: Session, placement_id: str) -> tuple[Task, Placement
     return task, session.scalars(own).one()
 
 
+def lock_staying(session: Session, placement_id: str) -> tuple[Task, Placement] | None:
+    """As `lock_placement`; None also where the placement has ended or was asked to leave."""
+    locked = lock_placement(session, placement_id)
+    if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
+        return None
+    return locked
+
+
 def end_placement(session: Session, wakeups: NodeWakeups, placement: Placement, reason: str) -> None:
     """End a live placement; its row stores the `reason`. The caller holds the task's row lock."""
     placement.ended_at = clock(session)

@@ -6,6 +6,7 @@ Knows no nodes: whether one is free is the planner's question.
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
@@ -19,6 +20,7 @@ from service.files.models import File
 from service.files.row_checks import Format
 from service.fleet.models import BaseModel as BaseModelRow
 from service.http.problems import FieldError, Invalid
+from service.tasks import stored_specs
 from service.tasks.adapter_queries import adapters_of
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import tenant_parameter
@@ -49,6 +51,19 @@ class ResolvedRefs:
     validation: File | None
     model: BaseModelRow
     prompts: File | None = None  # of its evaluation
+
+
+def columns_of(spec: TaskSpec, refs: ResolvedRefs) -> dict[str, Any]:
+    """The columns of a task that follow from its spec."""
+    return stored_specs.stored(spec) | {
+        "base_model": refs.model.name,
+        "base_revision": refs.model.revision,
+        "train_file_id": refs.train.id,
+        "validation_file_id": refs.validation.id if refs.validation else None,
+        "prompts_file_id": refs.prompts.id if refs.prompts else None,
+        "gpus": spec.gpus,
+        "priority": spec.priority,
+    }
 
 
 class SpecChecker:

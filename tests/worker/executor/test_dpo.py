@@ -17,8 +17,8 @@ from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.replicas import dpo_reference
+from worker.replicas.adapter_sequences import AdapterSequences
 from worker.replicas.dpo_loss import preference_loss
-from worker.replicas.sequences import Sequences
 from worker.replicas.validation_pass import EvaluationRequest, evaluate, log_probabilities
 
 DPO = Objective(type="dpo").model_dump()
@@ -84,8 +84,8 @@ def test_the_gradient_is_that_of_transformers_and_autograd():
     slot = trainer.arena.attach(3, 6.0)
     examples = tiny.examples([9, 14, 11, 8])
     tiny.randomise(trainer, [Segment(slot, examples)])
-    read = Sequences(slot, examples, [len(e.tokens) - 1 for e in examples])
-    base = log_probabilities(trainer, {0: Sequences(None, examples, read.lengths)}, 999, lambda: None)[0]
+    read = AdapterSequences(slot, examples, [len(e.tokens) - 1 for e in examples])
+    base = log_probabilities(trainer, {0: AdapterSequences(None, examples, read.lengths)}, 999, lambda: None)[0]
     said = preference_loss(0.3, log_probabilities(trainer, {0: read}, 999, lambda: None)[0], base)
     trainer.train([Segment(slot, [e], w) for e, w in zip(examples, said.loss_weights, strict=True)])
 

@@ -5,13 +5,13 @@ Knows sequences and the kernels' tables; knows no weights. Rows beyond the seque
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
-import torch
 from grouped_lora import Span
 from grouped_lora.block.sequence_table import SequenceTable
-from grouped_lora.work_table import SPAN_COLUMNS, ClassSize, WorkTable, host_table
+from grouped_lora.work_table import ClassSize, host_table
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,9 +19,9 @@ from worker.generate.cuda.cached_stack import CachedBatch
 from worker.generate.sequence import Sequence
 from worker.model.arena import Slot
 from worker.model.cuda.device_batch import Grain, token_bucket
+from worker.model.cuda.upload_buffer import UploadLayout
 
 GRAIN = Grain(2, 2, 8, 16)  # sequences come and go: few buckets, which repeat
-_ALIGN = 4  # int32 numbers: every field starts on 16 bytes
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,9 @@ class DecodeShape:
     pages: int
     classes: tuple[ClassSize, ...]
 
-    def fields(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every field of the buffer, in its order."""
-        spans, blocks = sum(size.spans for size in self.classes), sum(size.blocks for size in self.classes)
-        return {
-            "tokens": (self.rows,),
-            "positions": (self.rows,),
-            "lengths": (self.rows,),
-            "tables": (self.rows, self.pages),
-            "spans": (spans, SPAN_COLUMNS),
-            "scales": (spans,),
-            "blocks": (blocks, 3),
-        }
-
-    def offsets(self) -> tuple[dict[str, int], int]:
-        """Where each field starts, and the buffer's length."""
-        starts, at = {}, 0
-        for name, shape in self.fields().items():
-            starts[name] = at
-            at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
-        return starts, at
+    def layout(self) -> UploadLayout:
+        fields = {"tokens": (self.rows,), "positions": (self.rows,), "lengths": (self.rows,), "tables": (self.rows, self.pages)}
+        return UploadLayout(fields, self.classes)
 
 
 def by_adapter(sequences: Many[Sequence]) -> list[int]:
@@ -77,39 +60,34 @@ def adapter_spans(sequences: Many[Sequence]) -> tuple[tuple[Span, ...], list[Slo
 
 def decode_buffer(sequences: Many[Sequence], spans: tuple[Span, ...]) -> tuple[DecodeShape, NDArray[np.int32]]:
     """The upload of one step. sequences: in order of their adapters, each with at least one generated token."""
-    rows, count = token_bucket(len(sequences), GRAIN), len(sequences)
+    rows = token_bucket(len(sequences), GRAIN)
     table = host_table(spans, rows, (), GRAIN.spans, GRAIN.blocks)
     most = 1 << (max(len(sequence.pages) for sequence in sequences) - 1).bit_length()
     shape = DecodeShape(rows, most, table.sizes)
-    starts, length = shape.offsets()
-    flat = np.zeros(length, np.int32)
+    layout = shape.layout()
+    flat = layout.empty()
     cached = np.array([sequence.cached for sequence in sequences], np.int32)
-    flat[starts["tokens"] :][:count] = [sequence.generated[-1] for sequence in sequences]
-    flat[starts["positions"] :][:count] = cached
-    flat[starts["lengths"] :][:count] = cached + 1
-    tables = flat[starts["tables"] :][: rows * most].reshape(rows, most)
+    layout.put(flat, "tokens", np.array([sequence.generated[-1] for sequence in sequences], np.int32))
+    layout.put(flat, "positions", cached)
+    layout.put(flat, "lengths", cached + 1)
+    tables = layout.field(flat, "tables")
     for row, sequence in enumerate(sequences):
         tables[row, : len(sequence.pages)] = sequence.pages
-    for name, values in (("spans", table.spans), ("scales", table.scales.view(np.int32)), ("blocks", table.blocks)):
-        flat[starts[name] : starts[name] + values.size] = values.ravel()
+    layout.put_table(flat, table)
     return shape, flat
 
 
 def unpack_decode(shape: DecodeShape, flat: Tensor, page_tokens: int) -> CachedBatch:
     """An uploaded buffer as the fused layers read it. Where keys are written is computed on the device."""
-    starts, _ = shape.offsets()
-
-    def field(name: str) -> Tensor:
-        size = shape.fields()[name]
-        return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
-
+    layout = shape.layout()
+    field = partial(layout.field, flat)
     positions, tables = field("positions"), field("tables")
     pages = tables.gather(1, (positions // page_tokens).long()[:, None])[:, 0].long()
     return CachedBatch(
         tokens=field("tokens"),
         positions=positions,
         sequences=SequenceTable(tables),  # read by prompts alone
-        table=WorkTable(field("spans"), field("scales").view(torch.float32), field("blocks"), shape.classes),
+        table=layout.table(flat),
         pages=pages,
         places=(positions % page_tokens).long(),
         tables=tables,

@@ -5,20 +5,20 @@ with tokens of no adapter, and the labels with rows of weight 0, so that a captu
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.block.sequence_table import BLOCK, SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
-from grouped_lora.work_table import SPAN_COLUMNS, ClassSize, HostTable, WorkTable, host_table
+from grouped_lora.work_table import ClassSize, HostTable, WorkTable, host_table
 from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.model.cuda.fused_head import Labels
+from worker.model.cuda.upload_buffer import UploadLayout
 from worker.model.flat_batch import FlatBatch
-
-_ALIGN = 4  # int32 numbers: every field starts on 16 bytes
 
 
 def bucket(count: int, steps: int, least: int) -> int:
@@ -90,30 +90,18 @@ class BatchShape:
     def attention_blocks(self) -> int:
         return -(-self.tokens // BLOCK) + self.sequences + 1
 
-    def fields(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every field of the buffer, in its order."""
-        spans, blocks = sum(size.spans for size in self.classes), sum(size.blocks for size in self.classes)
-        return {
+    def layout(self) -> UploadLayout:
+        fields = {
             "tokens": (self.tokens,),
             "positions": (self.tokens,),
             "label_indices": (self.labels,),
             "label_tokens": (self.labels,),
             "loss_weights": (self.labels,),
             "label_bounds": (self.segments + 1,),
-            "spans": (spans, SPAN_COLUMNS),
-            "scales": (spans,),
-            "blocks": (blocks, 3),
             "attention": (self.attention_blocks, SEQUENCE_COLUMNS),
             "keys": (self.tokens if self.has_dropout else 0,),
         }
-
-    def offsets(self) -> tuple[dict[str, int], int]:
-        """Where each field starts, and the buffer's length."""
-        starts, at = {}, 0
-        for name, shape in self.fields().items():
-            starts[name] = at
-            at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
-        return starts, at
+        return UploadLayout(fields, self.classes)
 
 
 def _power(count: int) -> int:
@@ -122,13 +110,9 @@ def _power(count: int) -> int:
 
 def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.int32]:
     """The buffer of one batch; `batch` lies on the host."""
-    starts, length = shape.offsets()
-    flat = np.zeros(length, np.int32)
-
-    def put(name: str, values: NDArray[np.generic]) -> None:
-        raw = values.astype(np.float32).view(np.int32) if values.dtype.kind == "f" else values.astype(np.int32)
-        flat[starts[name] : starts[name] + raw.size] = raw.ravel()
-
+    layout = shape.layout()
+    flat = layout.empty()
+    put = partial(layout.put, flat)
     labels = batch.label_bounds[-1]
     counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
     put("tokens", batch.tokens.numpy()[: batch.size])
@@ -137,9 +121,7 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     put("label_tokens", batch.label_tokens.numpy())
     put("loss_weights", np.repeat(np.array([segment.loss_weight for segment in batch.segments]), counts))
     put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
-    put("spans", table.spans)
-    put("scales", table.scales)
-    put("blocks", table.blocks)
+    layout.put_table(flat, table)
     tail = (*batch.bounds, shape.tokens) if shape.tokens > batch.size else batch.bounds
     put("attention", sequence_blocks(tail, shape.attention_blocks, table.spans))
     if batch.keys is not None:
@@ -149,14 +131,9 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
 
 def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
     """Views of an uploaded buffer."""
-    starts, _ = shape.offsets()
-
-    def field(name: str) -> Tensor:
-        size = shape.fields()[name]
-        return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
-
-    keys = field("keys") if shape.has_dropout else None
-    table = WorkTable(field("spans"), field("scales").view(torch.float32), field("blocks"), shape.classes, keys)
+    layout = shape.layout()
+    field = partial(layout.field, flat)
+    table = layout.table(flat, field("keys") if shape.has_dropout else None)
     labels = Labels(
         field("label_indices"), field("label_tokens"), field("loss_weights").view(torch.float32), field("label_bounds")
     )

@@ -11,7 +11,7 @@ from worker.model.arena_layout import GROUPS, Layout
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.fused_head import Labels, head_loss
-from worker.model.cuda.fused_stack import FusedStack, StackDims, Trace
+from worker.model.cuda.fused_stack import FusedStack, SavedLayer, StackDims
 from worker.model.families import UnsupportedModelError
 
 
@@ -62,14 +62,14 @@ class FusedPass:
 
     def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
         """Forward and backward. adapters (compute copy) and grad (fp32): [layers, rows, C] views of the arena."""
-        traces: list[Trace] = []
-        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, recompute)
+        saved_layers: list[SavedLayer] = []
+        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, saved_layers, recompute)
         sums, logp, dh = head_loss(h, self.head, labels, with_gradient=True)
         del h
         assert dh is not None
         dx = self.stack.final_backward(dh, x, rstd, batch)
         del dh, x
-        self.stack.backward(dx, batch, adapters, grad, traces)
+        self.stack.backward(dx, batch, adapters, grad, saved_layers)
         return PassResult(sums, logp)
 
     def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:

@@ -62,7 +62,8 @@ class StackDims:
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """What one layer's backward needs beside its input."""
+    """What one layer's backward needs beside its input: h, the input of q, k and v; raw, q and k before their
+    own norms, if they have any; x_mid, the residual stream between attention and MLP; h_mid, its norm; s, each group's S."""
 
     rstd: Tensor
     h: Tensor
@@ -78,7 +79,7 @@ class SavedActivations:
 
 
 @dataclass(frozen=True)
-class Trace:
+class SavedLayer:
     """A layer's input x [T, D] and, unless the layer is recomputed, what its backward needs."""
 
     x: Tensor
@@ -104,18 +105,18 @@ class FusedStack:
         self._streams = SideStreams(cos.device)
 
     def forward(
-        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, recompute: bool = False
+        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, saved_layers: list[SavedLayer] | None, recompute: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(x, h, rstd) after the last layer: the residual stream and its final norm, [T, D] each.
 
-        Appends to `traces` if given: all that backward reads, or with `recompute` each layer's input alone.
+        Appends to `saved_layers` if given: all that backward reads, or with `recompute` each layer's input alone.
         """
         self._streams.choose_streams(x.shape[0])
         pending = PendingResidual(x)
         for index in range(len(self.layers)):
-            pending, trace = self._forward_layer(index, pending, batch, adapters)
-            if traces is not None:
-                traces.append(Trace(trace.x) if recompute else trace)
+            pending, kept = self._forward_layer(index, pending, batch, adapters)
+            if saved_layers is not None:
+                saved_layers.append(SavedLayer(kept.x) if recompute else kept)
         return self._add_and_norm(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
 
     def _add_and_norm(
@@ -127,7 +128,7 @@ class FusedStack:
 
     def _forward_layer(
         self, index: int, pending: PendingResidual, batch: DeviceBatch, adapters: Tensor
-    ) -> tuple[PendingResidual, Trace]:
+    ) -> tuple[PendingResidual, SavedLayer]:
         dims, table, lora, w = self.dims, batch.table, adapters[index], self.layers[index]
         adapted = table.max_rank > 0
 
@@ -154,8 +155,8 @@ class FusedStack:
         self._streams.join()
         act, s_down = swiglu(gate_up, s_gu, lora, dims.swiglu(index), table)
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
-        trace = Trace(x, SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
-        return PendingResidual(x_mid, linear(act, w.w_down, w.b_down), s_down), trace
+        kept = SavedLayer(x, SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
+        return PendingResidual(x_mid, linear(act, w.w_down, w.b_down), s_down), kept
 
     def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """(attention's output [T, Hq D], its log-sum-exp) of layer `index`; generation attends to a cache instead."""
@@ -169,11 +170,11 @@ class FusedStack:
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
         return (w.q_norm, w.k_norm, self.dims.eps) if w.q_norm is not None and w.k_norm is not None else None
 
-    def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
+    def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, saved_layers: list[SavedLayer]) -> None:
         """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
         for index in range(len(self.layers) - 1, -1, -1):
-            trace = traces.pop()
-            x, saved = trace.x, trace.saved
+            kept = saved_layers.pop()
+            x, saved = kept.x, kept.saved
             if saved is None:
                 saved = self._forward_layer(index, PendingResidual(x), batch, adapters)[1].saved
                 assert saved is not None

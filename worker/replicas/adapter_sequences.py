@@ -8,7 +8,7 @@ from worker.model.flat_batch import Dropout, Example, Segment
 
 
 @dataclass(frozen=True)
-class Sequences:
+class AdapterSequences:
     """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence; None: no dropout.
     piece_tokens: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass.
     placement: theirs, which an OutOfMemory names."""
@@ -22,7 +22,7 @@ class Sequences:
 
 
 def segments_of(
-    sequences: Sequences, first: int, last: int, per_sequence: bool, loss_weights: Sequence[float] | None = None
+    sequences: AdapterSequences, first: int, last: int, per_sequence: bool, loss_weights: Sequence[float] | None = None
 ) -> Iterator[Segment]:
     """Sequences `first` to `last - 1` as one segment, or each as its own. loss_weights: per sequence, equal without
     `per_sequence`."""
