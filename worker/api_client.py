@@ -98,11 +98,11 @@ def _answer(response: httpx.Response) -> httpx.Response:
 M = TypeVar("M", bound=Message)
 
 
-def _read(kind: type[M], content: bytes) -> M:
+def _read(model: type[M], content: bytes) -> M:
     try:
-        return kind.model_validate_json(content)
+        return model.model_validate_json(content)
     except ValidationError as error:
-        raise Unreadable(f"the service's {kind.__name__} cannot be read: {in_words(error)}") from None
+        raise Unreadable(f"the service's {model.__name__} cannot be read: {in_words(error)}") from None
 
 
 def in_words(error: ValidationError) -> str:

@@ -102,7 +102,7 @@ class TokenStream:
         said, digest = _header(held.read())
         for name, part in said["parts"].items() if check else ():
             _verify(folder / name, part)
-        arrays = {name: _mapped(folder / name, kind) for name, kind in _PARTS.items()}
+        arrays = {name: _mapped(folder / name, dtype) for name, dtype in _PARTS.items()}
         counts = arrays.pop("counts")
         bounds = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=bounds[1:])
@@ -258,11 +258,11 @@ def _verify(path: Path, part: dict[str, Any]) -> None:
         raise StreamDamaged(f"{path.name} is not what was written: {size} bytes, sha256 {digest.hexdigest()}")
 
 
-def _mapped(path: Path, kind: Any) -> NDArray[Any]:
+def _mapped(path: Path, dtype: Any) -> NDArray[Any]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
-            return np.empty(0, kind)  # an empty file cannot be mapped
+            return np.empty(0, dtype)  # an empty file cannot be mapped
         held = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     held.madvise(mmap.MADV_RANDOM)  # jobs read rows in random order: no read-ahead into memory
-    return np.frombuffer(held, kind)
+    return np.frombuffer(held, dtype)

@@ -33,7 +33,7 @@ from worker.replicas.base_loader import BaseCopy
 
 log = logging.getLogger(__name__)
 
-Act = Callable[[], None]
+Callback = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ArtifactUploader:
         self,
         link: PlacementLink,
         cache: NodeCache,
-        hand_over: Callable[[Act], None],
+        hand_over: Callable[[Callback], None],
         leave: Callable[[PlacementRun, bool, str], None],
     ) -> None:
         self._link, self._cache, self._hand_over, self._leave = link, cache, hand_over, leave
@@ -79,7 +79,7 @@ class ArtifactUploader:
         """Write and upload the jobs' states, all taken at one moment."""
         self._worker.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
-    def _guarded(self, task: PlacementRun, work: Act) -> None:
+    def _guarded(self, task: PlacementRun, work: Callback) -> None:
         try:
             work()
         except LeaseNotHeld as error:

@@ -32,7 +32,7 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
-Act = Callable[[], None]
+Callback = Callable[[], None]
 Send = Callable[[ExecutorProgress | PlacementEnded], None]
 _REPORT_SECONDS = 0.5
 _SILENT_SECONDS = 10.0  # without a word from a rank, after which it is not waited for without a lease
@@ -47,7 +47,7 @@ class AttachedPlacements:
         link: PlacementLink,
         scratch: ObjectCache,
         cache: NodeCache,
-        hand_over: Callable[[Act], None],
+        hand_over: Callable[[Callback], None],
         send: Send,
         opened: Callable[[PlacementRun, Prepared], None],
         left: Callable[[PlacementRun], None],

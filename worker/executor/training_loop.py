@@ -20,7 +20,7 @@ from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
-from worker.executor.attached_placements import Act, AttachedPlacements, Send
+from worker.executor.attached_placements import AttachedPlacements, Callback, Send
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.evaluation.baseline_evaluation import Baselines
 from worker.executor.evaluation.job_evaluations import JobEvaluations
@@ -46,7 +46,7 @@ class Executor:
     """`send` sends to the daemon. Any thread may call `handle_command`; everything else happens in `run`."""
 
     def __init__(self, settings: Settings, link: PlacementLink, send: Send) -> None:
-        self._inbox: queue.SimpleQueue[Act] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callback] = queue.SimpleQueue()
         self._scratch = ObjectCache(settings.scratch / "objects")
         self._scratch.sweep()
         self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
@@ -101,10 +101,10 @@ class Executor:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
         idle = not (self._active() or self._recheck_admission or self._awaiting_ranks or self._baselines or self._texts)
         try:
-            act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
+            callback = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
             while True:
-                act()
-                act = self._inbox.get_nowait()
+                callback()
+                callback = self._inbox.get_nowait()
         except queue.Empty:
             pass
         if idle:

@@ -11,7 +11,7 @@ from service.database.engine import new_id
 from service.scheduler.models import PlanChange
 from service.tasks.models import Task
 
-Kind = Literal["waits", "placed", "left"]
+PlanChangeKind = Literal["waits", "placed", "left"]
 
 
 class PlanChangeResource(BaseModel):
@@ -19,7 +19,7 @@ class PlanChangeResource(BaseModel):
 
     object: Literal["plan_change"] = "plan_change"
     id: str
-    kind: Kind = Field(description="waits: for another reason or time than before; placed: on a node; left: its node")
+    kind: PlanChangeKind = Field(description="waits: for another reason or time than before; placed: on a node; left: its node")
     said: dict[str, Any] = Field(description="waits: as the task's `waiting`; placed: where and until when; left: why")
     created_at: datetime
 
@@ -28,6 +28,6 @@ class PlanChangeResource(BaseModel):
         return cls.model_validate(change, from_attributes=True)
 
 
-def note(session: Session, task: Task, kind: Kind, said: Mapping[str, Any]) -> None:
+def note(session: Session, task: Task, kind: PlanChangeKind, said: Mapping[str, Any]) -> None:
     """Append to the task's history."""
     session.add(PlanChange(id=new_id("change"), tenant_id=task.tenant_id, task_id=task.id, kind=kind, said=dict(said)))

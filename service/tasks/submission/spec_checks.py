@@ -138,8 +138,8 @@ def _find_model(session: Session, name: str) -> BaseModelRow | None:
 
 def _format_errors(field: str, file: File, objective: Objective) -> Iterator[FieldError]:
     if (file.format == Format.PREFERENCE) != (objective.type == "dpo"):
-        kind = "preference rows" if objective.type == "dpo" else "chat, completion or text rows"
-        message = f"is a {file.format} file, but objective {objective.type} learns from {kind}"
+        wanted = "preference rows" if objective.type == "dpo" else "chat, completion or text rows"
+        message = f"is a {file.format} file, but objective {objective.type} learns from {wanted}"
         yield FieldError(field=field, code="format_of_other_objective", message=message)
 
 

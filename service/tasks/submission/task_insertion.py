@@ -26,7 +26,7 @@ _INSERT = PreparedStatement(
     text(
         f"""WITH new_tasks AS MATERIALIZED (
         SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
-            AS new_tasks({", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())}, jobs jsonb)
+            AS new_tasks({", ".join(f"{name} {type_}" for name, type_ in _COLUMNS.items())}, jobs jsonb)
     ), inserted AS (
         INSERT INTO tasks ({", ".join(_COLUMNS)}, fence, losses, last_event, told_status)
         SELECT {", ".join(_COLUMNS)}, 0, 0, 1, status FROM new_tasks ORDER BY id

@@ -101,30 +101,30 @@ class Alto:
         None is a job that continues. A job that is absent from the answer must wait for others. `standings` are all jobs that
         reached the end of warmup, decided ones included, and those that still may.
 
-        With `better` jobs ahead of it and `in_warmup` jobs still in warmup, a job's final rank, counted from 0, lies between
-        better and better + in_warmup. The cut shrinks by at most one for each job that ends in warmup. So a job is certainly
-        out when better >= cut now, and certainly in when better + in_warmup < cut now.
+        With `ahead` jobs ahead of it and `in_warmup` jobs still in warmup, a job's final rank, counted from 0, lies between
+        ahead and ahead + in_warmup. The cut shrinks by at most one for each job that ends in warmup. So a job is certainly
+        out when ahead >= cut now, and certainly in when ahead + in_warmup < cut now.
         """
         contenders = list(standings)
         cut = math.ceil(self._p.keep_fraction * len(contenders))
         ranked = sorted((s.losses[0], s.job) for s in contenders if s.losses)
         in_warmup = len(contenders) - len(ranked)
         decided: dict[int, Verdict | None] = {}
-        for better, (loss, job) in enumerate(ranked):
-            if better + in_warmup < cut:
+        for ahead, (loss, job) in enumerate(ranked):
+            if ahead + in_warmup < cut:
                 decided[job] = None
-            elif better >= cut:
-                decided[job] = self._underperforming(loss, ranked[cut - 1][0], better, cut, len(ranked), len(contenders))
+            elif ahead >= cut:
+                decided[job] = self._underperforming(loss, ranked[cut - 1][0], ahead, cut, len(ranked), len(contenders))
         return decided
 
-    def _underperforming(self, loss: float, last_kept: float, better: int, cut: int, ranked: int, contenders: int) -> Verdict:
+    def _underperforming(self, loss: float, last_kept: float, ahead: int, cut: int, ranked: int, contenders: int) -> Verdict:
         return Verdict(
             ExitReason.UNDERPERFORMING,
             {
                 "pattern": "ranks below the cut at the warmup boundary",
                 "val_loss": loss,
                 "last_kept_val_loss": last_kept,
-                "rank": better + 1,
+                "rank": ahead + 1,
                 "kept": cut,
                 "finished": ranked,
                 "alive": contenders,

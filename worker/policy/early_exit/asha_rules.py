@@ -29,14 +29,14 @@ class Asha:
             ranked = sorted((s.losses[rung], s.job) for s in present if len(s.losses) > rung)
             cut = max(1, len(ranked) // self._eta)
             last = {s.job for s in present if len(s.losses) == rung + 1}
-            for better, (loss, job) in enumerate(ranked):
+            for ahead, (loss, job) in enumerate(ranked):
                 if job in last:
                     decided[job] = (
-                        None if better < cut else self._behind(rung, loss, ranked[cut - 1][0], better, cut, len(ranked))
+                        None if ahead < cut else self._behind(rung, loss, ranked[cut - 1][0], ahead, cut, len(ranked))
                     )
         return decided
 
-    def _behind(self, rung: int, loss: float, last_kept: float, better: int, cut: int, reached: int) -> Verdict:
+    def _behind(self, rung: int, loss: float, last_kept: float, ahead: int, cut: int, reached: int) -> Verdict:
         return Verdict(
             ExitReason.UNDERPERFORMING,
             {
@@ -44,7 +44,7 @@ class Asha:
                 "rung": rung,
                 "val_loss": loss,
                 "last_kept_val_loss": last_kept,
-                "rank": better + 1,
+                "rank": ahead + 1,
                 "kept": cut,
                 "reached": reached,
                 "reduction_factor": self._eta,

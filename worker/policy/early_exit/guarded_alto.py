@@ -52,27 +52,27 @@ class GuardedAlto(Alto):
         if not in_warmup and base is not None and all(_surely_worse(one.standing.scores, base) for one in ranked):
             return {one.job: _nothing_learned(one, base, place == 0) for place, one in enumerate(ranked)}
         decided: dict[int, Verdict | None] = {}
-        for better, one in enumerate(ranked):
-            if better >= most:
+        for ahead, one in enumerate(ranked):
+            if ahead >= most:
                 decided[one.job] = self._underperforming(
-                    one.mean, ranked[most - 1].mean, better, most, len(ranked), len(contenders)
+                    one.mean, ranked[most - 1].mean, ahead, most, len(ranked), len(contenders)
                 )
-            elif better + in_warmup < fewest:
+            elif ahead + in_warmup < fewest:
                 search_may_end = base is not None and in_warmup > 0 and _surely_worse(one.standing.scores, base)
                 if not search_may_end:
                     decided[one.job] = None
             elif not in_warmup:
-                decided[one.job] = self._compared(one, ranked, better)
+                decided[one.job] = self._compared(one, ranked, ahead)
         return decided
 
-    def _compared(self, one: _Ranked, ranked: Sequence[_Ranked], better: int) -> Verdict | None:
+    def _compared(self, one: _Ranked, ranked: Sequence[_Ranked], ahead: int) -> Verdict | None:
         """The verdict on a job between the floor and the ceiling. Without the scores of both it is ALTO's, by rank."""
         difference = _paired(one.standing.scores, ranked[0].standing.scores)
         if difference is None:
             cut = math.ceil(self._p.keep_fraction * len(ranked))
-            if better < cut:
+            if ahead < cut:
                 return None
-            return self._underperforming(one.mean, ranked[cut - 1].mean, better, cut, len(ranked), len(ranked))
+            return self._underperforming(one.mean, ranked[cut - 1].mean, ahead, cut, len(ranked), len(ranked))
         low, high = difference.interval
         if low <= 0:
             return None
@@ -84,7 +84,7 @@ class GuardedAlto(Alto):
             "difference_low": low,
             "difference_high": high,
             "rows": difference.rows,
-            "rank": better + 1,
+            "rank": ahead + 1,
             "alive": len(ranked),
         }
         return Verdict(ExitReason.UNDERPERFORMING, evidence)
