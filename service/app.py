@@ -10,6 +10,7 @@ from fastapi import FastAPI
 import service.adapters.routes
 import service.audit.routes
 import service.batches.routes
+import service.files.import_routes
 import service.files.routes
 import service.fleet.admin_routes
 import service.fleet.base_models.routes
@@ -46,6 +47,7 @@ _ROUTERS = (
     service.tasks.submission.routes.router,
     service.tasks.routes.router,
     service.batches.routes.router,
+    service.files.import_routes.router,  # before the upload, at the same path
     service.files.routes.router,
     service.scheduler.routes.router,
     service.adapters.routes.router,

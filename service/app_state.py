@@ -11,9 +11,9 @@ from service.database.engine import Database, pool_of
 from service.dependencies import Dependencies
 from service.files.folder_tokenizer import Tokenizers
 from service.fleet.base_models.base_folders import BaseFolders
-from service.fleet.base_models.hub_client import Hub
 from service.fleet.learning_protocol import ProfileUpdates
 from service.http import concurrency_limits
+from service.hub.hub_client import Hub
 from service.lru_cache import LruCache
 from service.messaging.queue import Queue
 from service.messaging.wakeups import NodeWakeups

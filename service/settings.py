@@ -149,6 +149,9 @@ class Settings(BaseSettings):
     hf_hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")  # no call to the hub
     hub_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # that the hub may redirect to
 
+    import_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # of https:// sources, as above
+    import_seconds: Annotated[float, Field(ge=1, le=86_400)] = 3600  # of one attempt to import a file
+
     max_file_bytes: Limit = 1024 * MIB
     max_file_rows: Limit = 1_000_000
     max_line_bytes: Limit = 4 * MIB

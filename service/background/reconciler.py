@@ -19,6 +19,7 @@ from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.background.retention import forget_surplus_plans
 from service.database.engine import clock
 from service.dependencies import Dependencies
+from service.files.imports.importer import Importer
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
@@ -53,13 +54,15 @@ def run(settings: Settings) -> None:
         signal.signal(number, lambda *_: stop.set())
     dependencies = Dependencies.of(settings)
     courier = Courier(dependencies.db, outbound_of(settings), box_of(settings))
-    swept = time.monotonic()
+    importer, swept = Importer(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         once(dependencies)
         courier.wake()  # delivers in its own thread, since receivers may be slow
+        importer.wake()  # in threads as well
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
+    importer.close()
 
 
 def once(dependencies: Dependencies) -> None:

@@ -14,6 +14,7 @@ from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.audit.models import AuditEntry
 from service.database.engine import Base, Database, clock, id_at
+from service.files.models import File, FileImport
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
@@ -51,6 +52,9 @@ class Retention:
         )
 
 
+_KEPT_FILE = select(File.id).where(File.id == FileImport.id, File.deleted_at.is_(None)).exists()
+
+
 def forget(db: Database, keep: Retention) -> dict[str, int]:
     """Delete rows past their retention; returns how many of each table."""
     with db.begin() as session:
@@ -62,6 +66,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "audit_entries": _made_before(db, AuditEntry, AuditEntry.id, "audit", now - keep.audit),
         "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
         "placements": _forget_placements(db, now - keep.placements),
+        "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
         "point_chunks": _forget_hidden(db, now - keep.deleted),
     }
     removed["tasks"] = _empty_deleted_tasks(db, now - keep.deleted)

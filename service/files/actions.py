@@ -30,11 +30,18 @@ class FileInUse(Conflict):
     code, title = "file_in_use", "Tasks still need the file"
 
 
-def keep(session: Session, principal: Principal, name: str, data: CheckedDataSet, expires_at: datetime | None = None) -> File:
-    """Add a file to the caller's tenant for a stored data set. Raises QuotaExceeded."""
+def keep(
+    session: Session,
+    principal: Principal,
+    name: str,
+    data: CheckedDataSet,
+    expires_at: datetime | None = None,
+    id: str | None = None,
+) -> File:
+    """Add a file to the caller's tenant for a stored data set. `id`: of its import. Raises QuotaExceeded."""
     admit_bytes(session, principal, data.stored.bytes)
     file = File(
-        id=new_id("file"),
+        id=id or new_id("file"),
         tenant_id=principal.tenant_id,
         name=name,
         format=data.format,

@@ -1,13 +1,16 @@
 """Files over HTTP: immutable JSONL data sets."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
 from service.app_state import BaseFoldersDep, BaseTokenizers, Store
 from service.authentication import Db, Reader, Writer
 from service.files import actions
-from service.files.models import File
+from service.files.import_routes import NewFileImport
+from service.files.imports import actions as imports
+from service.files.imports.resource import FoundFileResource, ImportedFileResource
+from service.files.models import File, FileImport
 from service.files.multipart_upload import Received
 from service.files.resource import FileResource
 from service.files.row_preview import PreviewRequest, PreviewResource, preview
@@ -23,6 +26,11 @@ router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 4
 
 Unused = Annotated[bool | None, Query(description="Only files that no task names, or (false) only others; left out, all")]
 
+Status = Annotated[
+    Literal["ready", "importing", "failed"],
+    Query(description="`ready`: files; otherwise those that were named by a source and are not files (yet)"),
+]
+
 _PARTS = {
     "type": "object",
     "required": ["file"],
@@ -37,15 +45,29 @@ _PARTS = {
     "",
     status_code=201,
     operation_id="create_file",
-    summary="Upload a data set",
+    summary="Upload a data set, or name its source",
     description=(
+        "An upload is multipart/form-data. JSON names a source, which is imported in the background: poll the file until its "
+        "`status` is `ready`. Its size, licence and commit are told at once, with `dry_run` alone.\n\n"
         'JSONL, one example a line, all of one format: `{"messages": [{"role": "user", "content": "…"}, …]}` with at least '
         'one assistant turn, or `{"prompt": "…", "completion": "…"}`. Every line is checked; a refusal lists the first 100 '
         "mistakes by line and field, and `error_count` says how many there are. A byte order mark and blank lines are dropped: "
         "what is stored, and its `sha256`, are the rows alone."
     ),
-    responses=problems(400, 409, 413, 422),
-    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _PARTS}}}},
+    responses=problems(400, 409, 413, 422, 503)
+    | {
+        200: {"description": "What would be imported (`dry_run`)", "model": FoundFileResource},
+        201: {"description": "The file, or the import of one", "model": FileResource | ImportedFileResource},
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {"schema": _PARTS},
+                "application/json": {"schema": NewFileImport.model_json_schema()},
+            },
+        }
+    },
 )
 def create_file(
     writer: Writer, upload: Received, db: Db, request: Request, idempotency_key: IdempotencyKey = None
@@ -58,8 +80,13 @@ def create_file(
 
 
 @router.get("", operation_id="list_files", summary="List files, the newest first", responses=problems(422))
-def list_files(reader: Reader, db: Db, unused: Unused = None, cursor: Cursor = None, limit: Limit = 20) -> Page[FileResource]:
+def list_files(
+    reader: Reader, db: Db, unused: Unused = None, status: Status = "ready", cursor: Cursor = None, limit: Limit = 20
+) -> Page[FileResource | ImportedFileResource]:
     with db.begin() as session:
+        if status != "ready":
+            coming = imports.imports_of(reader, status)
+            return page(session, coming, FileImport, cursor, limit, lambda rows: [ImportedFileResource.of(r) for r in rows])
         files = actions.files_of(reader, unused)
         return page(session, files, File, cursor, limit, lambda rows: [FileResource.of(f) for f in rows])
 
@@ -86,9 +113,13 @@ def preview_file(
 
 
 @router.get("/{file_id}", operation_id="get_file", summary="Get a file's description", responses=problems(404))
-def get_file(file_id: str, reader: Reader, db: Db) -> FileResource:
+def get_file(file_id: str, reader: Reader, db: Db) -> FileResource | ImportedFileResource:
     with db.begin() as session:
-        return FileResource.of(actions.find_file(session, reader, file_id))
+        row = imports.find_import(session, reader, file_id)
+        if row is not None and row.status != imports.READY:
+            return ImportedFileResource.of(row)
+        file = actions.find_file(session, reader, file_id)
+        return FileResource.of(file) if row is None else ImportedFileResource.of(row, file)
 
 
 @router.get(
@@ -109,9 +140,12 @@ def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, reque
     status_code=204,
     operation_id="delete_file",
     summary="Delete a file",
-    description="Refused while a task that has not ended needs it; the refusal names the tasks.",
+    description=(
+        "Refused while a task that has not ended needs it; the refusal names the tasks. One that is still imported is given up."
+    ),
     responses=problems(404, 409),
 )
 def delete_file(file_id: str, writer: Writer, db: Db) -> None:
     with db.begin() as session:
-        actions.delete(session, writer, file_id)
+        if not imports.give_up(session, writer, file_id):
+            actions.delete(session, writer, file_id)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 # two concurrent submission transactions under full load doubled the latency of polls
-LIMITS = {"submissions": 1, "reports": 2, "estimates": 1, "completions": 2}
+LIMITS = {"submissions": 1, "reports": 2, "estimates": 1, "completions": 2, "imports": 4}
 
 
 def make() -> dict[str, asyncio.Semaphore]:
@@ -28,4 +28,5 @@ def _limited(kind: str) -> Callable[[Request], AsyncIterator[None]]:
 Submitting = Annotated[None, Depends(_limited("submissions"), scope="function")]
 Estimating = Annotated[None, Depends(_limited("estimates"), scope="function")]
 Reporting = Annotated[None, Depends(_limited("reports"), scope="function")]
+Importing = Annotated[None, Depends(_limited("imports"), scope="function")]  # they wait for the source
 Completing = Annotated[None, Depends(_limited("completions"), scope="function")]  # uploads hashed at a time

@@ -48,6 +48,16 @@ class OutboundResponse:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """An answer whose body has yet to come: `blocks` raises Failed where it breaks off. Otherwise as Fetched."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    blocks: Iterable[bytes]
+
+
+@dataclass(frozen=True)
 class Fetched:
     """What was got: header names are in lower case, `url` is where the redirects led."""
 
@@ -79,10 +89,16 @@ class Outbound:
             return OutboundResponse(response.status, _first(response.iter_stream(), _KEPT_BYTES))
 
     def get(self, url: str, headers: Mapping[str, str], most: int, trusted: str = "", until: float | None = None) -> Fetched:
-        """GET, and follow redirects, each of which is checked. Returns at most `most` bytes of the body.
+        """As `stream`, with at most `most` bytes of the body."""
+        with self.stream(url, headers, trusted, until) as got:
+            return Fetched(got.url, got.status, got.headers, _first(got.blocks, most))
+
+    @contextmanager
+    def stream(self, url: str, headers: Mapping[str, str], trusted: str = "", until: float | None = None) -> Iterator[Answer]:
+        """GET, and follow redirects, each of which is checked. The body comes block by block, as it was sent.
 
         trusted: an origin that the operator named, whatever its address. until: of time.monotonic, instead of `seconds` from
-        now. `Authorization` goes to the first origin alone. Raises Refused or Failed.
+        now; a receiver may be silent for `seconds`. `Authorization` goes to the first origin alone. Raises Refused or Failed.
         """
         until, sent = time.monotonic() + self._seconds if until is None else until, dict(headers)
         for _ in range(_REDIRECTS + 1):
@@ -90,7 +106,8 @@ class Outbound:
             with self._call("GET", parts, sent, until, judged=_origin(url) != _origin(trusted)) as response:
                 said = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
                 if not (response.status in (301, 302, 303, 307, 308) and "location" in said):
-                    return Fetched(url, response.status, said, _first(response.iter_stream(), most))
+                    yield Answer(url, response.status, said, response.iter_stream())
+                    return
             onward = urljoin(url, said["location"])
             if _origin(onward) != _origin(url):
                 sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
@@ -251,10 +268,10 @@ class _Timed(httpcore.NetworkStream):
         self._stream, self._until = stream, until
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(self._until))
+        return self._stream.read(max_bytes, _sooner(timeout, self._until))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(self._until))
+        self._stream.write(buffer, _sooner(timeout, self._until))
 
     def close(self) -> None:
         self._stream.close()
@@ -266,6 +283,11 @@ class _Timed(httpcore.NetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
+
+
+def _sooner(timeout: float | None, until: float) -> float:
+    left = _left(until)
+    return left if timeout is None else min(timeout, left)
 
 
 def _left(until: float) -> float:

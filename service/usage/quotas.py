@@ -10,7 +10,7 @@ from contract.batch_spec import MOST_TASKS
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
-from service.files.models import File
+from service.files.models import File, FileImport
 from service.http.problems import Forbidden
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
@@ -104,7 +104,9 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     adapters = scoped(kept.where(Adapter.deleted_at.is_(None), Task.deleted_at.is_(None)), Adapter, principal)
     held = select(func.sum(Job.checkpoint["bytes"].astext.cast(BigInteger))).join(Task, Task.id == Job.task_id)
     checkpoints = scoped(held.where(_IS_OPEN, Job.checkpoint.is_not(None)), Task, principal)
-    return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints))
+    coming = select(func.sum(FileImport.reserved_bytes)).where(FileImport.status == "importing")
+    imports = scoped(coming, FileImport, principal)
+    return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints, imports))
 
 
 def _lock_tenant_quota(session: Session, principal: Principal) -> None:

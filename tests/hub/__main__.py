@@ -1,6 +1,8 @@
 """`python -m tests.hub FOLDER`: serves repositories as huggingface.co does, and prints its port. Large files are redirects.
 
 FOLDER/<organisation>/<name>/ holds files and `hub.json`: {"commits": {"main": sha}, "license": …, "gated": …, "private": …}.
+A data set is FOLDER/datasets/<organisation>/<name>/, files in folders too; its *.jsonl of over 1 kB are large ones.
+FOLDER/plain/ holds files that /plain/<path> sends as any web server, with an ETag: {"etag": text} replaces it.
 FOLDER/faults.json, read at each request: {"down": true}, {"seconds": per block, "block": bytes}, {"cut_after": bytes of each
 answer}, {"wrong": [paths]}, {"redirect": URL}, {"cdn": origin of large files}, {"no_ranges": true}. FOLDER/requests.log has a
 line for each request: path, Range, and whether it carried a token.
@@ -35,9 +37,13 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
             return self._info(*found.groups())
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        if found := re.fullmatch(r"/api/(datasets/[^/]+/[^/]+)/revision/(.+)", path):
+            return self._info(*found.groups())
+        if found := re.fullmatch(r"/plain/(.+)", path):
+            return self._plain(FOLDER / "plain" / found[1], found[1])
+        if found := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self._resolve(*found.groups())
-        if found := re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path):
+        if found := re.fullmatch(r"/cdn/((?:datasets/)?[^/]+/[^/]+)/(.+)", path):
             return self._send(FOLDER / found[1] / found[2], found[2])
         return self._say(404, b"{}")
 
@@ -61,12 +67,12 @@ class Handler(BaseHTTPRequestHandler):
         if held is None:
             return
         siblings = []
-        for path in sorted((FOLDER / name).iterdir()):
-            if path.name == "hub.json":
+        for path in sorted((FOLDER / name).rglob("*")):
+            if path.name == "hub.json" or path.is_dir():
                 continue
             content = path.read_bytes()
-            one: dict[str, Any] = {"rfilename": path.name, "size": len(content)}
-            if path.name.endswith(LFS):
+            one: dict[str, Any] = {"rfilename": str(path.relative_to(FOLDER / name)), "size": len(content)}
+            if self._is_large(path):
                 one["blobId"] = "0" * 40
                 one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
             else:
@@ -82,12 +88,23 @@ class Handler(BaseHTTPRequestHandler):
             return
         if not (FOLDER / name / path).is_file():
             self._say(404, b"", {"X-Error-Code": "EntryNotFound"})
-        elif path.endswith(LFS):
+        elif self._is_large(FOLDER / name / path):
             self._say(302, b"", {"Location": self.faults.get("redirect", f"{self.faults.get('cdn', '')}/cdn/{name}/{path}")})
         else:
             self._send(FOLDER / name / path, path)
 
-    def _send(self, file: Path, path: str) -> None:
+    @staticmethod
+    def _is_large(file: Path) -> bool:
+        return file.name.endswith(LFS) or (file.suffix == ".jsonl" and file.stat().st_size > 1000)
+
+    def _plain(self, file: Path, path: str) -> None:
+        if "redirect" in self.faults:
+            return self._say(302, b"", {"Location": self.faults["redirect"]})
+        if not file.is_file():
+            return self._say(404, b"")
+        self._send(file, path, {"ETag": self.faults.get("etag", f'"{hashlib.sha1(file.read_bytes()).hexdigest()}"')})
+
+    def _send(self, file: Path, path: str, headers: dict[str, str] | None = None) -> None:
         content = file.read_bytes()
         if path in self.faults.get("wrong", ()):
             content = content[:-1] + bytes([content[-1] ^ 1])
@@ -100,6 +117,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(last + 1 - first))
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        for name, value in ({**(headers or {}), **self.faults.get("headers", {})}).items():
+            self.send_header(name, value)
         self.end_headers()
         size, sent = int(self.faults.get("block", 2**20)), 0
         for at in range(first, last + 1, size):

@@ -39,6 +39,7 @@ class HubProcess:
         else:
             folder.mkdir(parents=True)
             for path, content in files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
         held = {"commits": {"main": commit}, "license": "apache-2.0", **said}
         (folder / "hub.json").write_text(json.dumps(held))

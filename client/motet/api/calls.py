@@ -65,6 +65,12 @@ class Files(Calls[D]):
     """Immutable JSONL data sets."""
 
     upload = Call(files.upload)
+    add = Call(files.add)
+    inspect = Call(files.inspect)
+    imported = Call(files.imported)
+    imports = Paginated(files.imports)
+    follow = Paginated(files.follow)
+    wait = Call(files.wait)
     get = Call(files.file)
     list = Paginated(files.files)
     preview = Call(files.preview)

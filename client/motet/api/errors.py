@@ -28,6 +28,10 @@ class TaskNotDone(MotetError):
     """The task had not ended when the wait timed out."""
 
 
+class FileNotReady(MotetError):
+    """An import failed, or had not ended when the wait timed out."""
+
+
 @dataclass(frozen=True)
 class FieldProblem:
     """One mistake that the service found in a field of the body or on a line of a file."""

@@ -16,10 +16,10 @@ from huggingface_hub.hf_api import RepoSibling
 
 from contract.messages.placement_messages import BASE_FILE_NAME, HUB_SCHEME
 from contract.model_revision import combined
-from service.fleet.base_models.hub_client import Hub, HubRepository
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in, storable
 from service.fleet.models import BaseModel, BaseModelFile
 from service.http.problems import Invalid, invalid_field, shown
+from service.hub.hub_client import Hub, HubRepository
 
 _SOURCE = re.compile(r"hf://([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"

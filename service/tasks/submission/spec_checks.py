@@ -4,8 +4,9 @@ Knows no nodes: whether one is free is the planner's question.
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import bindparam, select
@@ -16,6 +17,7 @@ from contract.task_spec import Objective, TaskSpec
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
+from service.files.imports import actions as imports
 from service.files.models import File
 from service.files.row_checks import Format
 from service.fleet.models import BaseModel as BaseModelRow
@@ -40,6 +42,7 @@ class SpecRefused(Invalid):
     code, title = "task_refused", "The task could not run"
 
 
+Unknown = Callable[[str, str], Iterator[FieldError]]  # (field, file's id) -> why there is no such file
 _Found = tuple[dict[str, File], BaseModelRow | None]  # files by id, and the base model
 
 
@@ -83,9 +86,10 @@ class SpecChecker:
         held, model = self._found[names]
         train = held.get(wanted.file_id)
         validation, prompts = held.get(wanted.validation_file_id or ""), held.get(asked or "")
+        unknown = partial(_unknown, session, self._principal)
         errors = [
-            *_file_errors(spec, train, validation),
-            *(() if asked is None else _prompts_errors(asked, prompts)),
+            *_file_errors(spec, train, validation, unknown),
+            *(() if asked is None else _prompts_errors(asked, prompts, unknown)),
             *(
                 _model_unknown(session, spec.base_model)
                 if model is None
@@ -108,7 +112,7 @@ def for_preview(
     file = files.pin(session, principal, [file_id]).get(file_id)
     model = _find_model(session, base_model)
     errors = [
-        *(_unknown("file_id", file_id) if file is None else _format_errors("file_id", file, objective)),
+        *(_unknown(session, principal, "file_id", file_id) if file is None else _format_errors("file_id", file, objective)),
         *(_model_unknown(session, base_model) if model is None else _length_errors("max_seq_len", max_seq_len, model)),
     ]
     if errors:
@@ -143,17 +147,17 @@ def _format_errors(field: str, file: File, objective: Objective) -> Iterator[Fie
         yield FieldError(field=field, code="format_of_other_objective", message=message)
 
 
-def _file_errors(spec: TaskSpec, train: File | None, validation: File | None) -> Iterator[FieldError]:
+def _file_errors(spec: TaskSpec, train: File | None, validation: File | None, unknown: Unknown) -> Iterator[FieldError]:
     wanted = spec.dataset
     if train is None:
-        yield from _unknown("dataset.file_id", wanted.file_id)
+        yield from unknown("dataset.file_id", wanted.file_id)
     else:
         yield from _format_errors("dataset.file_id", train, spec.objective)
     if wanted.validation_file_id is None:
         return
     field = "dataset.validation_file_id"
     if validation is None:
-        yield from _unknown(field, wanted.validation_file_id)
+        yield from unknown(field, wanted.validation_file_id)
     elif train is not None and validation.sha256 == train.sha256:
         message = "holds the very rows that are trained on; leave it out, and a fraction of the rows is held out instead"
         yield FieldError(field=field, code="same_rows", message=message)
@@ -162,16 +166,25 @@ def _file_errors(spec: TaskSpec, train: File | None, validation: File | None) ->
         yield FieldError(field=field, code="format_differs", message=message)
 
 
-def _prompts_errors(asked: str, prompts: File | None) -> Iterator[FieldError]:
+def _prompts_errors(asked: str, prompts: File | None, unknown: Unknown) -> Iterator[FieldError]:
     field = "evaluation.file_id"
     if prompts is None:
-        yield from _unknown(field, asked)
+        yield from unknown(field, asked)
     elif prompts.format not in (Format.CHAT, Format.COMPLETION):
         message = f"is a {prompts.format} file; prompts with references are rows of messages, or of prompt and completion"
         yield FieldError(field=field, code="format_without_prompts", message=message)
 
 
-def _unknown(field: str, file_id: str) -> Iterator[FieldError]:
+def _unknown(session: Session, principal: Principal, field: str, file_id: str) -> Iterator[FieldError]:
+    coming = imports.find_import(session, principal, file_id)
+    if coming is not None and coming.status == imports.IMPORTING:
+        message = f"is still imported; post the task once GET /v1/files/{file_id} says that it is ready"
+        yield FieldError(field=field, code="file_importing", message=message)
+        return
+    if coming is not None and coming.status == imports.FAILED:
+        message = f"could not be imported; GET /v1/files/{file_id} says why"
+        yield FieldError(field=field, code="file_import_failed", message=message)
+        return
     message = f"there is no file {file_id!r} that this key could see; upload it with POST /v1/files"
     yield FieldError(field=field, code="file_unknown", message=message)
 

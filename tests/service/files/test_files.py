@@ -78,7 +78,7 @@ def test_a_wrong_form_names_its_part(tenant, parts, status, field, words):
 @pytest.mark.parametrize(
     ("content_type", "body", "words"),
     [
-        ("application/json", b"{}", "multipart/form-data with a part called file"),
+        ("text/plain", b"{}", "multipart/form-data with a part called file"),
         ("multipart/form-data", b"", "multipart/form-data with a part called file"),
         ("multipart/form-data; boundary=x", b"nonsense", "multipart body is broken"),
         ("multipart/form-data; boundary=x", b"--x\r\n", "ends before its last boundary"),

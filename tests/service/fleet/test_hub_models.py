@@ -13,9 +13,9 @@ import pytest
 
 from contract.model_revision import revision_of
 from service.database.engine import Database
-from service.fleet.base_models.hub_client import Hub, HubUnavailable
 from service.fleet.base_models.hub_models import read_repository
 from service.fleet.models import Node
+from service.hub.hub_client import Hub, HubUnavailable
 from tests.hub.hub_process import COMMIT, MODEL, TOKEN, HubProcess, hub_process
 from tests.service.api import Caller, chat_rows
 from tests.service.fleet.test_model_catalog import CONFIG, weights

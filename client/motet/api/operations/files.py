@@ -1,11 +1,15 @@
 """Calls about files and their rows."""
 
+import time
 from pathlib import Path
 from typing import Any
 
-from motet.api.errors import ApiError, MotetError
-from motet.api.resources import File, Preview
-from motet.api.steps import Listing, Operation, ask, change, entries, get, make, one
+from motet.api.errors import ApiError, FileNotReady, MotetError
+from motet.api.resources import File, FileImport, FoundFile, Preview
+from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, entries, get, make, one
+
+_SOURCE_SECONDS = 60.0  # longer than the service waits for a source
+_PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks at an import, the last again and again
 
 
 def upload(path: str | Path, name: str | None = None) -> Operation[File]:
@@ -18,6 +22,80 @@ def upload(path: str | Path, name: str | None = None) -> Operation[File]:
         raise MotetError(f"cannot read {path}: {error.strerror}") from error
     except ApiError as error:
         raise ApiError(error.status, error.problem, about=name or path.name) from None
+
+
+def add(
+    source: str,
+    revision: str | None = None,
+    path: str | None = None,
+    split: str | None = None,
+    token: str | None = None,
+    name: str | None = None,
+) -> Operation[FileImport]:
+    """Import a data set by its source, `hf://datasets/organisation/name` or an https:// URL; `wait` has it once it is ready.
+
+    revision, path, split and token are the hub's: a branch, tag or commit; the file, or the split whose one file is meant; an
+    account's, for gated and private data sets.
+    """
+    return one(FileImport, make("/v1/files", json=_named(source, revision, path, split, token, name), seconds=_SOURCE_SECONDS))
+
+
+def inspect(
+    source: str,
+    revision: str | None = None,
+    path: str | None = None,
+    split: str | None = None,
+    token: str | None = None,
+    name: str | None = None,
+) -> Operation[FoundFile]:
+    """What `add` would import: size, hash, commit, licence. Imports nothing."""
+    said = _named(source, revision, path, split, token, name) | {"dry_run": True}
+    return one(FoundFile, make("/v1/files", json=said, seconds=_SOURCE_SECONDS))
+
+
+def imported(file_id: str) -> Operation[FileImport]:
+    """How far the import of a file is, or how it came."""
+    return one(FileImport, get(f"/v1/files/{file_id}"))
+
+
+def imports(status: str = "importing") -> Listing[FileImport]:
+    """The tenant's imports that are no files (yet), newest first: those of status `importing`, or `failed`."""
+    return entries(FileImport, "/v1/files", {"status": status})
+
+
+def follow(file_id: str) -> Listing[FileImport]:
+    """The import now and at each look, until it is ready or has failed."""
+    looks = 0
+    while True:
+        found = yield from imported(file_id)
+        yield Emit(found)
+        if found.status != "importing":
+            return
+        yield Sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
+        looks += 1
+
+
+def wait(file_id: str, timeout: float | None = None) -> Operation[File]:
+    """The file once its import is ready. Raises FileNotReady where it failed, or after `timeout` seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    following = follow(file_id)
+    answer: Any = None
+    while True:
+        step = following.send(answer)
+        answer = None
+        if not isinstance(step, Emit):
+            answer = yield step
+        elif step.value.status == "ready":
+            return (yield from file(file_id))
+        elif step.value.status == "failed":
+            raise FileNotReady(f"{file_id} could not be imported: {step.value.error.detail if step.value.error else 'unknown'}")
+        elif deadline is not None and time.monotonic() >= deadline:
+            raise FileNotReady(f"{file_id} is still imported after {timeout:g} s, {step.value.received_bytes} bytes so far")
+
+
+def _named(source: str, *said: str | None) -> dict[str, Any]:
+    names = ("revision", "path", "split", "token", "name")
+    return {"source": source} | {name: value for name, value in zip(names, said, strict=True) if value is not None}
 
 
 def file(file_id: str) -> Operation[File]:

@@ -17,7 +17,16 @@ from motet.api.resources.account import (
 )
 from motet.api.resources.adapters import Adapter
 from motet.api.resources.batches import Batch, BatchEstimate, BatchTask
-from motet.api.resources.files import File, Preview, PreviewRow, PreviewSequence, RowProblem
+from motet.api.resources.files import (
+    File,
+    FileImport,
+    FileImportError,
+    FoundFile,
+    Preview,
+    PreviewRow,
+    PreviewSequence,
+    RowProblem,
+)
 from motet.api.resources.fleet import (
     Device,
     GpuFit,
@@ -65,6 +74,9 @@ __all__ = [
     "Event",
     "Exit",
     "File",
+    "FileImport",
+    "FileImportError",
+    "FoundFile",
     "GpuFit",
     "HubModel",
     "Job",

@@ -28,6 +28,50 @@ class RowProblem(Message):
     field: str | None = None
 
 
+class FileImportError(Message):
+    """Why the last attempt to import a file failed; `errors` are its first wrong lines."""
+
+    code: str
+    detail: str
+    errors: list[RowProblem] = Field(default=[])
+    error_count: int | None = None
+
+
+class FileImport(Message):
+    """A file that was named by its source. Once `status` is `ready`, it is a File with the same id."""
+
+    id: str
+    name: str
+    status: str  # importing, ready or failed
+    rows: int | None = None
+    bytes: int | None = None
+    sha256: str | None = None
+    created_at: datetime
+    source: str
+    path: str | None = None
+    commit: str | None = None
+    license: str | None = None
+    gated: bool = False
+    received_bytes: int
+    total_bytes: int | None = None
+    attempts: int = 0
+    next_attempt_at: datetime | None = None
+    error: FileImportError | None = None
+
+
+class FoundFile(Message):
+    """What a source holds, before anything is imported."""
+
+    name: str
+    source: str
+    path: str | None = None
+    commit: str | None = None
+    license: str | None = None
+    gated: bool = False
+    bytes: int | None = None
+    sha256: str | None = None
+
+
 class PreviewSequence(Message):
     """One sequence of the model's input. tokens, pieces (their text) and learned (the loss mask) have one entry per token."""
 

@@ -1,0 +1,86 @@
+"""POST /v1/files as JSON: a data set by the name of its source. An upload, as multipart/form-data, is routes.py's."""
+
+from collections.abc import MutableMapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import Field, SecretStr
+from starlette.routing import Match
+
+from contract.strict import STORABLE, Strict
+from service.app_state import Config, HubDep
+from service.authentication import Db, Writer
+from service.files.imports import actions, importer
+from service.files.imports.resource import FoundFileResource, ImportedFileResource
+from service.files.imports.sources import Asked, find
+from service.files.multipart_upload import MAX_NAME, sane_name
+from service.http.concurrency_limits import Importing
+from service.http.response_schemas import problems
+from service.idempotency.repeated_requests import ClaimedKey
+from service.tenants.api_keys import Scope
+from service.usage.quotas import admit_bytes
+
+
+class JsonRoute(APIRoute):
+    """Takes requests with a JSON body alone, and leaves others of the same path to the next route."""
+
+    def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, MutableMapping[str, Any]]:
+        match, child = super().matches(scope)
+        said = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
+        if match is Match.FULL and said != "application/json":
+            return Match.NONE, {}
+        return match, child
+
+
+router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403), route_class=JsonRoute)
+
+
+class NewFileImport(Strict):
+    source: Annotated[str, Field(min_length=1, max_length=2048), STORABLE] = Field(
+        description="`hf://datasets/organisation/name`, or an `https://` URL of a public address, which may be presigned"
+    )
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=255)] = Field(
+        default="main", description="Of the hub: a branch, a tag or a commit; it is resolved to a commit at once"
+    )
+    path: Annotated[str, Field(min_length=1, max_length=1024), STORABLE] | None = Field(
+        default=None, description="Of the hub: the file in the repository; left out, its only *.jsonl or *.json file"
+    )
+    split: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)] | None = Field(
+        default=None, description="Of the hub, instead of `path`: the one file of this split"
+    )
+    token: Annotated[SecretStr, Field(min_length=1, max_length=512)] | None = Field(
+        default=None,
+        description="Of the hub, for gated and private data sets. It is encrypted, and removed when the import ends",
+    )
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = Field(
+        default=None, description="Left out, the file's own name"
+    )
+    dry_run: bool = Field(default=False, description="Tell all of it, and import nothing")
+
+
+@router.post("", status_code=201, include_in_schema=False)  # routes.py describes it with the upload
+def import_file(
+    new: NewFileImport,
+    writer: Writer,
+    db: Db,
+    hub: HubDep,
+    settings: Config,
+    claim: ClaimedKey,
+    response: Response,
+    _: Importing,
+) -> ImportedFileResource | FoundFileResource:
+    with db.begin() as session:
+        admit_bytes(session, writer, 1)
+    own = hub.token if Scope.ADMIN in writer.scopes else ""
+    token = new.token.get_secret_value() if new.token is not None else ""
+    asked = Asked(new.source, new.revision, new.path, new.split, token, own)
+    found = find(asked, hub, importer.outbound_of(settings, on_hub=False), settings.max_file_bytes)
+    name = sane_name(new.name or found.name)
+    if new.dry_run:
+        response.status_code = 200
+        return FoundFileResource.of(found, name)
+    with db.begin() as session:
+        resource = ImportedFileResource.of(actions.begin(session, writer, name, found, actions.box_of(settings)))
+        claim.store_answer(session, 201, resource, {})
+    return resource

@@ -1,0 +1,140 @@
+"""Fetches what tenants named, in threads of a background process. Any number of importers may run.
+
+An import is claimed for 2 minutes, and the claim is renewed as bytes arrive: if its process dies, another importer takes it up
+from the beginning, and what was written is swept with other partial objects. No transaction is open during a download.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.dependencies import Dependencies
+from service.files.dataset_intake import CheckedDataSet, Intake, IntakeLimits
+from service.files.imports.actions import box_of
+from service.files.imports.claims import Claimed, Claims, Lost
+from service.files.imports.download import Download
+from service.http.outbound import Outbound
+from service.http.problems import Problem, Unavailable
+from service.secret_box import Unsealable
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 2  # imports of a process: each checks its rows in Python
+_NOTE_SECONDS = 1.0  # between two notes of the progress
+_SILENT_SECONDS = 30.0  # after which a source that sends nothing is asked again
+
+
+def outbound_of(settings: Settings, on_hub: bool) -> Outbound:
+    """The SSRF guard for a source: the hub may redirect where an operator said, a tenant's URL may not."""
+    return Outbound(settings.hub_networks if on_hub else settings.import_networks, seconds=_SILENT_SECONDS)
+
+
+class _Stopped(Exception):
+    """This process ends; the import goes back as it was."""
+
+
+class Importer:
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._settings, self._storage = dependencies.settings, dependencies.storage
+        self._claims = Claims(dependencies.db, box_of(dependencies.settings))
+        self._due, self._stopping = threading.Semaphore(0), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def wake(self) -> None:
+        """Look for due imports in the background."""
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._work, name="importer", daemon=True) for _ in range(_AT_ONCE)]
+            for thread in self._threads:
+                thread.start()
+        for _ in self._threads:
+            self._due.release()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """End the threads, and give back what they fetch."""
+        self._stopping.set()
+        self.wake()
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def run_due(self) -> int:
+        """Fetch what is due, one import after another; returns how many were tried."""
+        done = 0
+        while not self._stopping.is_set() and (claimed := self._claims.take()) is not None:
+            self._fetch(claimed)
+            done += 1
+        return done
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            self._due.acquire()
+            try:
+                self.run_due()
+            except SQLAlchemyError as error:
+                log.error("imports go on later, the database does not answer: %s", error)
+
+    def _fetch(self, claimed: Claimed) -> None:
+        """Bring one import to its end, or to its next attempt."""
+        try:
+            data = self._received(claimed)
+            self._claims.finish(claimed, data)
+            log.info("import %s is a file of %d rows", claimed.id, data.rows)
+        except Lost:
+            log.info("import %s was given up, or is another process's now", claimed.id)
+        except _Stopped:
+            self._claims.release(claimed)
+        except (Unavailable, OSError) as error:
+            self._claims.retry(claimed, _problem(error))
+        except Problem as refusal:
+            self._claims.fail(claimed, refusal)
+        except Unsealable as error:
+            log.error("import %s: %s", claimed.id, error)
+            self._claims.fail(claimed, Problem("The secret key that its source was encrypted under is gone; import it again."))
+
+    def _received(self, claimed: Claimed) -> CheckedDataSet:
+        url, token, trusted = self._claims.opened(claimed)
+        intake = Intake(self._storage.receive(), IntakeLimits.of(self._settings))
+        download = Download(
+            outbound=outbound_of(self._settings, on_hub=bool(trusted)),
+            url=url,
+            token=token,
+            pins=claimed.pins,
+            total=claimed.total,
+            trusted=trusted,
+            seconds=self._settings.import_seconds,
+            pause=self._pause,
+        )
+        try:
+            download.run(self._noting(claimed, intake.feed))
+            self._claims.renew(claimed, committing=True)
+            return intake.finish()
+        finally:
+            intake.abandon()
+
+    def _noting(self, claimed: Claimed, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """`feed`, with a note of the progress each second."""
+        noted = time.monotonic()
+
+        def sink(block: bytes) -> None:
+            nonlocal noted
+            if self._stopping.is_set():
+                raise _Stopped
+            feed(block)
+            claimed.received += len(block)
+            if time.monotonic() - noted >= _NOTE_SECONDS:
+                self._claims.renew(claimed)
+                noted = time.monotonic()
+
+        return sink
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise _Stopped
+
+
+def _problem(error: Exception) -> Problem:
+    return error if isinstance(error, Problem) else Unavailable(f"Storage does not take it now: {error}.")

@@ -1,0 +1,193 @@
+"""Finds what a source names, before anything is downloaded: size, hash, commit, licence, and whether it may be read.
+
+Downloads a description and the first bytes. Buckets (s3://) are refused: the service's own credentials would read any tenant's.
+"""
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from huggingface_hub import DatasetInfo
+from huggingface_hub.hf_api import RepoSibling
+
+from service.files.dataset_intake import FileTooLarge
+from service.files.imports.hub_files import chosen_file, license_of
+from service.files.imports.source_formats import refuse_format
+from service.http.outbound import Answer, Failed, Outbound, Refused
+from service.http.problems import Invalid, Unavailable, invalid_field, shown
+from service.hub.hub_client import Hub
+
+DATASETS = "hf://datasets/"
+_DATASET = re.compile(r"hf://datasets/([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
+_FIRST_BYTES = 512
+BY_URL = ("https://",)
+IDENTITY = {"User-Agent": "motet", "Accept-Encoding": "identity"}  # what is stored is hashed as it was sent
+
+
+class SourceUnavailable(Unavailable):
+    code, title = "source_unavailable", "The source does not answer"
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the source said of the bytes, as far as it did. `etag` is a strong one."""
+
+    sha256: str | None = None
+    blob_id: str | None = None  # git's: sha1 over "blob <size>\\0" and the bytes
+    etag: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file at its source. `shown` is the source without a query, `bytes` None where it tells no length."""
+
+    url: str
+    shown: str
+    name: str
+    bytes: int | None
+    pins: Pins
+    path: str | None = None
+    revision: str | None = None
+    commit: str | None = None
+    license: str | None = None
+    gated: bool = False
+    token: str = field(default="", repr=False)
+    trusted: str = ""  # the hub's origin, whose address an operator chose
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to import, as it came. `token` is for the hub; `own` the service's, which an admin's import uses."""
+
+    source: str
+    revision: str = "main"
+    path: str | None = None
+    split: str | None = None
+    token: str = field(default="", repr=False)
+    own: str = field(default="", repr=False)
+
+
+def find(asked: Asked, hub: Hub, outbound: Outbound, most: int) -> Found:
+    """The file of this source, of at most `most` bytes. Raises Invalid, FileTooLarge, Unavailable."""
+    if asked.source.startswith("hf://"):
+        found = _on_hub(asked, hub)
+    elif asked.source.startswith(BY_URL):
+        found = _by_url(asked, outbound)
+    elif asked.source.startswith("s3://"):
+        raise _wrong(
+            "source_not_taken",
+            "buckets are not read by s3://, since the service's own credentials would open them to every tenant; make a "
+            "presigned https:// URL of the object (`aws s3 presign`) and name that",
+        )
+    else:
+        raise _wrong(
+            "source_not_taken",
+            f"must be hf://datasets/organisation/name or https://host/path, not {shown(asked.source)!r}; a file of your own is "
+            "uploaded as multipart/form-data",
+        )
+    if found.bytes is not None and found.bytes > most:
+        raise FileTooLarge(
+            f"{found.name} has {found.bytes} bytes at its source, and a file may have at most {most}; split it.", limit=most
+        )
+    return found
+
+
+def check_encoding(got: Answer) -> None:
+    """Raise Invalid if the bytes are not the file's own."""
+    said = got.headers.get("content-encoding", "identity").strip().lower()
+    if said not in ("", "identity"):
+        raise _wrong(
+            "encoded", f"the host sends it with Content-Encoding: {shown(said)}; name a URL that sends the file as it is"
+        )
+    if "content-length" not in got.headers and "chunked" not in got.headers.get("transfer-encoding", "").lower():
+        raise _wrong("no_length", "the host tells no length, so a cut transfer would look like a whole one; name another URL")
+
+
+def strong_etag(got: Answer) -> str | None:
+    said = got.headers.get("etag", "").strip()
+    return said if re.fullmatch(r'"[\x21\x23-\x7e]{1,200}"', said) else None
+
+
+def _on_hub(asked: Asked, hub: Hub) -> Found:
+    matched = _DATASET.fullmatch(asked.source)
+    if matched is None or ".." in asked.source or "--" in asked.source:
+        if asked.source.startswith(DATASETS):
+            raise _wrong(
+                "not_a_repository",
+                f"must be hf://datasets/organisation/name, not {shown(asked.source)!r}; its file is named in `path` or `split`",
+            )
+        raise _wrong("not_a_dataset", "data sets of the hub are hf://datasets/organisation/name; models go to POST /v1/models")
+    name, token = matched[1], asked.token or asked.own
+    reader = hub.dataset(name, token)
+    info: DatasetInfo = reader.dataset_info(asked.revision)
+    commit = info.sha or ""
+    if not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise _wrong("not_a_repository", f"the hub names no commit of {name} at {shown(asked.revision)!r}")
+    one = chosen_file(name, {one.rfilename: one for one in info.siblings or ()}, asked.path, asked.split)
+    if not one.size:
+        raise _wrong("empty_file", f"{one.rfilename} of {name} is empty")
+    refuse_format(one.rfilename, b"")
+    refuse_format(one.rfilename, reader.content(commit, one.rfilename, min(one.size, _FIRST_BYTES)))  # and may it be read
+    return Found(
+        url=reader.url(commit, one.rfilename),
+        shown=asked.source,
+        name=one.rfilename.rpartition("/")[2],
+        bytes=one.size,
+        pins=_pins(one),
+        path=one.rfilename,
+        revision=asked.revision,
+        commit=commit,
+        license=license_of(info),
+        gated=bool(info.gated),
+        token=token,
+        trusted=hub.endpoint,
+    )
+
+
+def _pins(one: RepoSibling) -> Pins:
+    if one.lfs is not None and re.fullmatch(r"[0-9a-f]{64}", one.lfs.sha256):
+        return Pins(sha256=one.lfs.sha256)
+    return Pins(blob_id=one.blob_id)
+
+
+def _by_url(asked: Asked, outbound: Outbound) -> Found:
+    for field_, said in (("path", asked.path), ("split", asked.split), ("token", asked.token)):
+        if said:
+            raise invalid_field(
+                field_, "only_for_the_hub", "goes with hf://datasets/…; an https:// URL names its file by itself"
+            )
+    if "@" in urlsplit(asked.source).netloc:
+        raise _wrong("credentials_in_url", "may not hold a user name or password; name a presigned URL")
+    shown_ = asked.source.partition("?")[0]
+    refuse_format(urlsplit(asked.source).path, b"")
+    try:
+        with outbound.stream(asked.source, IDENTITY) as got:
+            if got.status != 200:
+                raise status_refusal(got.status, urlsplit(got.url).netloc)
+            check_encoding(got)
+            first = next((block for block in got.blocks if block), b"")
+    except Refused as error:
+        raise _wrong("source_not_called", str(error)) from None
+    except Failed as error:
+        raise SourceUnavailable(f"{urlsplit(asked.source).netloc} does not answer: {error}.", retry_after=10) from None
+    refuse_format(urlsplit(asked.source).path, first)
+    length = got.headers.get("content-length", "")
+    if length == "0" or not first:
+        raise _wrong("empty_file", "is empty")
+    return Found(asked.source, shown_, _last(shown_), int(length) if length.isdigit() else None, Pins(etag=strong_etag(got)))
+
+
+def status_refusal(status: int, host: str) -> Invalid | SourceUnavailable:
+    """What another status than 200 or 206 means: a refusal, or something that may pass."""
+    if status in (408, 425, 429) or status >= 500:
+        return SourceUnavailable(f"{host} answers {status}; try again later.", retry_after=10)
+    known = {401: "needs a credential", 403: "does not give it", 404: "has no such file", 410: "has no such file any more"}
+    return _wrong("source_refused", f"{host} answers {status}: it {known.get(status, 'does not give it')}; check the URL")
+
+
+def _last(url: str) -> str:
+    return urlsplit(url).path.rpartition("/")[2] or "data.jsonl"
+
+
+def _wrong(code: str, message: str) -> Invalid:
+    return invalid_field("source", code, message)

@@ -1,0 +1,4 @@
+"""The hub over HTTP: repositories of models and of data sets, read through the SSRF guard.
+
+Enters: a repository's name, a revision, a token. Leaves: its description at a commit, small files, ranges of large ones, and
+refusals in words. It must not know model formats, rows, tables or tenants."""
