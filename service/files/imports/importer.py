@@ -41,22 +41,21 @@ class Importer:
     def __init__(self, dependencies: Dependencies) -> None:
         self._settings, self._storage = dependencies.settings, dependencies.storage
         self._claims = Claims(dependencies.db, box_of(dependencies.settings))
-        self._due, self._stopping = threading.Semaphore(0), threading.Event()
+        self._due, self._stopping = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
 
     def wake(self) -> None:
-        """Look for due imports in the background."""
-        if not self._threads:
-            self._threads = [threading.Thread(target=self._work, name="importer", daemon=True) for _ in range(_AT_ONCE)]
-            for thread in self._threads:
-                thread.start()
-        for _ in self._threads:
-            self._due.release()
+        """Look for due imports in the background; threads that died are replaced."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while len(self._threads) < _AT_ONCE and not self._stopping.is_set():
+            self._threads.append(threading.Thread(target=self._work, name="importer", daemon=True))
+            self._threads[-1].start()
+        self._due.set()
 
     def close(self, seconds: float = 5.0) -> None:
         """End the threads, and give back what they fetch."""
         self._stopping.set()
-        self.wake()
+        self._due.set()
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -70,8 +69,11 @@ class Importer:
         return done
 
     def _work(self) -> None:
-        while not self._stopping.is_set():
-            self._due.acquire()
+        while True:
+            self._due.wait()
+            if self._stopping.is_set():
+                return
+            self._due.clear()
             try:
                 self.run_due()
             except SQLAlchemyError as error:
