@@ -48,7 +48,7 @@ class OutboundResponse:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamedResponse:
     """An answer whose body has yet to come: `blocks` raises Failed where it breaks off. Otherwise as Fetched."""
 
     url: str
@@ -94,7 +94,9 @@ class Outbound:
             return Fetched(got.url, got.status, got.headers, _first(got.blocks, most))
 
     @contextmanager
-    def stream(self, url: str, headers: Mapping[str, str], trusted: str = "", until: float | None = None) -> Iterator[Answer]:
+    def stream(
+        self, url: str, headers: Mapping[str, str], trusted: str = "", until: float | None = None
+    ) -> Iterator[StreamedResponse]:
         """GET, and follow redirects, each of which is checked. The body comes block by block, as it was sent.
 
         trusted: an origin that the operator named, whatever its address. until: of time.monotonic, instead of `seconds` from
@@ -106,7 +108,7 @@ class Outbound:
             with self._call("GET", parts, sent, until, judged=_origin(url) != _origin(trusted)) as response:
                 said = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
                 if not (response.status in (301, 302, 303, 307, 308) and "location" in said):
-                    yield Answer(url, response.status, said, response.iter_stream())
+                    yield StreamedResponse(url, response.status, said, response.iter_stream())
                     return
             onward = urljoin(url, said["location"])
             if _origin(onward) != _origin(url):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from service.files.imports.sources import IDENTITY, Pins, SourceUnavailable, check_encoding, status_refusal, strong_etag
-from service.http.outbound import Answer, Failed, Outbound, Refused
+from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, invalid_field
 
 _TRIES = 5  # connections in a row that brought nothing
@@ -96,7 +96,7 @@ class Download:
                 said["If-Range"] = self.pins.etag
         return said
 
-    def _skipped(self, got: Answer) -> int:
+    def _skipped(self, got: StreamedResponse) -> int:
         """Bytes of this answer that came before."""
         if got.status == 200:
             return self._received

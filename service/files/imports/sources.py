@@ -13,7 +13,7 @@ from huggingface_hub.hf_api import RepoSibling
 from service.files.dataset_intake import FileTooLarge
 from service.files.imports.hub_files import chosen_file, license_of
 from service.files.imports.source_formats import refuse_format
-from service.http.outbound import Answer, Failed, Outbound, Refused
+from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, Unavailable, invalid_field, shown
 from service.hub.hub_client import Hub
 
@@ -92,7 +92,7 @@ def find(asked: Asked, hub: Hub, outbound: Outbound, most: int) -> Found:
     return found
 
 
-def check_encoding(got: Answer) -> None:
+def check_encoding(got: StreamedResponse) -> None:
     """Raise Invalid if the bytes are not the file's own."""
     said = got.headers.get("content-encoding", "identity").strip().lower()
     if said not in ("", "identity"):
@@ -103,7 +103,7 @@ def check_encoding(got: Answer) -> None:
         raise _wrong("no_length", "the host tells no length, so a cut transfer would look like a whole one; name another URL")
 
 
-def strong_etag(got: Answer) -> str | None:
+def strong_etag(got: StreamedResponse) -> str | None:
     said = got.headers.get("etag", "").strip()
     return said if re.fullmatch(r'"[\x21\x23-\x7e]{1,200}"', said) else None
 
