@@ -101,11 +101,11 @@ def test_axe_finds_what_is_wrong(lived_in):
     assert any(one.startswith("label") for one in violations(visitor))
 
 
-def test_nothing_overflows_a_phone(lived_in):
+def test_nothing_overflows_a_phone_a_tablet_or_a_screen(lived_in):
     visitor, pages = lived_in
-    visitor.page.set_viewport_size({"width": 390, "height": 800})
     wide = {}
     for path in pages:
+        visitor.page.set_viewport_size({"width": 390, "height": 800})
         page = visitor.open(path)
         if path.startswith(("/tasks/task_", "/compare")) and not path.endswith("cancel"):
             drawn(page)
@@ -114,6 +114,10 @@ def test_nothing_overflows_a_phone(lived_in):
             wide[path] = width
         if cut := page.evaluate(CUT):
             wide[path] = cut
+        for screen in (800, 1024, 1280):
+            page.set_viewport_size({"width": screen, "height": 800})
+            if (width := page.evaluate("document.documentElement.scrollWidth")) > screen + 1:
+                wide[f"{path} at {screen}"] = width
     assert not wide
 
 
