@@ -68,7 +68,7 @@ def test_an_adapter_is_the_one_that_was_judged(searched, fleet):
 
 
 def test_a_search_that_only_harms_is_ended_after_its_warmup(searched):
-    placement, reported = searched(space=SPACE | {"learning_rate": [1.0, 2.0, 3.0, 4.0]})
+    placement, reported = searched(space=SPACE | {"learning_rate": [1.0, 2.0, 3.0, 4.0]}, warmup_fraction=0.05)
     (base,) = reported.of(BaseEvaluated)
     boundary = JobSchedule.of(placement.spec, placement.jobs[0].config, reported.events[0].train_rows).warmup_steps
     for event in reported.ended.values():
