@@ -19,7 +19,7 @@ from benchmarks.sharing_sim.table import sharing
 ROOT = Path(__file__).parent.parent
 STEP, SWEEP, QUALITY = "step-h100.json", "sweep-h100.json", "quality-h200.json"
 WEB, SCHEDULER, SHARING = "web-cpu.json", "scheduler-cpu.json", "sharing_sim-cpu.json"
-PARALLEL = "parallel-h200x2.json"
+PARALLEL, COMPANY = "parallel-h200x2.json", "sharing-h200.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -99,6 +99,23 @@ def several_devices(result: dict[str, Any]) -> str:
             for gpus, row in found.items()
         ]
     return "\n".join([*lines, "", f"All figures: `benchmarks/results/{PARALLEL}`."])
+
+
+def company(result: dict[str, Any]) -> str:
+    """Tasks of several tenants on one warm executor, as sentences of Markdown."""
+    f = result["figures"]
+    alone, bounded = (next(row for row in result["rows"] if row["what"].startswith(what)) for what in ("one after", "bound"))
+    crowds = [row for row in result["rows"] if row["what"].endswith("at once")]
+    together = " and ".join(f"{row['tasks']} at once {f['x_' + str(row['tasks'])]:.2f}" for row in crowds)
+    return (
+        f"Tasks of one job of batch 2 on Llama-3.2-1B's shape, each of a tenant of its own, {alone['of_a_task'][1]:.0f} s alone, on "
+        f"one warm executor of\none {result['device']} (commit {result['commit']}, {result['date'][:10]}): beside one after another "
+        f"{together} times as fast; with `max_slowdown` 4\n({f['tasks_at_a_time_bound_4']:.0f} at a time) {f['x_bound_4']:.2f} "
+        f"times, the median task {bounded['slowdown'][1]:.2f} times slower than alone, the slowest\n"
+        f"{f['worst_slowdown_bound_4']:.2f} (aim: 4). A task takes its first step {f['attach_s']:.2f} s after its attach (median; "
+        f"{alone['first_step_s'][1]:.2f} where it\nis alone; aim: 0.3). Losses alone and in company differ by "
+        f"{result['gate']['worst_error']:.2%} on average. All figures: `benchmarks/results/{COMPANY}`."
+    )
 
 
 def dashboard(result: dict[str, Any]) -> str:
@@ -227,6 +244,7 @@ def made() -> dict[Path, str]:
         "step": f"![One pass over 32 adapters](step.svg)\n\n{table(step)}",
         "search": search(sweep),
         "quality": quality.table(sets, QUALITY),
+        "company": company(read(COMPANY)),
         "parallel": several_devices(read(PARALLEL)),
         "dashboard": dashboard(read(WEB)),
     }

@@ -40,7 +40,7 @@ def test_no_whole_step_of_jobs_waits_for_more_than_its_losses() -> None:
     jobs = job_steps(trainer, Rows(300), 1, 4)
 
     def take(number: int) -> Stepped:
-        return step(trainer, [replace(one, step=number) for one in jobs], 1 << 16, lambda: None)
+        return step(trainer, [replace(one, number=number) for one in jobs], 1 << 16, lambda: None)
 
     take(0)
     torch.cuda.set_sync_debug_mode("error")
