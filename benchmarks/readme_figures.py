@@ -108,12 +108,13 @@ def company(result: dict[str, Any]) -> str:
     crowds = [row for row in result["rows"] if row["what"].endswith("at once")]
     together = " and ".join(f"{row['tasks']} at once {f['x_' + str(row['tasks'])]:.2f}" for row in crowds)
     return (
-        f"Tasks of one job of batch 2 on Llama-3.2-1B's shape, each of a tenant of its own, {alone['of_a_task'][1]:.0f} s alone, on "
-        f"one warm executor of\none {result['device']} (commit {result['commit']}, {result['date'][:10]}): beside one after another "
+        "Tasks of one job of batch 2 on Llama-3.2-1B's shape, each of a tenant of its own, "
+        f"{alone['of_a_task'][1]:.0f} s alone, on one warm executor of\n"
+        f"one {result['device']} (commit {result['commit']}, {result['date'][:10]}): beside one after another "
         f"{together} times as fast; with `max_slowdown` 4\n({f['tasks_at_a_time_bound_4']:.0f} at a time) {f['x_bound_4']:.2f} "
         f"times, the median task {bounded['slowdown'][1]:.2f} times slower than alone, the slowest\n"
-        f"{f['worst_slowdown_bound_4']:.2f} (aim: 4). A task takes its first step {f['attach_s']:.2f} s after its attach (median; "
-        f"{alone['first_step_s'][1]:.2f} where it\nis alone; aim: 0.3). Losses alone and in company differ by "
+        f"{f['worst_slowdown_bound_4']:.2f} (aim: 4). A task takes its first step {f['attach_s']:.2f} s after its attach "
+        f"(median; {alone['first_step_s'][1]:.2f} where it\nis alone; aim: 0.3). Losses alone and in company differ by "
         f"{result['gate']['worst_error']:.2%} on average. All figures: `benchmarks/results/{COMPANY}`."
     )
 
