@@ -81,7 +81,7 @@ def test_two_tenants_share_a_slot_and_leave_what_they_leave_alone(motet: Running
     assert beside["placement"]["beside"] == 1
     assert motet.task(first)["status"] == "running", "the longer one is still at work"
     (said,) = placed(theirs, second)
-    assert said["sentence"].startswith("Shares 1 GPU of node ")
+    assert said["sentence"].startswith("Shares 1 CPU slot of node ")
     assert "with 1 task; " in said["sentence"]
     (node,) = mine.get("/v1/schedule").json()["nodes"]
     assert sorted((run["task_id"] or "", run["beside"]) for run in node["running"]) == [("", 1), (first, 1)]

@@ -1,7 +1,8 @@
 """How numbers, durations, moments and labels are written. Every filter takes None and writes a dash."""
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -86,8 +87,10 @@ def value_of(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping):
+        return json.dumps({name: held for name, held in value.items() if held is not None}, ensure_ascii=False)
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
+        return ", ".join(value_of(one) if isinstance(one, Mapping) else str(one) for one in value)
     return NONE if value is None else str(value)
 
 

@@ -127,7 +127,7 @@ def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     assert leaving == {tasks[1], tasks[3]}, "the lowest priorities"
     said = waits(owner, preemptor)
     assert said["code"] == "waiting_for_capacity"
-    assert f"GPUs of {node.name} are being given back for it" in said["sentence"]
+    assert f"CPU slots of {node.name} are being given back for it" in said["sentence"]
     again()
     assert {placement.task_id for placement in node.desired().placements if placement.leave} == leaving, "nobody else meanwhile"
     third = new_tenant().task()["id"]  # owed GPUs too, and yet not those that were promised

@@ -44,7 +44,7 @@ def test_every_waiting_task_says_why_its_place_and_when(tenant, new_node, plan, 
     assert [task["waiting"]["code"] for task in queued] == [*["waiting_for_capacity"] * 2, "no_node_fits"]
     assert [task["waiting"]["place"] for task in queued] == [1, 2, 3]
     assert queued[0]["waiting"]["expected_end"] == queued[1]["waiting"]["expected_start"]
-    assert "asks for 4 GPUs of one node, but the largest has 1" in queued[2]["waiting"]["sentence"]
+    assert "asks for 4 CPU slots of one node, but the largest has 1" in queued[2]["waiting"]["sentence"]
     assert f"planned for lonely, held by {running[0]['id']}." in queued[0]["waiting"]["sentence"]
     for task in queued[:2]:
         for name in ("expected_start", "expected_end"):

@@ -24,6 +24,12 @@ def test_a_spec_is_shown_in_its_own_order_without_nulls():
     assert in_order({"unreadable": None}) == {"unreadable": None}
 
 
+def test_metrics_that_differ_are_shown_without_their_nulls():
+    asked = {"evaluation": {"metrics": [{"type": "chrf", "name": None}, {"type": "regex", "pattern": "a"}]}}
+    (row,) = differences([asked, {}], {})
+    assert row == ("evaluation.metrics", ['{"type": "chrf"}, {"type": "regex", "pattern": "a"}', "\u2013"])
+
+
 def test_files_of_the_same_bytes_are_the_same():
     files = {id: NamedFile(f"{id}.jsonl", sha256) for id, sha256 in (("a", "1" * 64), ("b", "1" * 64), ("c", "2" * 64))}
     first, same, other = (SPEC | {"dataset": {"file_id": id, "validation_fraction": 0.2}} for id in "abc")
