@@ -128,6 +128,7 @@ class Settings(BaseSettings):
     stall_seconds: Seconds = 120
     quarantine_seconds: Seconds = 60  # a node's first quarantine, after it lost three placements in a row
     fair_share_half_life_seconds: Seconds = 4 * 3600  # of the decaying usage
+    base_bytes_per_second: Annotated[float, Field(ge=1e3, le=1e12)] = 62.5e6  # expected of a download until a node measured one
     preempt_after_seconds: Seconds = 600  # how long a tenant under its share waits before it preempts
 
     requests_per_minute: Limit = 30_000  # per key that has no limit of its own

@@ -91,6 +91,7 @@ class Identity(Message):
     credential: str
     boot_id: str
     seconds: float  # between heartbeats
+    bases: str  # the folder of the node's cache of bases
 
 
 class PlacementPulse(Message):

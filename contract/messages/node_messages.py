@@ -9,7 +9,7 @@ from pydantic import Field
 
 from contract.compatibility.protocol import PROTOCOL
 from contract.states import RequeueReason
-from contract.strict import Message
+from contract.strict import Message, Sha256
 
 
 class Device(Message):
@@ -21,6 +21,10 @@ class Device(Message):
 
 
 NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+# bases of the hub that the node's disk holds whole, by content (contract.base_content); left out: not known
+HeldBases = Annotated[list[Sha256], Field(max_length=1000)]
 
 
 class NodeRegistration(Message):
@@ -37,6 +41,7 @@ class NodeRegistration(Message):
     devices: Annotated[list[Device], Field(min_length=1, max_length=64)]
     versions: dict[str, str] = Field(default={})
     capabilities: list[str] | None = None  # contract.compatibility.capabilities; a worker of 0.1.0 omits them
+    bases: HeldBases | None = None  # as in a heartbeat
 
 
 class NodeWelcome(Message):
@@ -69,6 +74,8 @@ class Heartbeat(Message):
     pulses: list[Pulse] = Field(default=[])
     applied_version: int | None = None
     applied_age: Annotated[float, Field(ge=0)] | None = None
+    bases: HeldBases | None = None
+    base_bytes_per_second: Annotated[float, Field(gt=0)] | None = None  # as measured when the node fetched bases; None: never
 
 
 class LeaseGrant(Message):

@@ -69,6 +69,9 @@ class Node(Base):
     waits_for: Mapped[str | None] = mapped_column(Text)  # room on its disk, as its last heartbeat says in a sentence,
     waits_since: Mapped[At | None]  # and since when
 
+    bases: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # on its disk, by content; null: not reported
+    base_rate: Mapped[float | None]  # bytes per second at which it fetched bases, as it measured
+
     @property
     def device_type(self) -> str:
         """The type of its devices, which are all of one."""

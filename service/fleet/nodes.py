@@ -99,7 +99,7 @@ def _live(session: Session, node_id: str) -> list[str]:
 
 def _welcome(session: Session, node: Node, said: NodeRegistration, credential_hash: bytes) -> None:
     node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
-    node.protocol, node.capabilities = said.protocol, said.capabilities
+    node.protocol, node.capabilities, node.bases = said.protocol, said.capabilities, said.bases
     node.applied_version = node.applied_at = node.behind_since = node.waits_for = node.waits_since = None
     node.devices = [device.model_dump(mode="json") for device in said.devices]
     node.credential_hash = credential_hash
@@ -187,6 +187,7 @@ def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, 
     note_applied(node, said.applied_version, said.applied_age, now)
     note_waits(node, [pulse.waits_for for pulse in said.pulses], now)
     node.heartbeat_at = now
+    node.bases, node.base_rate = said.bases, said.base_bytes_per_second
     after = trouble_of(node, now, dependencies.settings)
     if before is not None and before.status in ("not_applying", "disk_full") and after is None:
         request_plan(session, dependencies.queue, "node_applies" if before.status == "not_applying" else "node_has_room")

@@ -26,7 +26,7 @@ from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
-from service.scheduler.state.plan_announcements import scene
+from service.scheduler.state.plan_announcements import download_first, scene
 from service.scheduler.state.snapshot import HypotheticalTask, Snapshot
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
@@ -72,6 +72,7 @@ class EstimateResource(BaseModel):
     waiting: str | None = Field(description="Why it would not start at once")
     slowdown: float = Field(description="How many times slower than alone it would begin, beside others; 1: it would be alone")
     sharing: str | None = Field(description="With how many tasks it would share GPUs, and what that means, in a sentence")
+    base_download: str | None = Field(description="What its node fetches from the hub before it can train, in a sentence")
     problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 
@@ -128,6 +129,7 @@ class DraftPlan:
             **self._moments(start),
             waiting=self._why(start, task.id),
             **self._sharing(task.id),
+            base_download=None if start is None or task.id in self._joins else download_first(seen, start),
             problems=[*_idle(spec), *_rows(dependencies, spec, refs)],
         )
 

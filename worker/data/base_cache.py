@@ -4,26 +4,31 @@
                                                       .partial/   one that is being fetched, or was when its process died
                                                       .lock       locked: exclusive by who fetches or evicts, shared by who
                                                                   trains on it; its date is that of the last use
+             rate                                                 bytes per second of what was fetched here
 
 Several processes of the node use the cache at once; one fetches, others wait for it. Knows no network and no leases.
 """
 
 import fcntl
-import hashlib
 import logging
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.base_content import content_key
 from contract.messages.placement_messages import BaseFile
 from worker.data.disk_full import DiskFull
 from worker.data.disk_sync import sync
 
 log = logging.getLogger(__name__)
 
+BASES = "bases"  # the cache's folder below MOTET_WORKER_DIR
 _PARTIAL, _LOCK, _GONE = ".partial", ".lock", ".gone"
+_RATE, _NEWEST, _LEAST = "rate", 0.5, 16 * 2**20  # a file; the weight of the newest measurement; fewer bytes tell no rate
 _BUDGET_SHARE = 2  # one part in so many of the disk, where no budget is set
 
 
@@ -88,14 +93,23 @@ class BaseCache:
             return
         partial.mkdir(mode=0o700, exist_ok=True)
         needed = sum(file.bytes for file in files)
-        self._make_room(key, needed, needed - _size(partial))
+        missing, began = needed - _size(partial), time.monotonic()
+        self._make_room(key, needed, missing)
         for file in files:
             fetch(file, partial / file.path)
+        if missing >= _LEAST:
+            self._note_rate(missing / max(1e-3, time.monotonic() - began))
         for path in partial.iterdir():
             sync(path)
         sync(partial)
         os.rename(partial, whole)
         sync(self.folder)
+
+    def _note_rate(self, rate: float) -> None:
+        before = fetch_rate(self.folder)
+        new = self.folder / f"{_RATE}{_PARTIAL}"
+        new.write_text(str(rate if before is None else _NEWEST * rate + (1 - _NEWEST) * before))
+        new.rename(self.folder / _RATE)
 
     def _make_room(self, key: str, needed: int, missing: int) -> None:
         if needed > self.budget:
@@ -151,8 +165,23 @@ class BaseCache:
 
 def key_of(files: Iterable[BaseFile]) -> str:
     """The base's name in a cache: sha256 over the lines "<path> <sha256>\\n" of its files, sorted by path."""
-    lines = "".join(f"{file.path} {file.sha256}\n" for file in sorted(files, key=lambda file: file.path))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return content_key((file.path, file.sha256) for file in files)
+
+
+def held_bases(folder: Path) -> list[str]:
+    """The keys of the whole bases in this cache, sorted; none where there is no cache yet."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if re.fullmatch(r"[0-9a-f]{64}", path.name))
+    except FileNotFoundError:
+        return []
+
+
+def fetch_rate(folder: Path) -> float | None:
+    """Bytes per second of the bases that were fetched into this cache; None before the first large one."""
+    try:
+        return float((folder / _RATE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def gigabytes(size: int) -> str:

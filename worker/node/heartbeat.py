@@ -6,10 +6,12 @@ time of its request. It ends when the daemon's pipe closes.
 
 import logging
 import threading
+from pathlib import Path
 
 from contract.messages.node_messages import Heartbeat, Pulse
 from worker.api_client import LinkError, NodeLink, NodeUnknown
 from worker.boot_clock import boot_now
+from worker.data.base_cache import fetch_rate, held_bases
 from worker.parent_watchdog import exit_with_parent
 from worker.pipe_messages import (
     HEARTBEAT_COMMANDS,
@@ -72,7 +74,15 @@ class HeartbeatState:
             for p in report.placements
         ]
         age = None if report.applied_version is None else max(0.0, now - report.applied_at)
-        return Heartbeat(boot_id=boot_id, pulses=pulses, applied_version=report.applied_version, applied_age=age)
+        bases = Path(self.identity().bases)
+        return Heartbeat(
+            boot_id=boot_id,
+            pulses=pulses,
+            applied_version=report.applied_version,
+            applied_age=age,
+            bases=held_bases(bases)[:1000],
+            base_bytes_per_second=fetch_rate(bases),
+        )
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from contract.compatibility.capabilities import understood
 from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import Device, NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
+from worker.data.base_cache import BASES, held_bases
 from worker.data.node_cache import NodeCache
 from worker.node.cache_upkeep import CacheUpkeep
 from worker.node.child_process import Child
@@ -54,6 +55,7 @@ def join(
             versions={name: version(name) for name in _VERSIONS} | _numerics(),
             capabilities=sorted(understood() - beyond_hardware(devices)),
             credential=credential.propose(),
+            bases=held_bases(settings.scratch / BASES)[:1000],
         )
         while True:
             try:
@@ -123,6 +125,7 @@ class NodeMembership:
             credential=welcome.credential,
             boot_id=boot_id,
             seconds=welcome.heartbeat_seconds,
+            bases=str(settings.scratch / BASES),
         )
         self.desired = DesiredStates(link, welcome, on_event)
         self._wakeups = (

@@ -30,6 +30,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
         ("waits", estimate.waiting or ""),
         ("beside others", estimate.sharing or ""),
+        ("download", estimate.base_download or ""),
     ]
     facts += [
         (f"on {devices(width.gpus, word)}", f"ends {duration(width.seconds.expected)} after its start")

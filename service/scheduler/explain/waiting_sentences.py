@@ -39,6 +39,7 @@ class Scene:
     needs: Mapping[str, int]
     running: Mapping[str, str] = field(default_factory=dict)  # node by running task
     lacking: Mapping[str, str] = field(default_factory=dict)
+    downloads: Mapping[str, str] = field(default_factory=dict)  # what its planned node fetches first, by task
 
     @cached_property
     def word(self) -> str:
@@ -54,6 +55,8 @@ def explain(
 ) -> dict[str, Any]:
     """The reason, JSON-ready. `late` is by how many seconds the task will miss its deadline."""
     sentence = _SENTENCES[reason.code](reason, scene)
+    if reason.task in scene.downloads:
+        sentence += f" {scene.downloads[reason.task]}"
     if late is not None:
         sentence += f" It is expected to end {_long(late)} after its deadline."
     return {
@@ -70,6 +73,11 @@ def explain(
 
 
 # ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def downloads_first(node: str, base: str, size: int, seconds: float) -> str:
+    """That a node has to fetch a base before the task can train there."""
+    return f"Node {node} downloads {gigabytes(size)} of base model {base} first, {_long(seconds)}."
 
 
 def _capacity(reason: Reason, scene: Scene) -> str:
@@ -216,6 +224,11 @@ def _names(tasks: list[str], reader: str, scene: Scene) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
+
+
+def gigabytes(size: int) -> str:
+    """In GB, or in MB below one."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _gib(size: int) -> str:

@@ -79,6 +79,16 @@ class Hosts:
         return capability_words(missing, version("motet"), understood(), workers)
 
 
+def delayed(widths: Sequence[Width], more: Sequence[int]) -> list[Width]:
+    """The widths with as many seconds more on each node; `more` may be empty."""
+    if not more:
+        return list(widths)
+    return [
+        replace(width, seconds=tuple(None if s is None else s + m for s, m in zip(width.seconds, more, strict=True)))
+        for width in widths
+    ]
+
+
 def _host(node: Node, trouble: Trouble | None, busy: bool) -> Host:
     given = CAPABILITIES_0_1 if node.capabilities is None else frozenset(node.capabilities)
     tried = trouble is not None and trouble.probing

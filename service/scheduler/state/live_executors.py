@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from datetime import datetime
 
 from contract.compatibility.capabilities import SHARING
+from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
 from service.scheduler.core.fair_share import completion_weight
 from service.scheduler.core.joins.slowdowns import Sharing
@@ -55,7 +56,9 @@ class LiveExecutors:
                 found[self._tenants[placed.id]][self._nodes[node].device_type] += len(devices) * part
         return found
 
-    def tasks(self, standing: Mapping[str, float], spreads: MutableMapping[str, Spread]) -> list[LiveTask]:
+    def tasks(
+        self, standing: Mapping[str, float], spreads: MutableMapping[str, Spread], downloads: BaseDownloads
+    ) -> list[LiveTask]:
         """Each live task with what is left of it alone; adds their `spreads`."""
         highest: dict[str, int] = defaultdict(int)
         for _, task in self._live:
@@ -74,7 +77,8 @@ class LiveExecutors:
                 spreads[task.id] = spread(estimate)
                 rank = completion_weight(task.priority / highest[task.tenant_id], standing.get(task.tenant_id, 1.0), 0.0)
                 sharing = self._work.sharing(task, shape_of(node), alone)
-                found.append(LiveTask(placed, task, max(1, round(estimate.seconds)), sharing, rank, alone))
+                seconds = round(estimate.seconds) + downloads.left(placed, task, self._now)
+                found.append(LiveTask(placed, task, max(1, seconds), sharing, rank, alone))
         return found
 
     def _widths_alone(self, placed: Placement, task: Task) -> int:

@@ -50,4 +50,13 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
     running |= {run.id: run.node for run in seen.live if run.id in seen.placements}
     running |= {start.task: start.node for start in starts if start.start == 0}
-    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking)
+    downloads = {start.task: said for start in starts if (said := download_first(seen, start)) is not None}
+    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads)
+
+
+def download_first(seen: Snapshot, start: Start) -> str | None:
+    """What the node of this start has to fetch before, in a sentence; None where it holds the base."""
+    found = seen.downloads.missing(seen.tasks[start.task].base_model, start.node)
+    if found is None:
+        return None
+    return waiting_sentences.downloads_first(seen.nodes[start.node].name, found.base, found.bytes, found.seconds)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.dependencies import Dependencies
+from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
@@ -24,7 +25,7 @@ from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
 from service.scheduler.state.executors import Shared, each_of, running_of
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
-from service.scheduler.state.host_eligibility import Hosts
+from service.scheduler.state.host_eligibility import Hosts, delayed
 from service.scheduler.state.live_executors import LiveExecutors
 from service.scheduler.state.recent_arrivals import recent_arrivals, waited_before
 from service.scheduler.state.usage_shares import capacity, limits, shares
@@ -65,6 +66,7 @@ class Snapshot:
     waited: dict[str, float]  # seconds in the queue in total, by queued task
     spreads: dict[str, Spread]
     work: Workload
+    downloads: BaseDownloads
     unread: dict[str, str] = field(default_factory=dict)
     later: dict[str, datetime] = field(default_factory=dict)
     reserved: tuple[p.Start, ...] = ()
@@ -155,6 +157,8 @@ class _SnapshotBuilder:
         self._waited: dict[str, float] = {}
         self._hosts = Hosts.of(self._nodes, {placed.node_id for placed, _ in live}, now, dependencies.settings)
         self._executors = LiveExecutors(self._nodes, live, work, now, self._hosts.troubles.keys())
+        tasks = [*self._queued, *(task for _, task in live)]
+        self._downloads = BaseDownloads(session, self._nodes, tasks, dependencies.settings.base_bytes_per_second)
         self._lacking: dict[str, str] = {}
         self._barred: Bars = {}
 
@@ -173,7 +177,7 @@ class _SnapshotBuilder:
         widths = self._widths(quotas)
         shared = self._shares(widths)
         stands = standing(shared, gpus) if shared else {}
-        live = self._executors.tasks(stands, self._spreads)
+        live = self._executors.tasks(stands, self._spreads, self._downloads)
         running = running_of(live, self._executors.joinable)
         waiting = self._waiting(shared, gpus, widths)
         given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting)
@@ -191,6 +195,7 @@ class _SnapshotBuilder:
             waited=self._waited,
             spreads=self._spreads,
             work=self._work,
+            downloads=self._downloads,
             unread=self._unread,
             later=self._later,
             reserved=given.due,
@@ -211,7 +216,9 @@ class _SnapshotBuilder:
         self._barred = self._hosts.bars(self._queued, needs, widths)
         for task in self._queued:
             kept = self._barred.get(task.id, {})
-            widths[task.id] = tuple(self._hosts.narrowed(task, widths[task.id], kept))
+            widths[task.id] = tuple(
+                delayed(self._hosts.narrowed(task, widths[task.id], kept), self._downloads.expected(task.base_model))
+            )
             if (words := self._hosts.lacking(task, needs[task.id], kept)) is not None:
                 self._lacking[task.id] = words
         return widths

@@ -248,6 +248,14 @@ def test_a_cut_transfer_is_continued_where_it_broke_off(tenant, importer, hub, b
         hub.faults()
 
 
+@pytest.mark.parametrize("path", ["data/train.jsonl", "small/test.jsonl"])  # told by a sha256, and by git's id alone
+def test_wrong_bytes_of_the_right_size_are_no_file(tenant, importer, hub, path):
+    made = named(tenant, path=path)
+    hub.faults(wrong=[path])
+    importer.run_due()
+    assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "wrong_bytes"
+
+
 @pytest.fixture
 def no_pauses(monkeypatch):
     monkeypatch.setattr("service.files.imports.download._PAUSE_SECONDS", 0.0)

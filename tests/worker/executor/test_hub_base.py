@@ -18,7 +18,7 @@ from contract.messages.placement_messages import BaseFile, BaseModelRef
 from contract.messages.report_messages import PlacementFailed
 from tests.hub.hub_process import COMMIT, ROOT, TOKEN, HubProcess, hub_process
 from tests.worker.inside import Inside
-from worker.data.base_cache import BaseCache, BaseTooLarge, key_of
+from worker.data.base_cache import BaseCache, BaseTooLarge, fetch_rate, held_bases, key_of
 from worker.data.disk_full import DiskFull
 from worker.data.hub_download import HubDownloads
 from worker.model.backbone import Backbone
@@ -229,6 +229,32 @@ def test_the_least_recently_used_go_and_one_in_use_stays(tmp_path):
     in_use.release()
     assert cache.evict(0) == 1000
     assert not in_use.folder.exists()
+
+
+def test_a_cache_says_what_it_holds_and_how_fast_it_came(tmp_path):
+    folder = tmp_path / "bases"
+    assert (held_bases(folder), fetch_rate(folder)) == ([], None)
+    cache = BaseCache(folder, budget=2**30)
+    small, large = made("a", 1000), (BaseFile(path="model.safetensors", sha256="f" * 64, bytes=20 * 2**20),)
+    cache.hold(small, write, nobody).release()
+    assert (held_bases(folder), fetch_rate(folder)) == ([key_of(small)], None), "a small one tells no rate"
+
+    def breaks(file: BaseFile, path: Path) -> None:
+        write(file, path)
+        raise OSError("cut")
+
+    with pytest.raises(OSError, match="cut"):
+        cache.hold(large, breaks, nobody)
+    assert (held_bases(folder), fetch_rate(folder)) == ([key_of(small)], None), "one that is not whole is not held"
+    (folder / f"{key_of(large)}.partial" / "model.safetensors").unlink()
+    cache.hold(large, write, nobody).release()
+    assert held_bases(folder) == sorted([key_of(small), key_of(large)])
+    first = fetch_rate(folder)
+    assert first is not None
+    assert first > 0
+    cache.evict(0)
+    assert held_bases(folder) == []
+    assert fetch_rate(folder) == first
 
 
 def test_a_full_disk_is_told_and_unused_bases_make_room_first(small_disk):

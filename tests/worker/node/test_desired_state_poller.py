@@ -95,3 +95,18 @@ def test_a_service_too_far_away_is_not_joined(fleet_of, tmp_path):
     with refused(fleet, tmp_path) as (code, said):
         assert code == 2
         assert f"speaks protocol {PROTOCOL + 2}" in said.splitlines()[-1]
+
+
+def test_a_node_says_which_bases_its_disk_holds_whole(fleet_of, tmp_path):
+    fleet, _ = fleet_of
+    held, coming, bases = "a" * 64, "b" * 64, tmp_path / "node" / "bases"
+    (bases / held).mkdir(parents=True)
+    (bases / f"{coming}.partial").mkdir()
+    (bases / "rate").write_text("1000.0")
+    with running(fleet, tmp_path):
+        (registered,) = fleet.registrations
+        assert registered.bases == [held]
+        fleet.until(lambda: fleet.heartbeats)
+        assert (fleet.heartbeats[-1].bases, fleet.heartbeats[-1].base_bytes_per_second) == ([held], 1000.0)
+        (bases / f"{coming}.partial").rename(bases / coming)
+        fleet.until(lambda: fleet.heartbeats[-1].bases == [held, coming])

@@ -7,7 +7,7 @@ from pathlib import Path
 from contract.messages.placement_messages import BaseFile, BaseModelRef
 from worker.api_client import Unreachable
 from worker.boot_clock import boot_now
-from worker.data.base_cache import BaseCache, BaseTooLarge, HeldBase, gigabytes
+from worker.data.base_cache import BASES, BaseCache, BaseTooLarge, HeldBase, gigabytes
 from worker.data.hub_download import HubAway, HubDownloads, HubRefuses, WrongHubBytes
 from worker.data.node_cache import NodeCache
 from worker.executor.placement_lease import Lease
@@ -26,7 +26,7 @@ class BaseFetch:
     """Fetches one base at a time; the last one stays held. `told` is called when there is news of a lease's `loading`."""
 
     def __init__(self, settings: Settings, files: NodeCache, told: Callable[[], None]) -> None:
-        self._files, self._cache = files, BaseCache(settings.scratch / "bases", settings.worker_base_bytes)
+        self._files, self._cache = files, BaseCache(settings.scratch / BASES, settings.worker_base_bytes)
         self._settings, self._told = settings, told
         self._held: HeldBase | None = None
 

@@ -263,4 +263,5 @@ class Estimate(Message):
     waiting: str | None = None
     slowdown: float = 1.0  # at its start, against running alone
     sharing: str | None = None  # with how many tasks it would share GPUs, as a sentence
+    base_download: str | None = None  # what its node fetches from the hub first, as a sentence
     problems: Sequence[RowProblem] = ()
