@@ -94,7 +94,7 @@ class EarlyExitDriver:
 
     def _end_by(self, e: Entrant, verdict: Verdict) -> None:
         e.evidence, ranked_out = verdict.evidence, verdict.reason.value == "underperforming"
-        e.keeps_adapter = not ranked_out or verdict.keeps_adapter
+        e.keeps_adapter = not ranked_out or verdict.keeps_adapter_though_ranked_out
         self.end(e, verdict.reason.value)
 
     def end(self, e: Entrant, reason: str) -> None:

@@ -53,13 +53,13 @@ def _and_kept(value: Any, dumped: Any) -> Any:
     return dumped
 
 
-def beside(whole: Any, given: Any) -> Any:
+def omitted(whole: Any, given: Any) -> Any:
     """What `whole` holds and `given` omits: the defaults that complete a sent document. `combine` is the inverse."""
     if isinstance(whole, dict) and isinstance(given, dict):
-        left = {name: beside(value, given[name]) if name in given else value for name, value in whole.items()}
+        left = {name: omitted(value, given[name]) if name in given else value for name, value in whole.items()}
         return {name: value for name, value in left.items() if name not in given or value}
     if isinstance(whole, list) and isinstance(given, list) and any(isinstance(item, dict) for item in whole):
-        left_each = [beside(item, said) for item, said in zip(whole, given, strict=True)]
+        left_each = [omitted(item, said) for item, said in zip(whole, given, strict=True)]
         return left_each if any(left_each) else None
     return None
 

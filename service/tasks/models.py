@@ -64,8 +64,7 @@ class Task(Base):
     desired_status: Mapped[str | None] = mapped_column(String(16))  # its status after its placement has left
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
     requeue_detail: Mapped[str | None] = mapped_column(Text)  # the same in words
-    # in a row, without a new checkpoint or a job's end
-    lost_executors: Mapped[int] = mapped_column("losses", default=0)
+    lost_executors: Mapped[int] = mapped_column("losses", default=0)  # in a row, without a new checkpoint or a job's end
     faults: Mapped[Json] = mapped_column(
         default=dict, server_default=text("'{}'")
     )  # by node: fleet.node_health.node_faults.Fault

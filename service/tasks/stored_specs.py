@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from contract.compatibility.lenient_documents import beside, combine, read_leniently, sent, unknown_fields, why_unreadable
+from contract.compatibility.lenient_documents import combine, omitted, read_leniently, sent, unknown_fields, why_unreadable
 from contract.compatibility.version import VERSION
 from contract.search_space import JobConfig
 from contract.task_spec import TaskSpec
@@ -26,7 +26,7 @@ class SpecUnreadable(ValueError):
 def stored(spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """The columns of a new task that hold its spec."""
     said = sent(spec)
-    return {"spec": said, "spec_defaults": beside(spec.model_dump(mode="json"), said)}
+    return {"spec": said, "spec_defaults": omitted(spec.model_dump(mode="json"), said)}
 
 
 def effective(task: Any) -> dict[str, Any]:

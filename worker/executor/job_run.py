@@ -85,7 +85,7 @@ class JobRun:
         return self.progress.rung_losses[0] if self.progress.rung_losses else None
 
     @property
-    def awaits_promotion(self) -> bool:
+    def before_boundary(self) -> bool:
         """Whether the warmup boundary is still ahead of it."""
         return self.schedule.has_boundary and not self.record.promoted
 
@@ -125,8 +125,8 @@ class JobRun:
     @property
     def _steps_left(self) -> float:
         """Steps that it is expected to take: those behind a boundary still ahead count by the fraction of jobs kept there."""
-        warmup, total = self.schedule.warmup_steps if self.awaits_promotion else self.step, self.schedule.total_steps
-        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.awaits_promotion else 1) * (
+        warmup, total = self.schedule.warmup_steps if self.before_boundary else self.step, self.schedule.total_steps
+        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.before_boundary else 1) * (
             total - max(warmup, self.step)
         )
 

@@ -144,7 +144,7 @@ class PlacementRun:
         if run.stage is Stage.PENDING:
             run.apply(WarmupBegan())
             self.record(JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
-        if run.stage is Stage.WARMUP and not run.awaits_promotion:
+        if run.stage is Stage.WARMUP and not run.before_boundary:
             run.apply(TrainingBegan())
             self.record(JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
 
@@ -290,5 +290,7 @@ def _best(best: Best | None) -> tuple[int | None, float | None]:
 
 def keeps_adapter(verdict: Verdict | None, best: Best | None) -> bool:
     """Whether a job that ends keeps its best adapter: every job that has one, except those ranked out (ALTO 5.2)."""
-    ranked_out = verdict is not None and verdict.reason is ExitReason.UNDERPERFORMING and not verdict.keeps_adapter
+    ranked_out = (
+        verdict is not None and verdict.reason is ExitReason.UNDERPERFORMING and not verdict.keeps_adapter_though_ranked_out
+    )
     return best is not None and not ranked_out

@@ -61,7 +61,7 @@ class Executor:
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room now
-        self._awaiting_ranks: dict[str, PlacementRun] = {}  # tasks whose standings at the boundary have changed
+        self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
 
     def run(self) -> None:
@@ -99,7 +99,7 @@ class Executor:
 
     def _run_inbox(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        idle = not (self._active() or self._recheck_admission or self._awaiting_ranks or self._baselines or self._texts)
+        idle = not (self._active() or self._recheck_admission or self._to_rank or self._baselines or self._texts)
         try:
             callback = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
             while True:
@@ -132,7 +132,7 @@ class Executor:
         self._texts.ask_base(replicas, task)
         self._checkpoint_policy.expect(task)
         self._recheck_admission = True
-        self._awaiting_ranks[task.key] = task
+        self._to_rank[task.key] = task
 
     def _advance_baseline(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
@@ -140,7 +140,7 @@ class Executor:
         self._fail_unrunnable(replicas, unrunnable)
         if task not in self._baselines:
             self._recheck_admission = True  # under dpo its jobs may step now
-            self._awaiting_ranks[task.key] = task
+            self._to_rank[task.key] = task
             if not any(run.unfinished for run in task.runs):
                 replicas.remove_placement(task.key)
 
@@ -152,7 +152,7 @@ class Executor:
             for run in task.runs:
                 self._free_job(self._replicas, task, run)
             self._replicas.remove_placement(task.key)
-        self._awaiting_ranks.pop(task.key, None)
+        self._to_rank.pop(task.key, None)
         self._recheck_admission = True
 
     # ---- decide ----------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Executor:
             self._free_job(replicas, task, task[key.job])
             task.failed(task[key.job], why)
             self._recheck_admission = True
-            self._awaiting_ranks[task.key] = task
+            self._to_rank[task.key] = task
 
     def _free_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
         """Free everything that the job holds."""
@@ -238,11 +238,11 @@ class Executor:
         elif rung is not None:
             run.apply(RungReached(rung, result.loss, result.scores))
             if run.record.awaits_rank:
-                self._awaiting_ranks[task.key] = task
+                self._to_rank[task.key] = task
 
     def _apply_rank_decisions(self, replicas: Replicas) -> None:
         """At a rung: let go on or end the jobs whose rank is certain, and park those that must wait for others."""
-        tasks, self._awaiting_ranks = self._awaiting_ranks, {}
+        tasks, self._to_rank = self._to_rank, {}
         for task in tasks.values():
             for run, verdict in task.certain_ranks():
                 if verdict is None:
@@ -266,7 +266,7 @@ class Executor:
         closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
         self._free_job(replicas, task, run)
         self._recheck_admission = True
-        self._awaiting_ranks[task.key] = task
+        self._to_rank[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
             best = BestAdapter(run, replicas.base, weights, rows)

@@ -1,6 +1,6 @@
 """Inserts new tasks, their jobs and their first events, and so sets the first status and fence.
 
-lifecycle/transitions.py writes each status after that. Knows no spec, no quota and no HTTP.
+lifecycle/transitions.py writes each status after that. Reads no spec, knows no quota and no HTTP.
 """
 
 import json
@@ -22,6 +22,7 @@ _COLUMNS = {
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
     **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
 }  # columns of a new task, each with its Postgres type
+# The column `losses` counts lost executors (`Task.lost_executors`).
 _INSERT = PreparedStatement(
     text(
         f"""WITH new_tasks AS MATERIALIZED (

@@ -194,6 +194,7 @@ def test_a_running_task_shows_what_it_has_done(tenant, database):
     assert placement.pop("since")
     assert placement == {
         "node": "north",
+        "device_type": None,
         "gpus": 1,
         "beside": 0,
         "slowdown": None,

@@ -63,7 +63,7 @@ def test_without_scores_the_rank_decides_as_altos():
 def test_a_search_that_only_harms_ends_and_keeps_its_best():
     base = scores(0.0, 99, 0.01)
     settled = POLICY.decide_ranks(standings([2.0, 1.0, 3.0], 0.01), base)
-    assert [settled[job].keeps_adapter for job in range(3)] == [False, True, False]
+    assert [settled[job].keeps_adapter_though_ranked_out for job in range(3)] == [False, True, False]
     for job, verdict in settled.items():
         assert verdict.reason is ExitReason.UNDERPERFORMING
         assert verdict.evidence["base_val_loss"] == pytest.approx(base.mean)

@@ -55,7 +55,7 @@ def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ..
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A flat batch on the device: tokens int64 [T], positions int32 [T], its sequences, and the work table of its adapters."""
+    """A flat batch on the device: tokens and positions int32 [T], its sequences, and the work table of its adapters."""
 
     tokens: Tensor
     positions: Tensor

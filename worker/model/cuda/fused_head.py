@@ -39,6 +39,6 @@ def head_loss(h: Tensor, head: Tensor, labels: Labels, with_gradient: bool) -> t
         part = slice(start, min(start + CHUNK_LABELS, count))
         logits = torch.mm(picked[part], head.t())
         cross_entropy(logits, labels.tokens[part], labels.loss_weights[part] if with_gradient else None, logp[part])
-        if dh is not None:
+        if dh is not None:  # then `logits` hold their gradient
             dh.index_copy_(0, indices[part], torch.mm(logits, head))
     return span_sums(logp, labels.bounds), logp, dh[:tokens] if dh is not None else None

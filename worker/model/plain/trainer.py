@@ -76,7 +76,8 @@ class Trainer:
         return Trainer(self.backbone, Arena(self.backbone.targets, ROW_MULTIPLE, self.backbone.device))
 
     def train(self, segments: Sequence[Segment], recompute: bool = False) -> list[LossSum]:
-        """One forward and backward; each adapter's gradient of loss_weight * sum(-log p) is added to the arena's.
+        """One forward and backward; each adapter's gradient of loss_weight * sum(-log p) is added to the arena's (on a
+        GPU its first pass of a step overwrites the arena's instead: device_trainer.py).
 
         recompute: keep each layer's input alone and compute the layer again in backward (activation checkpointing, Chen et al.
         2016): a forward more, a fraction of the memory. The same bits on a CPU, the same to rounding on a GPU.
@@ -152,7 +153,7 @@ class Trainer:
             raise OutOfMemory(tokens, recompute) from None
 
     def update(self, updates: Sequence[RowUpdate], losses: StepLosses | None = None) -> list[Tensor]:
-        """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping.
+        """One optimizer step per adapter; its gradient counts no more afterwards. Returns the gradient norms before clipping.
 
         losses: those of the step; an adapter with one that is not finite keeps its weights and moments.
         """

@@ -4,6 +4,6 @@ Enters: a job's training and validation losses, all jobs' losses at a rung, and 
 verdicts (diverging, overfitting, underperforming) with the numbers behind them. It must not know tensors, steps, clocks or the
 executor that asks.
 
-A rung is a step at which jobs are ranked against each other; the first, at the end of warmup, is the boundary. A cut is how
-many of the ranked may go on: those are promoted, at each rung.
+A rung is a step at which jobs are ranked against each other; the first, at the end of warmup, is the boundary. A cut is the
+decision there which of the ranked go on: those are promoted, at each rung.
 """

@@ -102,22 +102,22 @@ class Alto:
         reached the end of warmup, decided ones included, and those that still may.
 
         With `ahead` jobs ahead of it and `in_warmup` jobs still in warmup, a job's final rank, counted from 0, lies between
-        ahead and ahead + in_warmup. The cut shrinks by at most one for each job that ends in warmup. So a job is certainly
-        out when ahead >= cut now, and certainly in when ahead + in_warmup < cut now.
+        ahead and ahead + in_warmup. `keep` shrinks by at most one for each job that ends in warmup. So a job is certainly
+        out when ahead >= keep now, and certainly in when ahead + in_warmup < keep now.
         """
         contenders = list(standings)
-        cut = math.ceil(self._p.keep_fraction * len(contenders))
+        keep = math.ceil(self._p.keep_fraction * len(contenders))
         ranked = sorted((s.losses[0], s.job) for s in contenders if s.losses)
         in_warmup = len(contenders) - len(ranked)
         decided: dict[int, Verdict | None] = {}
         for ahead, (loss, job) in enumerate(ranked):
-            if ahead + in_warmup < cut:
+            if ahead + in_warmup < keep:
                 decided[job] = None
-            elif ahead >= cut:
-                decided[job] = self._underperforming(loss, ranked[cut - 1][0], ahead, cut, len(ranked), len(contenders))
+            elif ahead >= keep:
+                decided[job] = self._underperforming(loss, ranked[keep - 1][0], ahead, keep, len(ranked), len(contenders))
         return decided
 
-    def _underperforming(self, loss: float, last_kept: float, ahead: int, cut: int, ranked: int, contenders: int) -> Verdict:
+    def _underperforming(self, loss: float, last_kept: float, ahead: int, keep: int, ranked: int, contenders: int) -> Verdict:
         return Verdict(
             ExitReason.UNDERPERFORMING,
             {
@@ -125,7 +125,7 @@ class Alto:
                 "val_loss": loss,
                 "last_kept_val_loss": last_kept,
                 "rank": ahead + 1,
-                "kept": cut,
+                "kept": keep,
                 "finished": ranked,
                 "alive": contenders,
                 "keep_fraction": self._p.keep_fraction,

@@ -27,16 +27,16 @@ class Asha:
         decided: dict[int, Verdict | None] = {}
         for rung in range(max((len(s.losses) for s in present), default=0)):
             ranked = sorted((s.losses[rung], s.job) for s in present if len(s.losses) > rung)
-            cut = max(1, len(ranked) // self._eta)
+            keep = max(1, len(ranked) // self._eta)
             last = {s.job for s in present if len(s.losses) == rung + 1}
             for ahead, (loss, job) in enumerate(ranked):
                 if job in last:
                     decided[job] = (
-                        None if ahead < cut else self._behind(rung, loss, ranked[cut - 1][0], ahead, cut, len(ranked))
+                        None if ahead < keep else self._behind(rung, loss, ranked[keep - 1][0], ahead, keep, len(ranked))
                     )
         return decided
 
-    def _behind(self, rung: int, loss: float, last_kept: float, ahead: int, cut: int, reached: int) -> Verdict:
+    def _behind(self, rung: int, loss: float, last_kept: float, ahead: int, keep: int, reached: int) -> Verdict:
         return Verdict(
             ExitReason.UNDERPERFORMING,
             {
@@ -45,7 +45,7 @@ class Asha:
                 "val_loss": loss,
                 "last_kept_val_loss": last_kept,
                 "rank": ahead + 1,
-                "kept": cut,
+                "kept": keep,
                 "reached": reached,
                 "reduction_factor": self._eta,
             },

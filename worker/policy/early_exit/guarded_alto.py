@@ -27,9 +27,9 @@ class GuardedAlto(Alto):
     validation loss turns upward" (5.1), which Algorithm 1 leaves out, and which noise on few held-out rows can feign.
 
     The cut keeps every job that is not surely worse than the best by a paired test over the validation rows, and no fewer and
-    no more than `survivors` of the policy's parameters says. Both bounds are about half of ALTO's quarter away from it, so that
-    a cut costs a quarter on average. Without the floor an early test would decide a late outcome; without the ceiling a test of
-    too few rows would keep everybody.
+    no more than `survivors` of the policy's parameters says. The bounds are half and one and a half times ALTO's quarter, so
+    that a cut keeps a quarter on average. Without the floor an early test would decide a late outcome; without the ceiling a
+    test of too few rows would keep everybody.
     """
 
     def _guard_passed(self, history: History) -> bool:
@@ -69,10 +69,10 @@ class GuardedAlto(Alto):
         """The verdict on a job between the floor and the ceiling. Without the scores of both it is ALTO's, by rank."""
         difference = _paired(one.standing.scores, ranked[0].standing.scores)
         if difference is None:
-            cut = math.ceil(self._p.keep_fraction * len(ranked))
-            if ahead < cut:
+            keep = math.ceil(self._p.keep_fraction * len(ranked))
+            if ahead < keep:
                 return None
-            return self._underperforming(one.mean, ranked[cut - 1].mean, ahead, cut, len(ranked), len(ranked))
+            return self._underperforming(one.mean, ranked[keep - 1].mean, ahead, keep, len(ranked), len(ranked))
         low, high = difference.interval
         if low <= 0:
             return None
@@ -122,4 +122,4 @@ def _nothing_learned(one: _Ranked, base: RowScores, best: bool) -> Verdict:
         "base_val_loss": base.mean,
         "rows": len(base.totals),
     }
-    return Verdict(ExitReason.UNDERPERFORMING, evidence, keeps_adapter=best)
+    return Verdict(ExitReason.UNDERPERFORMING, evidence, keeps_adapter_though_ranked_out=best)
