@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_arrivals.parts import real, solver, week
+from benchmarks.real_arrivals.parts import real, solver, switch, week
 from benchmarks.simulator.experiments import Experiments
 
 RESULT = Path(__file__).parent / "results" / "scheduler-cpu.json"
@@ -26,7 +26,7 @@ PARTS: dict[str, Callable[[Experiments], None]] = {
     "timing": Experiments.timing, "eleven": Experiments.eleven, "gaps": Experiments.gaps, "figure12": Experiments.figure_12,
     "eta": Experiments.eta,
     "rolling": Experiments.rolling, "widths": Experiments.widths, "real": real, "week": week,
-    "solver": solver,
+    "solver": solver, "switch": switch,
 }  # fmt: skip
 
 

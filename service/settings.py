@@ -130,6 +130,7 @@ class Settings(BaseSettings):
     fair_share_half_life_seconds: Seconds = 4 * 3600  # of the decaying usage
     base_bytes_per_second: Annotated[float, Field(ge=1e3, le=1e12)] = 62.5e6  # expected of a download until a node measured one
     preempt_after_seconds: Seconds = 600  # how long a tenant under its share waits before it preempts
+    preempt_for_shorter_tasks: bool = True  # pause a running task for a much shorter one
 
     requests_per_minute: Limit = 30_000  # per key that has no limit of its own
     estimates_per_minute: Limit = 120  # per tenant: an estimate plans the whole fleet once

@@ -48,6 +48,7 @@ PURE_GENERATION = ("batch_scheduler", "page_allocator", "sequence", "stop_matche
 # values in, values out: no clock, no files, no network, no processes
 PURE = [
     "service/scheduler/core/*.py",
+    "service/scheduler/core/preemption/*.py",
     *(f"service/scheduler/estimate/{name}.py" for name in ("prediction_intervals", "survival", "task_duration", "throughput")),
     "service/scheduler/explain/reason_codes.py",
     "worker/policy/*.py",

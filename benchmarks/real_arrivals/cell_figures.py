@@ -4,11 +4,12 @@ A fraction saved is 1 - ours / theirs over the means of a trace's windows at one
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from benchmarks.real_arrivals.cell_runs import Results
-from benchmarks.real_arrivals.cells import ALONE, VARIANTS, WEEK, Cell
+from benchmarks.real_arrivals.cells import ALONE, SLOW_SWITCH, VARIANTS, WEEK, Cell
 from benchmarks.real_arrivals.windows import LOADS, REAL, SOURCES, chooses
 
 BASELINE = "easy_wsap"
@@ -19,6 +20,7 @@ SOLVED = ("philly", "muri")  # traces of the solver's problems
 TENANTED = ("philly", "muri")  # traces with several tenants
 _MEANS = (
     "completion_mean", "completion_weighted", "slowdown_p99", "utilisation", "churn", "replans_per_hour", "preempted_per_hour",
+    "preempted_for_shorter_per_hour", "slowdown_longest_max",
     "plan_ms_p50", "plan_ms_p99", "plan_cpu_ms_p50", "plan_cpu_ms_p99", "deadlines_missed",
 )  # fmt: skip
 _ALL_WAIT_SECONDS = 3600  # Jain's index says something only if all tenants waited at once for this long
@@ -61,6 +63,24 @@ def solver_figures(found: Results) -> dict[str, float]:
     figures = {f"solver_saves_{v}": 1 - mean(v, "ours", key) / mean(v, "rules", key) for v in VARIANTS}
     missed = {policy: mean("deadlines", policy, "deadlines_missed") for policy in ("ours", "rules", BASELINE)}
     return figures | {f"deadlines_missed_{policy}": value for policy, value in missed.items()}
+
+
+def switch_cells() -> list[Cell]:
+    """Every window and load with a switch that takes several times as long, and the baseline, which makes none."""
+    return [
+        Cell(cell.source, cell.load, cell.window, policy, variant=variant)
+        for cell in cells_of(None, fair=False)
+        for policy, variant in (("ours", SLOW_SWITCH), (BASELINE, ""))
+        if cell.policy == policy
+    ]
+
+
+def switch_figures(found: Results) -> dict[str, float]:
+    """As `figures_of`, of the slow switch, over all windows."""
+    slow = {replace(cell, variant=""): result for cell, result in found.items()}
+    return {
+        f"{name}_slow_switch": value for name, value in figures_of(slow).items() if name.endswith(("_min", "_mean", "_worst"))
+    }
 
 
 def rows_of(found: Results) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def fingerprint() -> str:
     """SHA-256 over the sources of the planner, the simulator and the cells."""
     digest = hashlib.sha256()
     for package in _CODE:
-        for file in sorted(Path(package.__path__[0]).glob("*.py")):
+        for file in sorted(Path(package.__path__[0]).rglob("*.py")):
             if file.name not in _PICTURES:
                 digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

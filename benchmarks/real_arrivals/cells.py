@@ -14,12 +14,14 @@ from benchmarks.simulator.arrivals import NODE_GPUS, TRACES, Arrival, largest_te
 from benchmarks.simulator.engine import simulate
 from benchmarks.simulator.policies import POLICIES
 from benchmarks.simulator.run_metrics import metrics
-from benchmarks.simulator.run_record import Outcome, Setup
+from benchmarks.simulator.run_record import LEAVE_SECONDS, PREEMPTING, Outcome, Setup
 
 ALONE = "alone"  # not a policy: each tenant's isolated run
 WEEK = "philly week"
 WEEK_GPUS = 128
 BOUND = 3600.0  # longest wait in seconds of a task within its tenant's share
+SLOW_SWITCH = "slow switch"  # leaving and resuming take `SLOWER` times as long
+SLOWER = 4
 VARIANTS = ("deadlines", "mixed", "drains")  # problems in which the rules see little
 MIXED = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.3, 0.3)  # speeds of three GPU types, by node
 DRAINS = tuple(  # two of eight nodes at a time, for half a day
@@ -33,7 +35,7 @@ PRIOR = 0.3  # expected duration over the worst case; true ones are 0.2 to 0.4 o
 
 @dataclass(frozen=True)
 class Cell:
-    """`source` is a key of SOURCES or WEEK, which has one window and no load; `variant` one of VARIANTS, or empty."""
+    """`source` is a key of SOURCES or WEEK, which has one window and no load; `variant` a VARIANT, SLOW_SWITCH or empty."""
 
     source: str
     load: float
@@ -67,7 +69,11 @@ def setup_of(cell: Cell) -> Setup:
     week = cell.source == WEEK
     gpus = WEEK_GPUS if week else GPUS
     setup = Setup(gpus // NODE_GPUS, prior=PRIOR, coalesce=300 if week else 60)
-    if cell.variant == "mixed":
+    if cell.policy in PREEMPTING:
+        setup = replace(setup, leave=LEAVE_SECONDS)
+    if cell.variant == SLOW_SWITCH:
+        setup = replace(setup, leave=SLOWER * LEAVE_SECONDS, resume=SLOWER * setup.resume)
+    elif cell.variant == "mixed":
         setup = replace(setup, speeds=MIXED)
     elif cell.variant == "drains":
         setup = replace(setup, drains=DRAINS)
@@ -86,6 +92,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         **found,
         "replans_per_hour": outcome.plans / hours,
         "preempted_per_hour": outcome.preempted / hours,
+        "preempted_for_shorter_per_hour": outcome.for_shorter / hours,
         "methods": outcome.methods,
         "checked": outcome.checked,
         "tenants": _by_tenant(outcome),

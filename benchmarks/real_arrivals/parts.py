@@ -8,6 +8,8 @@ from benchmarks.real_arrivals.cell_figures import (
     rows_of,
     solver_cells,
     solver_figures,
+    switch_cells,
+    switch_figures,
     week_cells,
     week_figures,
 )
@@ -30,6 +32,14 @@ def real(bench: Experiments) -> None:
 def solver(bench: Experiments) -> None:
     """The solver beside the rules alone where they see little: deadlines, mixed GPU types, drains."""
     bench.figures |= solver_figures(_run(bench, solver_cells()))
+
+
+def switch(bench: Experiments) -> None:
+    """Every window with a switch that takes four times as long: what preemption for shorter tasks still saves."""
+    o = bench.options
+    found = run_cells(switch_cells(), o.kept, o.workers, o.nice)
+    bench.checked += sum(result.get("checked", 0) for result in found.values())
+    bench.figures |= switch_figures(found)
 
 
 def week(bench: Experiments) -> None:

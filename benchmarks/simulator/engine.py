@@ -6,7 +6,7 @@ Knows no policy's internals. The independent checker sees every plan before the 
 import heapq
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.simulator.arrivals import Arrival
@@ -14,12 +14,21 @@ from benchmarks.simulator.plan_checker import check
 from benchmarks.simulator.policies import Policy
 from benchmarks.simulator.run_record import Outcome, Ran, Setup
 from benchmarks.simulator.tenant_shares import Tenancy, Waiting
-from service.scheduler.core.decision import Decision
+from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.expected_arrivals import RECENT
-from service.scheduler.core.preemption import Held
-from service.scheduler.core.problem import Arrived, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start, Width
+from service.scheduler.core.preemption.owed_gpus import Held
+from service.scheduler.core.preemption.shortest_remaining import shorter_first
+from service.scheduler.core.problem import (
+    Arrived,
+    PlanNode,
+    Preemptible,
+    Queued,
+    RunningExecutor,
+    SchedulingProblem,
+    Start,
+    Width,
+)
 
-RELOAD_SECONDS = 60  # a preempted task's loss: its current step, and reloading
 _END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # order of events at the same moment
 
 
@@ -31,6 +40,7 @@ class _Live:
     end: int
     expected: int
     rate: float  # seconds at speed 1 and narrowest width done per second
+    trains: int  # since when it trains
 
 
 Observer = Callable[[int, SchedulingProblem, Decision], None]
@@ -103,10 +113,11 @@ class _Run:
             held[tenant] = held.get(tenant, 0) + live.gpus
         return held
 
-    def _plan(self) -> None:
+    def _plan(self, preempts: bool = True) -> None:
         problem = self._problem()
         wall, cpu = time.perf_counter(), time.process_time()
         decision = self._policy(problem)
+        taken = shorter_first(problem, decision) if preempts else ()
         self.outcome.cpu.append(time.process_time() - cpu)
         self.outcome.wall.append(time.perf_counter() - wall)
         self.outcome.checked += check(problem, decision.starts)
@@ -124,16 +135,29 @@ class _Run:
         for start in decision.starts:
             if start.start == 0:
                 self._begin(start)
+        for one in taken:
+            self._take_back(one)
+        if taken and self._waiting:
+            self._plan(preempts=False)
         self._set_timer()
 
-    def _begin(self, start: Start) -> None:
+    def _take_back(self, found: ShortPreemption) -> None:
+        """The victims leave, and then the task starts in their place."""
+        for victim in found.victims:
+            self._give_back(victim)
+            self.outcome.for_shorter += 1
+        leave = self._setup.leave or 0
+        self._begin(Start(found.task, found.node, 0, found.seconds, self._waiting[found.task].gpus), leave)
+
+    def _begin(self, start: Start, delay: int = 0) -> None:
         task = self._waiting.pop(start.task)
         ran = self._ran[start.task]
         ran.started = self._now if ran.started is None else ran.started
         ran.waited += self._now - ran.queued_at
         rate = self._rate(task, int(start.node.rpartition("-")[2]), start.gpus)
-        end = self._now + max(1, round(ran.left / rate))
-        self._live[start.task] = _Live(start.node, start.gpus, self._now, end, start.end - start.start, rate)
+        end = self._now + delay + max(1, round(ran.left / rate))
+        seconds, trains = delay + start.end - start.start, self._now + delay
+        self._live[start.task] = _Live(start.node, start.gpus, self._now, end, seconds, rate, trains)
         self._tenancy.enter(task.tenant, start.gpus)
         heapq.heappush(self._events, (end, _END, start.task))
 
@@ -146,12 +170,47 @@ class _Run:
             weights = self._tenancy.completion_weights(waiting, self._placements())
         else:
             weights = {each.task.id: each.task.priority * 100 for each in waiting}
+        alike = self._comparable(waiting)
         running = tuple(
-            RunningExecutor(name, live.node, live.gpus, self._remaining(live), self._ran[name].task.tenant)
+            RunningExecutor(
+                name,
+                live.node,
+                live.gpus,
+                self._remaining(live),
+                self._ran[name].task.tenant,
+                preemptible=self._preemptible(name, live, alike),
+            )
             for name, live in self._live.items()
         )
-        queued = tuple(self._queued(each, weights[each.task.id]) for each in waiting)
-        return SchedulingProblem(tuple(self._nodes), running, queued, recent=self._recent())
+        queued = tuple(
+            replace(self._queued(each, weights[each.task.id]), preempts=alike.get(each.task.id, 0)) for each in waiting
+        )
+        preempts = self._setup.leave is not None
+        dues = self._tenancy.dues(waiting, self._placements()) if preempts and self._setup.fair else ()
+        return SchedulingProblem(tuple(self._nodes), running, queued, recent=self._recent(), leave=self._setup.leave, dues=dues)
+
+    def _comparable(self, waiting: Sequence[Waiting]) -> dict[str, int]:
+        """Weights of running and waiting tasks beside each other, by task; empty where none is preempted for shorter ones."""
+        if self._setup.leave is None:
+            return {}
+        runs = [
+            Waiting(ran.task, self._remaining(live), ran.waited, frozenset())
+            for name, live in self._live.items() for ran in (self._ran[name],)
+        ]  # fmt: skip
+        if self._setup.fair:
+            return self._tenancy.comparable_weights(waiting, runs, self._placements())
+        return {each.task.id: each.task.priority * 100 for each in (*waiting, *runs)}
+
+    def _preemptible(self, name: str, live: _Live, weights: Mapping[str, int]) -> Preemptible | None:
+        if self._setup.leave is None:
+            return None
+        task, ran = self._ran[name].task, self._trained(name) + max(0, self._now - live.trains)
+        deadline = None if task.deadline is None else task.deadline - self._now
+        return Preemptible(weights[name], self._now - task.at, ran, self._setup.resume, deadline)
+
+    def _trained(self, name: str) -> int:
+        """Seconds that the task ran before its present start."""
+        return sum(end - start for _, start, end in self._ran[name].placed)
 
     def _recent(self) -> tuple[Arrived, ...]:
         """The latest arrivals, oldest first, with the durations expected of them then."""
@@ -170,8 +229,10 @@ class _Run:
         widths = [Width(gpus, self._durations(each, gpus)) for gpus in wide]
         deadline = None if task.deadline is None else task.deadline - self._now
         planned = self._planned.get(task.id)
-        wider, waited = tuple(widths[1:]), round(each.waited)
-        return Queued(task.id, task.gpus, weight, widths[0].seconds, planned, task.tenant, deadline, wider, waited=waited)
+        wider, waited, ran = tuple(widths[1:]), round(each.waited), self._trained(task.id)
+        return Queued(
+            task.id, task.gpus, weight, widths[0].seconds, planned, task.tenant, deadline, wider, waited=waited, ran=ran
+        )
 
     def _durations(self, each: Waiting, gpus: int) -> tuple[int, ...]:
         """Expected seconds, by node."""
@@ -209,7 +270,7 @@ class _Run:
     def _give_back(self, name: str) -> None:
         live, ran = self._live.pop(name), self._ran[name]
         ran.placed.append((live.node, live.started, self._now))
-        ran.left = max(1.0, ran.left - (self._now - live.started) * live.rate) + RELOAD_SECONDS
+        ran.left = max(1.0, ran.left - max(0, self._now - live.trains) * live.rate) + self._setup.resume
         ran.queued_at = self._now
         self._waiting[name] = ran.task
         self.outcome.preempted += 1

@@ -16,9 +16,10 @@ from benchmarks.simulator.calibration import PARTS, calibrate
 from benchmarks.simulator.named_runs import Ended, Run, run_all
 from benchmarks.simulator.plan_checker import check
 from benchmarks.simulator.policies import big_m
-from benchmarks.simulator.run_record import Setup
+from benchmarks.simulator.run_record import LEAVE_SECONDS, PREEMPTING, RESUME_SECONDS, Setup
 from service.scheduler.core.decision import Decision, SearchBudget
-from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, makespan
+from service.scheduler.core.preemption.shortest_remaining import shorter_first
+from service.scheduler.core.problem import PlanNode, Preemptible, Queued, RunningExecutor, SchedulingProblem, makespan
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
@@ -71,7 +72,8 @@ class Experiments:
         runs = {
             (name, seed): Run(
                 f"rolling-{name}-{seed}",
-                tuple(rolling(o.tasks, 64, 1.8, seed, bursts=o.bursts)), name, Setup(8), o.plot, o.export,
+                tuple(rolling(o.tasks, 64, 1.8, seed, bursts=o.bursts)), name,
+                Setup(8, leave=LEAVE_SECONDS if name in PREEMPTING else None), o.plot, o.export,
             )
             for seed in o.seeds for name in COMPARED
         }  # fmt: skip
@@ -94,7 +96,7 @@ class Experiments:
             (heeded, seed): Run(
                 f"widths-{'half' if heeded else 'none'}-{seed}",
                 tuple(replace(task, max_gpus=8) if at % 2 else task for at, task in enumerate(rolling(o.tasks, 64, 1.8, seed))),
-                "ours", Setup(8, widths=heeded), o.plot, o.export,
+                "ours", Setup(8, widths=heeded, leave=LEAVE_SECONDS), o.plot, o.export,
             )
             for seed in o.seeds[:2] for heeded in (False, True)
         }  # fmt: skip
@@ -104,14 +106,14 @@ class Experiments:
             self.figures[figure] = 1 - half / none
 
     def timing(self) -> None:
-        """1,000 queued on 1,024 busy GPUs; CPU time and wall clock of each plan, after one warmup. A plan is one thread: on a
-        shared machine its CPU time is what the plan costs, and the wall clock counts the neighbours too."""
+        """1,000 queued on 1,024 busy GPUs; CPU time and wall clock of each plan with its preemptions, after one warmup. A plan
+        is one thread: on a shared machine its CPU time is what the plan costs, the wall clock counts the neighbours too."""
         plans: list[tuple[float, float]] = []
         rules: list[tuple[float, float]] = []
         solve(busy_fleet(99))
         for seed in range(15):
             problem = problem_to_json(busy_fleet(seed))
-            for kind, act, found in (("rules", lambda p: Decision(backfill(p), "greedy", 0), rules), ("plan", solve, plans)):
+            for kind, act, found in (("rules", lambda p: Decision(backfill(p), "greedy", 0), rules), ("plan", _planned, plans)):
                 fresh = problem_from_json(problem)  # without cached derived values
                 wall, cpu = time.perf_counter(), time.process_time()
                 decision = act(fresh)
@@ -164,6 +166,11 @@ class Experiments:
         return found
 
 
+def _planned(problem: SchedulingProblem) -> Decision:
+    decision = solve(problem)
+    return replace(decision, preemptions=shorter_first(problem, decision))
+
+
 def batch_of(tasks: list[Arrival], nodes: int, seconds: Callable[[Arrival], int]) -> SchedulingProblem:
     fleet = tuple(PlanNode(f"node-{at:03}", 8) for at in range(nodes))
     return SchedulingProblem(fleet, (), tuple(Queued(t.id, t.gpus, 1, (seconds(t),) * nodes) for t in tasks), closed=True)
@@ -183,9 +190,13 @@ def busy_fleet(seed: int) -> SchedulingProblem:
         free = 8
         while free > (draw_.random() < 0.2):
             gpus = min(free, draw_.choices((1, 2, 4, 8), (0.5, 0.2, 0.2, 0.1))[0])
-            running.append(RunningExecutor(f"r{len(running)}", node.id, gpus, draw_.randint(1, 40_000)))
+            left, ran = draw_.randint(1, 40_000), draw_.randint(1, 40_000)
+            cost = Preemptible(draw_.choice((1, 2, 4)) * 100, ran, ran, RESUME_SECONDS)
+            running.append(RunningExecutor(f"r{len(running)}", node.id, gpus, left, preemptible=cost))
             free -= gpus
     queued = tuple(
-        Queued(task.id, task.gpus, draw_.choice((1, 2, 4)) * 100, (task.true,) * 128) for task in rolling(1000, 1024, 1.8, seed)
+        Queued(task.id, task.gpus, weight, (task.true,) * 128, preempts=weight)
+        for task in rolling(1000, 1024, 1.8, seed)
+        for weight in (draw_.choice((1, 2, 4)) * 100,)
     )
-    return SchedulingProblem(nodes, tuple(running), queued)
+    return SchedulingProblem(nodes, tuple(running), queued, leave=LEAVE_SECONDS)

@@ -39,12 +39,19 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         "together_seconds": outcome.record.together_seconds,
         "covered_wait_max": outcome.record.covered_wait,
         "preempted": outcome.preempted,
+        "preempted_for_shorter": outcome.for_shorter,
+        "slowdown_longest_max": max((r.ended - r.task.at) / r.task.true for r in _longest(ran) if r.ended is not None),
         "plans": outcome.plans,
         "plan_ms_p50": 1000 * median(outcome.wall),
         "plan_ms_p99": float(1000 * np.percentile(outcome.wall, 99)),
         "plan_cpu_ms_p50": 1000 * median(outcome.cpu),
         "plan_cpu_ms_p99": float(1000 * np.percentile(outcome.cpu, 99)),
     }
+
+
+def _longest(ran: Sequence[Ran]) -> list[Ran]:
+    """The longest tenth of the tasks, whom preemption for shorter ones could starve."""
+    return sorted(ran, key=lambda r: -r.task.true)[: max(1, len(ran) // 10)]
 
 
 def _missed(ran: Sequence[Ran]) -> float:

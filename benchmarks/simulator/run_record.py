@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from benchmarks.simulator.arrivals import Arrival
 from benchmarks.simulator.tenant_shares import Record
 
+LEAVE_SECONDS = 10  # as the service expects (state/live_executors.py)
+RESUME_SECONDS = 60  # loading the base and the checkpoint; the service expects as much where nothing is measured
+PREEMPTING = ("rules", "ours")  # policies whose tasks preempt longer ones
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -24,6 +28,8 @@ class Setup:
     speeds: tuple[float, ...] = ()
     drains: tuple[tuple[int, int, bool], ...] = ()
     widths: bool = False
+    leave: int | None = None  # seconds until a task that is preempted for a shorter one has left; None: none is preempted
+    resume: int = RESUME_SECONDS  # until a preempted task trains again once it has GPUs
 
 
 @dataclass
@@ -54,6 +60,7 @@ class Outcome:
     wall: list[float] = field(default_factory=list)
     moves: int = 0
     kept: int = 0
-    preempted: int = 0
+    preempted: int = 0  # in all,
+    for_shorter: int = 0  # and those for a shorter task
     methods: dict[str, int] = field(default_factory=dict)
     foretold: set[str] = field(default_factory=set)

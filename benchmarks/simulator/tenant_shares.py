@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.simulator.arrivals import Arrival
-from service.scheduler.core.fair_share import Ask, Share, completion_weights, decayed, entered, entitled, owed
-from service.scheduler.core.preemption import Held, Preemption, Preemptor, next_bound, preemption
+from service.scheduler.core.fair_share import (
+    Ask,
+    Share,
+    comparable_weights,
+    completion_weights,
+    decayed,
+    entered,
+    entitled,
+    owed,
+)
+from service.scheduler.core.preemption.owed_gpus import Held, Preemption, Preemptor, next_bound, preemption
 from service.scheduler.core.problem import PlanNode
 
 ENTRY_SECONDS = 300.0  # charged at once for a start
@@ -60,6 +69,18 @@ class Tenancy:
     def completion_weights(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> dict[str, int]:
         asks = [Ask(w.task.id, w.task.tenant, w.task.gpus, w.seconds, w.task.priority, w.waited) for w in waiting]
         return completion_weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
+
+    def comparable_weights(
+        self, waiting: Sequence[Waiting], running: Sequence[Waiting], placed: Sequence[Held]
+    ) -> dict[str, int]:
+        both = (*waiting, *running)
+        asks = [Ask(w.task.id, w.task.tenant, w.task.gpus, w.seconds, w.task.priority, w.waited) for w in both]
+        return comparable_weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
+
+    def dues(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> tuple[tuple[str, float], ...]:
+        """As `SchedulingProblem.dues`."""
+        shares = self._shares(waiting, placed)
+        return tuple(owed(shares, self._gpus).items()) if sum(share.active for share in shares) > 1 else ()
 
     def preempt(
         self, waiting: Sequence[Waiting], placed: Sequence[Held], nodes: Sequence[PlanNode], bound: float

@@ -17,8 +17,9 @@ from contract.task_spec import TaskSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.http.problems import FieldError
-from service.scheduler.core.decision import Decision
+from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.joins.joining import joined_plan_by_rules
+from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
@@ -92,8 +93,15 @@ class DraftPlan:
         self._seen, self._held = seen, plan.held
         self._joins = {join.task: join for join in plan.joins}
         shared = (Start(join.task, join.node, 0, join.end, seen.tasks[join.task].gpus) for join in plan.joins)
-        self._starts = (*plan.starts, *shared)
+        sooner = {made.task: made for made in shorter_first(seen.problem, plan)}
+        pausing = (self._preempting(made) for made in sooner.values())
+        self._starts = (*(start for start in plan.starts if start.task not in sooner), *shared, *pausing)
         self._by_task = {start.task: start for start in self._starts}
+
+    def _preempting(self, made: ShortPreemption) -> Start:
+        """The start of a task that running ones are paused for."""
+        leave = self._seen.problem.leave or 0
+        return Start(made.task, made.node, leave, leave + made.seconds, self._seen.tasks[made.task].gpus)
 
     @cached_property
     def _between(self) -> dict[str, Interval]:

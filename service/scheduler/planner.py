@@ -7,6 +7,7 @@ read. Starts are committed before the reasons of the waiting tasks. Wake-ups go 
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from service.dependencies import Dependencies
@@ -16,11 +17,12 @@ from service.scheduler.pending_requests import plan_causes
 from service.scheduler.replan_pacing import Pace
 from service.scheduler.state import planner_lease, snapshot
 from service.scheduler.state.crowding import relieve
-from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.placement_writer import Placed, place, starting
 from service.scheduler.state.plan_writer import announce_plan, note_ends
 from service.scheduler.state.planner_lease import LeaseLost
-from service.scheduler.state.reclaim import reclaim
+from service.scheduler.state.preemption.gpu_reservations import GpuReservation
+from service.scheduler.state.preemption.reclaim import reclaim
+from service.scheduler.state.preemption.shorter_first import preempt_for_shorter
 from service.scheduler.state.snapshot import Snapshot
 
 _MOST_RECLAIMS = 8  # per plan
@@ -83,6 +85,10 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
         seen = _look(dependencies, reserved)
     began = time.perf_counter()
     decision = solve(seen.problem)
+    if made := preempt_for_shorter(dependencies, token, seen, decision):
+        reserved += made.values()
+        seen = _look(dependencies, reserved)
+        decision = replace(solve(seen.problem), preemptions=tuple(made))
     seconds = time.perf_counter() - began
     placed = Placed()
     if starting(seen, decision) or decision.joins:

@@ -52,6 +52,18 @@ class Join:
 
 
 @dataclass(frozen=True)
+class ShortPreemption:
+    """The queued `task` takes GPUs of `node` from the running `victims` for `seconds`, and starts `sooner` seconds before its
+    planned start, or before the first victim would end."""
+
+    task: str
+    node: str
+    victims: tuple[str, ...]
+    seconds: int
+    sooner: int
+
+
+@dataclass(frozen=True)
 class BatchPlan:
     """How one batch's waiting tasks were arranged: seconds until the last one ends, the method, CP-SAT's status and bound."""
 
@@ -70,6 +82,7 @@ class Decision:
     for a closed batch they are makespans. `status` is CP-SAT's status. `late` lists the deadlines that this plan will miss.
     Who decided what: `held` tasks would fit now and are held back for foreseen arrivals, the starts of `solved` are the
     solver's, all others the rules'. Tasks in `joins` have no start: they begin now on executors of others, by joining.py.
+    `preemptions` were made for this plan, by shortest_remaining.py.
     """
 
     starts: tuple[Start, ...]
@@ -83,3 +96,4 @@ class Decision:
     solved: tuple[str, ...] = ()
     batches: tuple[BatchPlan, ...] = ()
     joins: tuple[Join, ...] = ()
+    preemptions: tuple[ShortPreemption, ...] = ()

@@ -4,7 +4,8 @@ Arrivals are expected at their recent rate.
 
 Without preemption a long task that takes the last free GPUs makes every shorter arrival wait until others end. While it is held
 back, the task and the queue behind it wait instead. Both losses are weighted seconds of completion, from what the problem
-says: recent arrivals, expected ends of running tasks, weights. Values only.
+says: recent arrivals, expected ends of running tasks, weights. Where running tasks are preempted for shorter ones
+(`problem.leave`), an arrival waits only until the long task has left, so that hardly any is held back. Values only.
 """
 
 from bisect import bisect_left
@@ -79,6 +80,8 @@ class ExpectedArrivals:
         for gpus, sizes in self._sizes.items():
             shorter = bisect_left(sizes, mine)
             blocked = timeline.blocked(task, start, gpus) if shorter else 0
+            if self._problem.leave is not None and task.batch is None:
+                blocked = min(blocked, self._problem.leave)  # an arrival takes the task's GPUs back when it comes
             if blocked:
                 gain += float(self._gain(gpus, blocked)[shorter - 1])
                 last = max(last, blocked)

@@ -142,6 +142,17 @@ def completion_weights(asks: Sequence[Ask], shares: Sequence[Share], capacity: M
     return found
 
 
+def comparable_weights(asks: Sequence[Ask], shares: Sequence[Share], capacity: Mapping[str, int]) -> dict[str, int]:
+    """What a second of completion weighs of running and waiting tasks that are compared with each other, by id: as
+    `completion_weight`, without regard to dues, a priority over the highest of its tenant's tasks here."""
+    stands, highest = standing(shares, capacity), dict[str, float]()
+    for ask in asks:
+        highest[ask.tenant] = max(highest.get(ask.tenant, 0.0), ask.priority)
+    return {
+        ask.task: completion_weight(ask.priority / highest[ask.tenant], stands.get(ask.tenant, 1.0), ask.waited) for ask in asks
+    }
+
+
 def _in_tenant(ask: Ask) -> float:
     return ask.seconds * ask.gpus * ask.worth / (ask.priority * (1 + ask.waited / AGING_SECONDS))
 

@@ -56,12 +56,25 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Preemptible:
+    """What preempting a running task costs. Seconds: `age` that it has waited and run, `ran` that it has run, `resume` until it
+    trains again once it has GPUs. `weight` > 0 is the cost of a second of its completion, beside `Queued.preempts`."""
+
+    weight: int
+    age: int
+    ran: int
+    resume: int
+    deadline: int | None = None
+
+
+@dataclass(frozen=True)
 class RunningExecutor:
     """A task on its node, where it stays for `remaining` > 0 seconds: or several tasks that share an executor, until the last
     of them ends.
 
     `members` are those whom others may join, and with whom; empty: nobody may. With several members, `id` and `tenant` are the
-    first's. `correction` is their measured slowdown over the predicted one, at least 1.
+    first's. `correction` is their measured slowdown over the predicted one, at least 1. `preemptible` is None where it is not
+    preempted for shorter tasks.
     """
 
     id: str
@@ -71,6 +84,7 @@ class RunningExecutor:
     tenant: str = ""
     members: tuple[Member, ...] = ()
     correction: float = 1.0
+    preemptible: Preemptible | None = None
 
     def units_of(self, tenant: str, each: int) -> int:
         """The limit units of `each` GPU that count for this tenant: those of several count by how wide each would run."""
@@ -101,9 +115,10 @@ class Queued:
     """A waiting task. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
 
     `weight` > 0 is the cost of a second of its completion; `planned` is its node in the previous plan; `deadline` may lie in
-    the past; `waited` is its seconds in the queue. `barred` maps nodes that it would fit but may not run on to the reason
-    (eligibility.Bar); its seconds there are None. `batch` is the batch whose makespan it counts for. `sharing` is what it would
-    bring to an executor of each node, None where it may share none; empty: nowhere.
+    the past; `waited` is its seconds in the queue, `ran` those it ran before it came back. `preempts` is its weight beside
+    those of running tasks, which it may preempt; 0: none. `barred` maps nodes that it would fit but may not run on to the
+    reason (eligibility.Bar); its seconds there are None. `batch` is the batch whose makespan it counts for. `sharing` is what
+    it would bring to an executor of each node, None where it may share none; empty: nowhere.
     """
 
     id: str
@@ -118,6 +133,8 @@ class Queued:
     waited: int = 0
     batch: str | None = None
     sharing: tuple[Sharing | None, ...] = ()
+    ran: int = 0
+    preempts: int = 0
 
     @cached_property
     def shortest(self) -> int | None:
@@ -145,7 +162,9 @@ class Start:
 class SchedulingProblem:
     """`queued` is in order of arrival, which breaks ties. `closed`: no more tasks will arrive; plans minimize makespan.
 
-    `recent` are the latest arrivals, oldest first, from which those to come are foreseen.
+    `recent` are the latest arrivals, oldest first, from which those to come are foreseen. `leave`: seconds until a running task
+    that is preempted for a shorter one has left its GPUs; None: none is preempted. `dues`: the GPUs that each tenant may
+    hold by right, in GPUs of the fastest type; empty where one tenant is active.
     """
 
     nodes: tuple[PlanNode, ...]
@@ -154,6 +173,8 @@ class SchedulingProblem:
     limits: tuple[Limit, ...] = ()
     closed: bool = False
     recent: tuple[Arrived, ...] = ()
+    leave: int | None = None
+    dues: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def seconds(self) -> NDArray[np.int64]:

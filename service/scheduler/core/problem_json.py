@@ -9,6 +9,7 @@ from service.scheduler.core.problem import (
     Arrived,
     Limit,
     PlanNode,
+    Preemptible,
     Queued,
     RunningExecutor,
     SchedulingProblem,
@@ -27,6 +28,7 @@ def problem_to_json(problem: SchedulingProblem) -> dict[str, Any]:
         "limits": [asdict(limit) for limit in problem.limits],
         "closed": problem.closed,
         "recent": [list(arrived) for arrived in problem.recent],
+        **({} if problem.leave is None else {"leave": problem.leave, "dues": [list(due) for due in problem.dues]}),
     }
 
 
@@ -38,6 +40,8 @@ def problem_from_json(said: Mapping[str, Any]) -> SchedulingProblem:
         limits=tuple(Limit(**limit) for limit in said.get("limits", ())),
         closed=said.get("closed", False),
         recent=tuple(Arrived(*arrived) for arrived in said.get("recent", ())),
+        leave=said.get("leave"),
+        dues=tuple((tenant, gpus) for tenant, gpus in said.get("dues", ())),
     )
 
 
@@ -55,6 +59,9 @@ def _said(task: Queued) -> dict[str, Any]:
     wider = [{"gpus": width.gpus, "seconds": _told(width.seconds)} for width in task.wider]
     if task.batch is None:
         del said["batch"]  # a version that knows no batches can read what holds none
+    for name in ("ran", "preempts"):
+        if not said[name]:
+            del said[name]  # and one that knows no preemption for shorter tasks what has none
     del said["sharing"]
     if any(task.sharing):
         alike = task.sharing.count(task.sharing[0]) == len(task.sharing)
@@ -75,9 +82,12 @@ def _told_running(run: RunningExecutor) -> dict[str, Any]:
     said = asdict(run)
     if not run.members:
         del said["members"], said["correction"]  # a version that knows no sharing can read what has none
+    if run.preemptible is None:
+        del said["preemptible"]
     return said
 
 
 def _heard_running(said: Mapping[str, Any]) -> RunningExecutor:
     members = tuple(Member(**{**one, "sharing": Sharing(**one["sharing"])}) for one in said.get("members", ()))
-    return RunningExecutor(**{**said, "members": members})
+    preemptible = Preemptible(**said["preemptible"]) if said.get("preemptible") else None
+    return RunningExecutor(**{**said, "members": members, "preemptible": preemptible})

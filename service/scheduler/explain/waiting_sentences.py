@@ -58,7 +58,7 @@ def explain(
     if reason.task in scene.downloads:
         sentence += f" {scene.downloads[reason.task]}"
     if late is not None:
-        sentence += f" It is expected to end {_long(late)} after its deadline."
+        sentence += f" It is expected to end {duration_words(late)} after its deadline."
     return {
         "code": reason.code.value,
         "sentence": sentence,
@@ -235,7 +235,8 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _long(seconds: float) -> str:
+def duration_words(seconds: float) -> str:
+    """About how long, in one unit."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.0f} {unit}"

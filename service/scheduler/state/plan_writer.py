@@ -96,6 +96,7 @@ _SAY_END = (
 def _plan(session: Session, seen: Snapshot, decision: Decision, seconds: float, placed: Placed) -> Plan:
     late = [asdict(miss) for miss in decision.late]
     decided = {"held": decision.held, "solved": decision.solved, "joins": [asdict(join) for join in decision.joins]}
+    decided |= {"preemptions": [asdict(made) for made in decision.preemptions]}
     return Plan(
         id=new_id("plan"),
         requests=len(seen.requests),

@@ -24,9 +24,10 @@ from service.scheduler.estimate.task_workload import Shapes, Workload
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
 from service.scheduler.state.executors import Shared, each_of, running_of
-from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.host_eligibility import Hosts, delayed
 from service.scheduler.state.live_executors import LiveExecutors
+from service.scheduler.state.preemption.gpu_reservations import GpuReservation, kept, reservations_of
+from service.scheduler.state.preemption.preemption_costs import TenantDues, with_preemption
 from service.scheduler.state.recent_arrivals import recent_arrivals, waited_before
 from service.scheduler.state.usage_shares import capacity, limits, shares
 from service.tasks.models import Batch, Job, Task
@@ -181,11 +182,15 @@ class _SnapshotBuilder:
         running = running_of(live, self._executors.joinable)
         waiting = self._waiting(shared, gpus, widths)
         given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting)
+        problem = p.SchedulingProblem(fleet, given.running, given.queued, quotas, recent=self._recent(widths))
+        if self._dependencies.settings.preempt_for_shorter_tasks:
+            tenants = TenantDues(shared, gpus)
+            problem = with_preemption(problem, self._session, self._now, self._work, live, self._waited, self._queued, tenants)
         return Snapshot(
             at=self._now,
             requests=requests,
             oldest=oldest,
-            problem=p.SchedulingProblem(fleet, given.running, given.queued, quotas, recent=self._recent(widths)),
+            problem=problem,
             tasks={task.id: task for task in [*self._all_queued, *(task for _, task in self._live)]},
             nodes=self._nodes,
             placements={task.id: placed for placed, task in self._live if task.id in self._work.specs},

@@ -18,7 +18,7 @@ from service.scheduler.core.fair_share import (
     total,
     worth,
 )
-from service.scheduler.core.preemption import Held, Preemptor, next_bound, preemption
+from service.scheduler.core.preemption.owed_gpus import Held, Preemptor, next_bound, preemption
 from service.scheduler.core.problem import PlanNode, Queued, SchedulingProblem, Start
 from service.scheduler.core.rules import backfill
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.preemption import Held, Preemptor, preemption
+from service.scheduler.core.preemption.owed_gpus import Held, Preemptor, preemption
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start, Width
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems

@@ -1,6 +1,6 @@
 """Reclaims GPUs from running tasks for a tenant that is owed them.
 
-preemption.py decides; this module asks each victim to leave, in a transaction that checks again under the task's lock.
+owed_gpus.py decides; this module asks each victim to leave, in a transaction that checks again under the task's lock.
 """
 
 import logging
@@ -10,11 +10,11 @@ from dataclasses import replace
 from contract.states import RequeueReason
 from service.dependencies import Dependencies
 from service.scheduler.core.fair_share import owed
-from service.scheduler.core.preemption import Held, Preemption, Preemptor, preemption
+from service.scheduler.core.preemption.owed_gpus import Held, Preemption, Preemptor, preemption
 from service.scheduler.core.problem import NEVER
 from service.scheduler.state import planner_lease
 from service.scheduler.state.executors import executor_of, grouped
-from service.scheduler.state.gpu_reservations import GpuReservation
+from service.scheduler.state.preemption.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.lifecycle.placements import ask_to_leave, lock_staying
 
