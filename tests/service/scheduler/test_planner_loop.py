@@ -181,14 +181,15 @@ def test_the_node_is_hinted_after_the_commit(dependencies, tenant, new_node, dat
     assert wakeups._redis.xlen(stream_of(node.id)) == before + 1
 
 
-def test_a_first_measurement_asks_for_a_new_plan_and_moves_the_expected_start(tenant, new_node, plan):
-    node, first, second = new_node(), *(tenant.task(training={"max_seq_len": 64, "epochs": 100}) for _ in range(2))
+def test_a_first_measurement_asks_for_a_new_plan_and_moves_the_expected_start(tenant, new_node, plan, dependencies):
+    waits = replace(dependencies, settings=dependencies.settings.model_copy(update={"preempt_for_shorter_tasks": False}))
+    node, first, second = new_node(), tenant.task(), tenant.task()
     plan()
     placement = node.take(node.desired().placements[0].task_id)
     other = ({first["id"], second["id"]} - {placement.given.task_id}).pop()
     before = tenant.get(f"/v1/tasks/{other}").json()["waiting"]["expected_start"]
-    placement.report(placement.attached(steps=500, warmup=25), throughput(tokens=10, seconds=10))
-    assert plan() == 1
+    placement.report(placement.attached(steps=4000, warmup=200), throughput(tokens=10, seconds=10))
+    assert replan(waits) == 1
     assert tenant.get(f"/v1/tasks/{other}").json()["waiting"]["expected_start"] > before
 
 
