@@ -53,6 +53,8 @@ def test_a_figure_stands_beside_its_baseline_and_the_held_out_half(tmp_path: Pat
             "churn": 0.1,
             "replans_per_hour": 9,
             "preempted_per_hour": 0,
+            "preempted_for_shorter_per_hour": 0,
+            "slowdown_longest_max": 2.0,
             "plan_ms_p50": 5,
             "plan_cpu_ms_p50": 5.0,
             "plan_cpu_ms_p99": 20.0,

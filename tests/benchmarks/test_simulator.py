@@ -42,6 +42,18 @@ def test_every_task_runs_once_for_as_long_as_it_takes(policy: str) -> None:
     assert 0 < metrics(outcome)["utilisation"] <= 1
 
 
+def test_a_switch_for_a_shorter_task_costs_what_it_takes_and_the_long_one_goes_on() -> None:
+    tasks = [Arrival("long", 0, 1, 20_000, 20_000), Arrival("short", 1000, 1, 50, 50)]
+    outcome = outcome_of(tasks, "ours", Setup(1, node_gpus=1, leave=10, resume=60))
+    long, short = outcome.ran
+    assert (outcome.for_shorter, outcome.preempted) == (1, 1)
+    assert short.placed == [("node-000", 1000, 1060)], "it waits for 10 s on the GPU until the long one has left"
+    assert long.placed == [("node-000", 0, 1000), ("node-000", 1060, 20_120)], "and that one resumes in 60 s"
+    assert metrics(outcome)["slowdown_longest_max"] == 20_120 / 20_000
+    waits = outcome_of(tasks, "ours", Setup(1, node_gpus=1))
+    assert [ran.ended for ran in waits.ran] == [20_000, 20_050]
+
+
 def test_ours_completes_no_later_by_weight_than_in_order_of_arrival() -> None:
     tasks = rolling(40, 16, 2.0, seed=3)
     ours, fcfs = (metrics(outcome_of(tasks, policy, Setup(2)))["completion_weighted"] for policy in ("ours", "fcfs"))
