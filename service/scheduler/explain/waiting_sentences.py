@@ -77,7 +77,7 @@ def explain(
 
 def downloads_first(node: str, base: str, size: int, seconds: float) -> str:
     """That a node has to fetch a base before the task can train there."""
-    return f"Node {node} downloads {gigabytes(size)} of base model {base} first, {_long(seconds)}."
+    return f"Node {node} downloads {gigabytes(size)} of base model {base} first, {duration_words(seconds)}."
 
 
 def _capacity(reason: Reason, scene: Scene) -> str:

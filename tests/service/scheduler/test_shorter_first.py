@@ -51,7 +51,7 @@ def test_a_long_task_is_paused_for_a_short_one_and_goes_on_after_it(paused, plan
     node, owner, long, short, held = paused
     assert [placement.leave for placement in node.desired().placements] == [True]
     waiting = owner.get(f"/v1/tasks/{short}").json()["waiting"]
-    assert f"GPUs of {node.name} are being given back for it" in waiting["sentence"]
+    assert f"CPU slots of {node.name} are being given back for it" in waiting["sentence"]
     assert waiting["expected_start"] is not None
     again()
     assert [placement.task_id for placement in node.desired().placements] == [long], "asked once"

@@ -13,7 +13,7 @@ from service.scheduler.explain.waiting_sentences import duration_words
 from service.scheduler.state import planner_lease
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
-from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
+from service.tasks.lifecycle.placements import ask_to_leave, lock_staying
 
 Made = dict[ShortPreemption, GpuReservation]
 
@@ -34,8 +34,8 @@ def preempt_for_shorter(dependencies: Dependencies, token: str, seen: Snapshot, 
 def _ask(dependencies: Dependencies, token: str, seen: Snapshot, made: ShortPreemption, victim: str) -> bool:
     with dependencies.db.begin() as session:
         planner_lease.hold_lease(session, token)
-        locked = lock_placement(session, seen.placements[victim].id)
-        if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
+        locked = lock_staying(session, seen.placements[victim].id)
+        if locked is None:
             return False
         task, placement = locked
         placement.promised_to = made.task
