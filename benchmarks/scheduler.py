@@ -9,6 +9,7 @@ week is resumed by the same command.
 import argparse
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def write(out: Path, part: str, bench: Experiments) -> None:
     now = {
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks.scheduler", *sys.argv[1:]]),
+        "command": re.sub(r" --(kept|out|plot|export) \S+", "", " ".join(["python -m benchmarks.scheduler", *sys.argv[1:]])),
     }
     parts = before["parts"] | {part: now | {"compared": bench.checked}}
     said = {

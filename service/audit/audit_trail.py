@@ -1,7 +1,8 @@
 """Audit trail: writes a request's audit entry in the same transaction as its change. Knows no routes by name.
 
-A request has one `Note` for each database handle that it takes (`Db`, `AdminDb`). Each writing transaction of a handle adds an
-entry of its own; one that wrote nothing adds none, unless its note has `reading` set.
+A request has one `Note` for each database handle that it takes (`Db`, `AdminDb`), and a submission one for its coalesced
+transaction. Each writing transaction of a handle adds an entry of its own; one that wrote nothing adds none, unless its note
+has `reading` set.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""HTTP routes of tasks and jobs. All are sync except get_task and the event stream, which hold no thread while they wait."""
+"""HTTP routes of tasks and jobs that exist (POST: submission/routes.py). All are sync except get_task and the event stream,
+which hold no thread while they wait."""
 
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any

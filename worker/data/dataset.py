@@ -116,7 +116,7 @@ class DataSet:
 
     @cached_property
     def trend(self) -> TokenRows:
-        """The validation rows that show a job's trend between the boundary and its end."""
+        """The validation rows that every evaluation of a job reads, the first of those that a full one reads."""
         return self.validation.first(self.trend_rows)
 
     @property

@@ -220,7 +220,7 @@ class PlacementRun:
             self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
             self.reporter.point(run.index, "val_margin", run.step, result.margin)
 
-    # ---- the boundary --------------------------------------------------------------------------------------------
+    # ---- rungs ---------------------------------------------------------------------------------------------------
 
     def certain_ranks(self) -> list[tuple[JobRun, Verdict | None]]:
         """Jobs at a rung on which the policy decides now: None continues. A rank is decided once for each rung, and none before
@@ -233,7 +233,7 @@ class PlacementRun:
         return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.awaits_rank]
 
     def _standings(self) -> list[Standing]:
-        """The contenders at the boundary: jobs that finished warmup, even if they ended later, and those that still may."""
+        """The contenders at rungs: jobs that finished warmup, even if they ended later, and those that still may."""
         ended = [
             Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]))
             for job in self.placement.jobs

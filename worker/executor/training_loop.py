@@ -61,11 +61,11 @@ class Executor:
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room now
-        self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at the boundary have changed
+        self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
         self._stopping = False
 
     def run(self) -> None:
-        """The training loop, until a Stop. An error ends it, and the loss of a rank is one."""
+        """The training loop, until a Stop. An error ends it, and a replica process that dies is one."""
         with contextlib.closing(self._attached):
             while self._run_inbox():
                 if self._replicas is not None:
@@ -241,7 +241,7 @@ class Executor:
                 self._to_rank[task.key] = task
 
     def _apply_rank_decisions(self, replicas: Replicas) -> None:
-        """At a rung: let go on or end the jobs whose rank is certain, and park those that must wait for others."""
+        """At a rung: let go on or end the jobs whose rank is certain, and park those in warmup that must wait for others."""
         tasks, self._to_rank = self._to_rank, {}
         for task in tasks.values():
             for run, verdict in task.certain_ranks():

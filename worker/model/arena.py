@@ -1,7 +1,7 @@
 """Arena: one flat buffer that holds every adapter on a backbone, one row per rank. Knows no jobs, no steps and no learning.
 
-Attach and detach allocate and free rows without moving other adapters; a checkpoint or a park copies one slice. `compact` and
-`shrink` move adapters down over free rows, only between steps; no bit of a result depends on where an adapter lies.
+Attach and detach allocate and free rows without moving other adapters; a checkpoint or an eviction copies one slice. `compact`
+and `shrink` move adapters down over free rows, only between steps; no bit of a result depends on where an adapter lies.
 Row-major, W columns a row (arena_layout.py): `master` and `grad` are float32 [rows, W], `moments` lie beside them (moments.py).
 """
 

@@ -136,8 +136,8 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class RungReached:
-    """The job's validation loss at its rung of this number, by a full evaluation, with the rows' scores. A job
-    that resumed before a rung reaches it again."""
+    """The job's validation loss at its rung of this number, by a full evaluation (of the trend's rows where the
+    schedule affords no full one), with the rows' scores. A job that resumed before a rung reaches it again."""
 
     rung: int
     val_loss: float

@@ -1,5 +1,6 @@
 """Runs the evaluations of an executor's jobs, and counts their cost: of each job's trend on a few rows, and full ones at a rung
-and of the best weights of a job that ends (contract/evaluation_plan.py). Ends no job: the training loop asks the policies."""
+(where the budget has them: `full_at_rungs`) and of the best weights of a job that ends (contract/evaluation_plan.py). Ends no
+job: the training loop asks the policies."""
 
 import logging
 import time
@@ -43,8 +44,8 @@ class JobEvaluations:
         return result.scores
 
     def _fully_evaluated_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
-        """Evaluate in full the best weights of a job that ends. None where the job has no rows in an arena any more, or
-        where the device had no memory. The job's rows hold its best weights afterwards."""
+        """Evaluate in full the best weights of a job that ends. None where the job does not train (it is parked,
+        even if its rows are still there), or where the device had no memory. The job's rows hold its best weights then."""
         known = run.full_evaluation_at_boundary
         if known is not None:
             return known

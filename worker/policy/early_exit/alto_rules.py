@@ -91,8 +91,8 @@ class Alto:
         )
 
     def _guard_passed(self, history: History) -> bool:
-        """Whether a pattern detected now ends the job. Here always; GuardedAlto overrides it, and a verdict withheld now may
-        come at a later evaluation."""
+        """Whether a pattern detected now ends the job. Here always; GuardedAlto overrides it (as it does
+        `decide_ranks`), and a verdict withheld now may come at a later evaluation."""
         return True
 
     def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:

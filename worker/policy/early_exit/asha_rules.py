@@ -1,4 +1,5 @@
-"""Asynchronous successive halving (Li et al. 2020), in the form that stops jobs rather than promotes them: no job ever waits.
+"""Asynchronous successive halving (Li et al. 2020), in the form that stops jobs rather than promotes them: no job waits for
+others.
 
 Pure: knows no tensors and no steps. The spec's schedule spaces the rungs; here a rung is an index in a list.
 """
