@@ -68,11 +68,15 @@ def usage_by_day(session: Session, principal: Principal, period: Period) -> dict
 
 
 def device_types_of(session: Session, principal: Principal, period: Period) -> list[str]:
-    """The types of the devices on which the caller's placements of the period began, as far as retention has kept them."""
+    """The types of the devices on which the caller's placements of the period began; where retention has removed them, those
+    of the fleet."""
     within = (Placement.created_at >= period.start, Placement.created_at < period.end)
     kinds = select(Node.devices[0]["type"].astext).join(Placement, Placement.node_id == Node.id)
     found = kinds.join(Task, Task.id == Placement.task_id).where(*within).distinct()
-    return sorted(kind for kind in session.scalars(scoped(found, Task, principal)) if kind is not None)
+    kept = sorted(kind for kind in session.scalars(scoped(found, Task, principal)) if kind is not None)
+    return kept or sorted(
+        kind for kind in session.scalars(select(Node.devices[0]["type"].astext).distinct()) if kind is not None
+    )
 
 
 def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:

@@ -20,6 +20,7 @@ class WaitingApp:
         self.app.post("/reports")(self.report)
         self.app.post("/estimates")(self.estimate)
         self.app.post("/completions")(self.complete)
+        self.app.post("/imports")(self.find_source)
 
     async def submit(self, limited: concurrency_limits.Submitting) -> None:
         await self.stay("submissions")
@@ -32,6 +33,9 @@ class WaitingApp:
 
     async def complete(self, limited: concurrency_limits.Completing) -> None:
         await self.stay("completions")
+
+    async def find_source(self, limited: concurrency_limits.Importing) -> None:
+        await self.stay("imports")
 
     async def stay(self, kind: str) -> None:
         self.inside[kind] += 1
