@@ -30,8 +30,13 @@ def impatient(database_url, settings_for, tmp_path):
 
 @pytest.fixture
 def calls(impatient, tenant) -> Iterator[httpx.Client]:
-    """A server of these settings, and the tenant over its socket."""
-    with live(impatient) as server, httpx.Client(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as http:
+    """A server of these settings, and the tenant over its socket, each call on a connection of its own: one that stood idle
+    may be closed by the server just as the next call is sent."""
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    with (
+        live(impatient) as server,
+        httpx.Client(base_url=server.url, headers=tenant.headers, timeout=PATIENCE, limits=fresh) as http,
+    ):
         yield http
 
 
