@@ -1,7 +1,8 @@
 """Computes a plan: start everything if it fits; else backfill by rules with regard to expected arrivals, improved by CP-SAT.
 
 CP-SAT's plan is taken where it is no worse by weighted completion, by deadlines and by expected slowdown (unless it saves a
-deadline), and delays nothing that the rules start now.
+deadline), delays nothing that the rules start now, and starts something else now: all later starts are planned anew with the
+next arrival or end, so a plan that only differs there is a prediction, and the rules' is what the next plan continues.
 
 A closed batch instead gets the shortest makespan of the rules, multifit and, if it is small, CP-SAT. Deterministic: one solver
 thread, a budget in CP-SAT's deterministic time, and a wall-clock guard that falls back to the rules and notes it. Knows no
@@ -131,7 +132,7 @@ def _window(
 
 def _worse(problem: SchedulingProblem, planned: tuple[Start, ...], fallback: tuple[Start, ...]) -> str | None:
     """Why the solver's plan is not taken: it breaks a rule, is worse by weighted completion or deadlines, has a higher expected
-    slowdown and saves no deadline by it, or delays what the rules would start now."""
+    slowdown and saves no deadline by it, starts nothing else now, or delays what the rules would start now."""
     if wrong := violations(problem, planned):
         return "; ".join(wrong)
     if objective(problem, planned) > objective(problem, fallback):
@@ -141,10 +142,16 @@ def _worse(problem: SchedulingProblem, planned: tuple[Start, ...], fallback: tup
         return "the solver's plan misses more deadlines than the rules'"
     if late == late_by_rule and slowdown(problem, planned) > slowdown(problem, fallback):
         return "the solver's plan has a higher expected slowdown than the rules'"
-    now = {start.task for start in planned if start.start == 0}
-    if any(start.start == 0 and start.task not in now for start in fallback):
+    now, by_rule = _starting(planned), _starting(fallback)
+    if now == by_rule:
+        return "the solver's plan starts nothing else now"
+    if {start.task for start in by_rule} - {start.task for start in now}:
         return "the solver's plan delays tasks that the rules start now"
     return None
+
+
+def _starting(starts: tuple[Start, ...]) -> set[Start]:
+    return {start for start in starts if start.start == 0}
 
 
 def _unforeseen(

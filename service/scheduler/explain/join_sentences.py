@@ -12,11 +12,12 @@ def shares_sentence(join: Join, node: str, device_type: str) -> str:
     return f"Shares {gpus} of node {node} with {tasks}; {join.slowdown:.1f} times slower than alone{sooner}."
 
 
-def makes_room(slowdown: float, bound: float) -> str:
+def makes_room(slowdown: float, bound: float, device_type: str) -> str:
     """For the owner of the task that came last to an executor where a bound was broken."""
+    shared = f"{device_word([device_type])}s with other tasks"
     return (
-        f"It shared GPUs with other tasks, one of which became {slowdown:.1f} times slower than alone, beyond its bound of "
-        f"{bound:g}: the task that came last makes room. It goes on from its checkpoint, elsewhere or once there is room."
+        f"It shared {shared}, one of which became {slowdown:.1f} times slower than alone, beyond its bound of {bound:g}: the "
+        "task that came last makes room. It goes on from its checkpoint, elsewhere or once there is room."
     )
 
 

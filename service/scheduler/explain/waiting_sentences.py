@@ -1,9 +1,11 @@
 """Why a task waits, for its owner: the reason code as a sentence with names and numbers, its place, its start and end.
 
 Sentences are read long after the plan, so none counts in seconds from it: moments stand beside them.
-Values only: knows no database. Names the owner's own tasks alone; any other is "another tenant's task".
+Values only: knows no database. Names the owner's own tasks alone, by their names where they have one; any other is "another
+tenant's task".
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -32,7 +34,8 @@ class Offer:
 @dataclass(frozen=True)
 class Scene:
     """Names and numbers for sentences: nodes by id, tenants by task, bytes per GPU by queued task, nodes of running tasks.
-    `lacking` says what it would take to train tasks that no node understands."""
+    `names` are tasks' names in sentences, else their ids stand there. `lacking` says what it would take to train tasks that no
+    node understands."""
 
     offers: Mapping[str, Offer]
     owners: Mapping[str, str]
@@ -40,6 +43,7 @@ class Scene:
     running: Mapping[str, str] = field(default_factory=dict)  # node by running task
     lacking: Mapping[str, str] = field(default_factory=dict)
     downloads: Mapping[str, str] = field(default_factory=dict)  # what its planned node fetches first, by task
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def word(self) -> str:
@@ -214,12 +218,20 @@ def _numbers(reason: Reason, *names: str) -> list[Any]:
 
 def _names(tasks: list[str], reader: str, scene: Scene) -> str:
     """These tasks, named as the owner of `reader` may see them."""
-    own = [task for task in tasks if scene.owners.get(task) == scene.owners[reader]]
-    others = len(tasks) - len(own)
-    named = own[:_NAMED] + ([f"{len(own) - _NAMED} more of yours"] if len(own) > _NAMED else [])
+    own = Counter(scene.names.get(task, task) for task in tasks if scene.owners.get(task) == scene.owners[reader])
+    others = len(tasks) - own.total()
+    told = list(own.items())[:_NAMED]
+    named = [name if number == 1 else f"{number} tasks named {name}" for name, number in told]
+    if more := own.total() - sum(number for _, number in told):
+        named.append(f"{more} more of yours")
     if others:
         named.append("another tenant's task" if others == 1 else f"{others} tasks of other tenants")
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named) or "nothing else"
+
+
+def task_words(name: str | None, id: str) -> str:
+    """What the owner calls a task: its name in quotation marks, or its id."""
+    return f'"{name}"' if name else id
 
 
 def _count(number: int, one: str, many: str) -> str:

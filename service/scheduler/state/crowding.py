@@ -27,7 +27,8 @@ def relieve(dependencies: Dependencies, token: str, seen: Snapshot) -> bool:
         if len(there) > 1 and all(placed.leaving is None for placed in there):
             slowest = max(there, key=_over)
             if _over(slowest) > BROKEN_AT:
-                asked |= _ask(dependencies, token, there, slowest, _correction(runs[there[0].task_id], slowest))
+                why = makes_room(slowest.slowdown or 1.0, slowest.max_slowdown or 1.0, seen.nodes[slowest.node_id].device_type)
+                asked |= _ask(dependencies, token, there, why, _correction(runs[there[0].task_id], slowest))
     return asked
 
 
@@ -44,7 +45,7 @@ def _over(placed: Placement) -> float:
     return placed.slowdown / placed.max_slowdown
 
 
-def _ask(dependencies: Dependencies, token: str, there: list[Placement], slowest: Placement, correction: float) -> bool:
+def _ask(dependencies: Dependencies, token: str, there: list[Placement], why: str, correction: float) -> bool:
     *stay, youngest = there
     with dependencies.db.begin() as session:
         planner_lease.hold_lease(session, token)
@@ -54,7 +55,6 @@ def _ask(dependencies: Dependencies, token: str, there: list[Placement], slowest
         task, placement = locked
         staying = update(Placement).where(Placement.id.in_([one.id for one in stay]))
         session.execute(staying.values(correction=correction))
-        why = makes_room(slowest.slowdown or 1.0, slowest.max_slowdown or 1.0)
         log.info("task %s leaves its executor: %s", task.id, why)
         ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, why)
         return True

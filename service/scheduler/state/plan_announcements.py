@@ -51,7 +51,8 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     running |= {run.id: run.node for run in seen.live if run.id in seen.placements}
     running |= {start.task: start.node for start in starts if start.start == 0}
     downloads = {start.task: said for start in starts if (said := download_first(seen, start)) is not None}
-    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads)
+    names = {id: waiting_sentences.task_words(task.name, id) for id, task in seen.tasks.items()}
+    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads, names)
 
 
 def download_first(seen: Snapshot, start: Start) -> str | None:

@@ -51,7 +51,8 @@ def announce_plan(session: Session, seen: Snapshot, decision: Decision, placed: 
         joins = sum(join.task in placed.started for join in decision.joins)
         log.info("plan by %s: %d start, %d of them beside others, %d wait", decision.method, len(placed.started), joins, waits)
         if decision.note:
-            log.warning("plan by %s after %s: %s", decision.method, decision.status, decision.note)
+            level = logging.INFO if decision.status in ("OPTIMAL", "FEASIBLE") else logging.WARNING
+            log.log(level, "plan by %s after %s: %s", decision.method, decision.status, decision.note)
 
 
 def _since_last(session: Session) -> float | None:

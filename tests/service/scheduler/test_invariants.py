@@ -52,6 +52,17 @@ def test_the_plan_is_never_worse_than_the_rules(problem: SchedulingProblem) -> N
         assert objective(problem, decision.starts) <= objective(problem, backfill(problem))
 
 
+def test_a_plan_that_only_differs_later_is_the_rules() -> None:
+    """The rules' order is not the best here, but what starts now is."""
+    shapes = ((3, 60), (3, 40), (2, 120), (3, 100))
+    queued = tuple(Queued(f"task{at}", gpus, 100, (seconds,)) for at, (gpus, seconds) in enumerate(shapes))
+    decision = solve(SchedulingProblem((PlanNode("n", 3),), (), queued), SearchBudget())
+    assert (decision.method, decision.status, decision.solved) == ("greedy", "OPTIMAL", ())
+    assert decision.note == "the solver's plan starts nothing else now"
+    assert decision.bound is not None
+    assert decision.bound < decision.objective
+
+
 @settings(max_examples=25, deadline=None)
 @given(problems())
 def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(problem: SchedulingProblem) -> None:

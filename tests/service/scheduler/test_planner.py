@@ -138,8 +138,8 @@ def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     assert {placement.task_id for placement in node.desired().placements} == {tasks[0], tasks[2], preemptor}
     victim = borrower.get(f"/v1/tasks/{tasks[1]}").json()
     assert (victim["status"], victim["requeue_reason"], victim["progress"]["steps_done"]) == ("queued", "preempted", 4)
-    assert "Preempted for another tenant's task, which needs 2 GPUs" in victim["requeue_detail"]
-    assert "your tenant held 4 GPUs of the 2 it is owed" in victim["requeue_detail"]
+    assert "Preempted for another tenant's task, which needs 2 CPU slots" in victim["requeue_detail"]
+    assert "your tenant held 4 CPU slots of the 2 it is owed" in victim["requeue_detail"]
     assert preemptor not in str(victim)
     assert third not in {placement.task_id for placement in node.desired().placements}
 

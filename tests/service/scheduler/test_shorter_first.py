@@ -30,7 +30,7 @@ def paused(new_tenant, new_node, plan, slow_steps):
     long = owner.task(training={"max_seq_len": 64, "epochs": 100})["id"]
     plan()
     held = start_long(node, long)
-    short = owner.task()["id"]
+    short = owner.task(name="the short one")["id"]
     plan()
     return node, owner, long, short, held
 
@@ -60,7 +60,7 @@ def test_a_long_task_is_paused_for_a_short_one_and_goes_on_after_it(paused, plan
     assert [placement.task_id for placement in node.desired().placements] == [short]
     victim = owner.get(f"/v1/tasks/{long}").json()
     assert (victim["status"], victim["requeue_reason"], victim["progress"]["steps_done"]) == ("queued", "preempted", 4)
-    assert f"Paused for {short}, which takes about" in victim["requeue_detail"]
+    assert 'Paused for "the short one", which takes about' in victim["requeue_detail"]
     assert victim["waiting"]["place"] == 1
     assert victim["waiting"]["expected_start"] is not None
     ran = start(node, short)

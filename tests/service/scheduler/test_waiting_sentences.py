@@ -8,20 +8,20 @@ from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecu
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals
 from service.scheduler.explain.reason_codes import reasons
-from service.scheduler.explain.waiting_sentences import Offer, Scene, explain
+from service.scheduler.explain.waiting_sentences import Offer, Scene, explain, task_words
 from service.tasks.plan_status.waiting_changes import differs, shows
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30
 
 
-def told(problem, needs=None, standing=None, device_type="H100"):
+def told(problem, needs=None, standing=None, device_type="H100", names=None):
     """What the owners of the waiting tasks read."""
     starts = solve(problem).starts
     offers = {node.id: Offer(f"name-{node.id}", node.gpus, 8 * GIB, "", device_type) for node in problem.nodes}
     owners = {task.id: task.tenant for task in (*problem.queued, *problem.running)}
     running = {run.id: run.node for run in problem.running} | {start.task: start.node for start in starts if start.start == 0}
-    scene = Scene(offers, owners, needs or dict.fromkeys(owners, GIB), running)
+    scene = Scene(offers, owners, needs or dict.fromkeys(owners, GIB), running, names=names or {})
     return {reason.task: explain(reason, scene, NOW) for reason in reasons(problem, starts, standing)}
 
 
@@ -39,6 +39,20 @@ def test_capacity_says_how_many_when_and_who_is_there():
     assert "1 task is planned before it" in found["b"]["sentence"]
     assert found["a"]["expected_start"] == "2026-01-01T00:01:40+00:00"
     assert found["a"]["expected_end"] == "2026-01-01T00:02:30+00:00"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"r": task_words("the long one", "r"), "s": task_words(None, "s")}, '"the long one", s, t and 1 more of yours'),
+        (dict.fromkeys("rst", '"demo"'), '3 tasks named "demo" and u'),
+        (dict.fromkeys("rstu", '"demo"') | {"a": '"a"'}, '4 tasks named "demo"'),
+    ],
+)
+def test_own_tasks_are_called_by_their_names(names, said):
+    busy = tuple(RunningExecutor(id, "n", 1, 100) for id in "rstu")
+    found = told(SchedulingProblem((PlanNode("n", 4),), busy, (Queued("a", 1, 100, (50,)),)), names=names)
+    assert found["a"]["sentence"].endswith(f"held by {said}.")
 
 
 def test_a_fleet_without_gpus_has_cpu_slots():

@@ -140,7 +140,7 @@ def test_it_gives_back_what_it_does_not_need_to_a_tenant_that_is_owed_it(new_ten
     assert widths(node) == {wide: 1, preemptor: 1}
     said = borrower.get(f"/v1/tasks/{wide}").json()
     assert (said["status"], said["requeue_reason"]) == (TaskStatus.RUNNING, "preempted")
-    assert "your tenant held 2 GPUs of the 1 it is owed" in said["requeue_detail"]
+    assert "your tenant held 2 CPU slots of the 1 it is owed" in said["requeue_detail"]
 
 
 def test_its_tenant_s_share_counts_the_gpus_that_it_holds(new_tenant, new_node, plan):

@@ -1,24 +1,21 @@
 """Reclaims GPUs from running tasks for a tenant that is owed them.
 
-owed_gpus.py decides; this module asks each victim to leave, in a transaction that checks again under the task's lock.
+owed_gpus.py decides; this module asks each victim to leave.
 """
 
-import logging
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from contract.states import RequeueReason
+from contract.gpu_counts import device_word, devices
 from service.dependencies import Dependencies
 from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption.owed_gpus import Held, Preemption, Preemptor, preemption
 from service.scheduler.core.problem import NEVER
-from service.scheduler.state import planner_lease
+from service.scheduler.explain.waiting_sentences import task_words
 from service.scheduler.state.executors import executor_of, grouped
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation
+from service.scheduler.state.preemption.leaving import leave_for
 from service.scheduler.state.snapshot import Snapshot
-from service.tasks.lifecycle.placements import ask_to_leave, lock_staying
-
-log = logging.getLogger(__name__)
 
 
 def reclaim(dependencies: Dependencies, token: str, seen: Snapshot) -> GpuReservation | None:
@@ -30,8 +27,13 @@ def reclaim(dependencies: Dependencies, token: str, seen: Snapshot) -> GpuReserv
     if found is None:
         return None
     victims = [one for victim in found.victims for one in _sharers(seen, victim)]
-    asked = {victim.task for victim in victims if _ask(dependencies, token, seen, found, victim)}
-    return GpuReservation(found.preemptor.task, found.node, frozenset(asked)) if asked or not found.victims else None
+    task, why = found.preemptor.task, found.sentence
+    asked = {
+        victim.task
+        for victim in victims
+        if leave_for(dependencies, token, seen.placements[victim.task].id, task, why, preemption_notice(seen, found, victim))
+    }
+    return GpuReservation(task, found.node, frozenset(asked)) if asked or not found.victims else None
 
 
 def due(seen: Snapshot, bound: float) -> Preemption | None:
@@ -52,7 +54,7 @@ def _held(seen: Snapshot) -> list[Held]:
     """What may be taken back: executors, each with all who share it, named after the first who came."""
     open_ = [node for node in seen.nodes.values() if node.id not in seen.closed]
     found = []
-    for (node_id, devices), there in grouped(seen.placements.values()).items():
+    for (node_id, indexes), there in grouped(seen.placements.values()).items():
         if any(placed.leaving is not None for placed in there):
             continue
         tasks = [seen.tasks[placed.task_id] for placed in there]
@@ -61,11 +63,11 @@ def _held(seen: Snapshot) -> list[Held]:
                 tasks[0].id,
                 tasks[0].tenant_id,
                 node_id,
-                len(devices),
+                len(indexes),
                 max(task.priority for task in tasks),
                 (seen.at - there[0].created_at).total_seconds(),
                 frozenset(node.id for node in open_ if all(seen.work.fits(task, node) for task in tasks)),
-                max(0, len(devices) - tasks[0].gpus) if len(there) == 1 else 0,
+                max(0, len(indexes) - tasks[0].gpus) if len(there) == 1 else 0,
             )
         )
     return found
@@ -99,33 +101,21 @@ def _preemptors(seen: Snapshot) -> list[Preemptor]:
     return preemptors
 
 
-def _ask(dependencies: Dependencies, token: str, seen: Snapshot, found: Preemption, victim: Held) -> bool:
-    placed = seen.placements[victim.task]
-    with dependencies.db.begin() as session:
-        planner_lease.hold_lease(session, token)
-        locked = lock_staying(session, placed.id)
-        if locked is None:
-            return False
-        task, placement = locked
-        placement.promised_to = found.preemptor.task
-        log.info("task %s is preempted: %s", task.id, found.sentence)
-        ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, preemption_notice(seen, found, victim))
-        return True
-
-
 def preemption_notice(seen: Snapshot, found: Preemption, victim: Held) -> str:
     """Message for the victim's owner; names the preempting task only if it is the owner's."""
-    preemptor = found.preemptor
+    preemptor, word = found.preemptor, device_word(node.device_type for node in seen.nodes.values())
+    needs = f"which needs {devices(preemptor.gpus, word)}"
     if preemptor.tenant == victim.tenant:
-        needs = f"which needs {preemptor.gpus} GPUs of one node"
-        return f"It makes room for {preemptor.task}, {needs}; it goes on from its checkpoint."
+        whom = task_words(seen.tasks[preemptor.task].name, preemptor.task)
+        return f"It makes room for {whom}, {needs} of one node; it goes on from its checkpoint."
     worth = {node.id: node.worth for node in seen.problem.nodes}
     rights, holds = owed(seen.shares, seen.capacity), defaultdict[str, float](float)
     for one in _held(seen):
         holds[one.tenant] += one.gpus * worth[one.node]
     counted = " (of the fastest type; others count by what they can do)" if set(worth.values()) != {1.0} else ""
+    held = devices(float(f"{holds[victim.tenant]:.4g}"), word)
     return (
-        f"Preempted for another tenant's task, which needs {preemptor.gpus} GPUs and waited {preemptor.waited:.0f} s: your "
-        f"tenant held {holds[victim.tenant]:.4g} GPUs of the {rights.get(victim.tenant, 0.0):.3g} it is owed{counted}, "
+        f"Preempted for another tenant's task, {needs} and waited {preemptor.waited:.0f} s: your "
+        f"tenant held {held} of the {rights.get(victim.tenant, 0.0):.3g} it is owed{counted}, "
         f"that one {holds[preemptor.tenant]:.4g} of {rights.get(preemptor.tenant, 0.0):.3g}. It goes on from its checkpoint."
     )
