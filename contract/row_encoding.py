@@ -133,6 +133,14 @@ class RowReader:
         source = {"chat": encoded, "preferred": encoded}
         return [tuple(next(source.get(kind, completed)) for _ in range(_SEQUENCES[kind])) for kind in kinds]
 
+    def chat_prompt(self, messages: Messages) -> list[int]:
+        """The conversation's tokens, up to where the assistant's answer begins. Raises RowError."""
+        return self._tokenizer.ids([self._template(messages, add_generation_prompt=True)])[0]
+
+    def text_prompt(self, text: str) -> list[int]:
+        """A text's tokens, behind those that precede any text."""
+        return [*self._lead, *self._tokenizer.ids([text])[0]]
+
     def _chats(self, row: dict[str, Any], kind: str, objective: Objective) -> list[Rendered]:
         if kind == "chat":
             return [self.render(row["messages"], last=objective.turns == "last")]

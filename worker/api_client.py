@@ -15,6 +15,7 @@ import httpx
 from pydantic import ValidationError
 
 from contract.messages.cached_file_list import CachedFiles
+from contract.messages.completion_messages import CompletionPieces, CompletionsGiven, CompletionsWanted, PiecesTaken
 from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
 from contract.messages.placement_messages import DesiredState, Placement
 from contract.messages.report_messages import Report, ReportAck
@@ -212,6 +213,18 @@ class PlacementLink(_Link):
     def object(self, placement_id: str, token: str, sha256: str) -> Iterator[bytes]:
         """The bytes of one of the task's checkpoints, in blocks."""
         return self._download(f"placements/{placement_id}/objects/{sha256}", token)
+
+    def completions(self, placement_id: str, token: str, wanted: CompletionsWanted) -> CompletionsGiven:
+        """Requests for completions; answered after up to `wanted.wait` seconds."""
+        return _read(CompletionsGiven, self._send("POST", f"placements/{placement_id}/completions", token, wanted).content)
+
+    def pieces(self, placement_id: str, token: str, pieces: CompletionPieces) -> PiecesTaken:
+        answer = self._send("POST", f"placements/{placement_id}/completion-pieces", token, pieces)
+        return _read(PiecesTaken, answer.content)
+
+    def completion_object(self, placement_id: str, token: str, request_id: str, sha256: str) -> Iterator[bytes]:
+        """The bytes of a file of the adapter that a claimed request asks, in blocks."""
+        return self._download(f"placements/{placement_id}/completions/{request_id}/objects/{sha256}", token)
 
     def grant(self, placement_id: str, token: str, request: UploadRequest) -> UploadGrant:
         answer = self._send("POST", f"placements/{placement_id}/uploads", token, request)

@@ -9,6 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from contract.messages.cached_file_list import CachedFiles
+from contract.messages.completion_messages import (
+    CompletionPiece,
+    CompletionPieces,
+    CompletionsGiven,
+    CompletionsWanted,
+    CompletionWork,
+    PiecesTaken,
+)
 from contract.messages.node_messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -54,6 +62,10 @@ class Fleet:
         self.welcomes: dict[str, Any] = {}  # what a welcome says besides
         self.strange: dict[str, dict[str, Any]] = {}  # fields of a newer service in the specs of these placements
         self.deleted: set[str] = set()  # sha256 of files
+        self.asked: list[CompletionWork] = []  # completions that nobody has claimed
+        self.pieces: dict[str, list[CompletionPiece]] = {}  # of claimed ones, by request
+        self.gone: set[str] = set()  # completions that nobody waits for any more
+        self.on_pieces: Callable[[], None] = lambda: None
         self.on_report: Callable[[Reported, Report], None] = lambda reported, report: None
         fleet = self
 
@@ -235,6 +247,33 @@ class Fleet:
         url = None if exists else f"/internal/v1/objects/{request.sha256}.{request.bytes}"
         return 200, UploadGrant(exists=exists, url=url).model_dump_json().encode()
 
+    def _completions(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
+        said = CompletionsWanted.model_validate_json(body)
+        self.lock.wait_for(lambda: self.asked or self.gone & set(said.held), timeout=min(0.2, said.wait))
+        if placement_id not in {placement.placement_id for placement in self.desired}:
+            return 409, b'{"code": "fence_stale"}'
+        given, self.asked = self.asked[: said.room], self.asked[said.room :]
+        self.pieces.update({work.request_id: [] for work in given})
+        answer = CompletionsGiven(requests=given, gone=sorted(self.gone & set(said.held)))
+        return 200, answer.model_dump_json().encode()
+
+    def _pieces(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
+        said = CompletionPieces.model_validate_json(body)
+        for piece in said.pieces:
+            known = self.pieces[piece.request_id]
+            assert piece.number > (known[-1].number if known else 0)
+            assert not any(one.over for one in known)
+            known.append(piece)
+        self.on_pieces()
+        gone = sorted(self.gone & {piece.request_id for piece in said.pieces})
+        return 200, PiecesTaken(gone=gone).model_dump_json().encode()
+
+    def _completion_object(
+        self, bearer: str, body: bytes, placement_id: str, request_id: str, sha256: str
+    ) -> tuple[int, bytes]:
+        assert request_id in self.pieces
+        return 200, self.objects[sha256]
+
     def _put(self, bearer: str, body: bytes, sha256: str, size: str) -> tuple[int, bytes]:
         assert hashlib.sha256(body).hexdigest() == sha256
         assert len(body) == int(size)
@@ -250,6 +289,9 @@ class Fleet:
         r"POST /internal/v1/placements/(\w+)/reports": _report,
         r"GET /internal/v1/placements/(\w+)/files/(\w+)": _file,
         r"GET /internal/v1/placements/(\w+)/objects/(\w+)": _object,
+        r"POST /internal/v1/placements/(\w+)/completions": _completions,
+        r"POST /internal/v1/placements/(\w+)/completion-pieces": _pieces,
+        r"GET /internal/v1/placements/(\w+)/completions/(\w+)/objects/(\w+)": _completion_object,
         r"POST /internal/v1/placements/(\w+)/uploads": _grant,
         r"PUT /internal/v1/objects/(\w+)\.(\d+)": _put,
     }

@@ -77,6 +77,12 @@ class AttachedPlacements:
         """The placements whose jobs can be scheduled."""
         return [task for task in self.open if not task.leaving]
 
+    @property
+    def serving_lease(self) -> Lease | None:
+        """Of a placement under which completions can be answered: it is open, and stays."""
+        staying = (task.lease for task in self.training if not task.detaching and not task.all_ended)
+        return next(staying, None)
+
     def __getitem__(self, key: str) -> PlacementRun:
         return self._tasks[key]
 

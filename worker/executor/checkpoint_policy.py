@@ -1,7 +1,8 @@
 """When an executor's jobs are checkpointed, and which checkpoint replaces which. The loop makes the host copies; the uploader
 does the rest in the background."""
 
-from collections.abc import Iterable
+import queue
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from contract.messages.placement_messages import CheckpointRef
@@ -44,6 +45,23 @@ class CheckpointPolicy:
             if snapshots:
                 task.checkpointing = True
                 self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
+
+    def take_last(
+        self,
+        tasks: Callable[[], Sequence[PlacementRun]],
+        store: AdapterStore,
+        inbox: "queue.SimpleQueue[Callable[[], None]]",
+        deadline: float,
+    ) -> None:
+        """Checkpoint every task with anything new until all are stored, running the loop's callbacks meanwhile."""
+        while True:
+            self.take(tasks(), store, now=True)
+            if not any(task.checkpointing for task in tasks()):
+                return
+            try:
+                inbox.get(timeout=max(0.0, deadline - boot_now()))()
+            except queue.Empty:
+                return
 
     def _stored(self, task: PlacementRun, made: dict[int, CheckpointRef]) -> None:
         """Record a stored checkpoint, after its jobs' earlier events, and drop the one it replaces. Skips jobs that ended

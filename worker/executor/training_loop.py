@@ -22,6 +22,7 @@ from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
 from worker.executor.attached_placements import AttachedPlacements, Callback, Send
 from worker.executor.checkpoint_policy import CheckpointPolicy
+from worker.executor.completions.completion_batch import Completions
 from worker.executor.evaluation.baseline_evaluation import Baselines
 from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
@@ -58,6 +59,7 @@ class Executor:
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._evaluations = JobEvaluations(self._attached, self._attached.progress)
         self._texts = TextEvaluations()
+        self._completions = Completions(link, self._cache, settings.worker_completion_share, self._inbox.put)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room now
@@ -66,7 +68,7 @@ class Executor:
 
     def run(self) -> None:
         """The training loop, until a Stop. An error ends it, and a replica process that dies is one."""
-        with contextlib.closing(self._attached):
+        with contextlib.closing(self._attached), contextlib.closing(self._completions):
             while self._run_inbox():
                 if self._replicas is not None:
                     self._iterate(self._replicas)
@@ -78,6 +80,7 @@ class Executor:
         if self._recheck_admission:
             self._admit(replicas)
         runs = self._active()
+        self._completions.advance(training=bool(runs))
         if runs:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
@@ -99,22 +102,24 @@ class Executor:
 
     def _run_inbox(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        idle = not (self._active() or self._recheck_admission or self._to_rank or self._baselines or self._texts)
+        busy = self._active() or self._recheck_admission or self._to_rank or self._baselines or self._texts or self._completions
         try:
-            callback = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
+            callback = self._inbox.get_nowait() if busy else self._inbox.get(timeout=_IDLE_SECONDS)
             while True:
                 callback()
                 callback = self._inbox.get_nowait()
         except queue.Empty:
             pass
-        if idle:
+        if not busy:
             self._attached.progress()
         self._attached.expire()
+        self._completions.serve(self._replicas, self._attached.serving_lease)
         return not self._stopping
 
     def _attach(self, placement: Placement, lease: Lease) -> None:
         if not self._attached.tasks and self._replicas is not None and self._replicas.ref.identity != placement.base.identity:
             self._replicas = None  # another base needs the memory
+            self._completions.serve(None, None)
         self._attached.attach(placement, lease)
 
     def _opened(self, task: PlacementRun, prepared: Prepared) -> None:
@@ -167,7 +172,10 @@ class Executor:
         self._recheck_admission = False
         runs = (run for task in self._attached.training for run in task.runs if run.trainable)
         waiting = {run.key: run for run in runs if replicas.store.trains_on(run.key) is None}
+        self._completions.make_room(bool(waiting))
         given, unrunnable = replicas.admit([run.demand for run in self._active()], [run.demand for run in waiting.values()])
+        if unrunnable and self._completions.give_way():
+            self._recheck_admission, unrunnable = True, Unrunnable()
         for key in given:
             self._attached[key.placement].started(waiting[key])
         self._fail_unrunnable(replicas, unrunnable)
@@ -181,6 +189,7 @@ class Executor:
         runs, slices = self._scheduler.choose(replicas, placements, runs)
         stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
         self._scheduler.record_duration(stepped.seconds)
+        self._completions.trained(stepped.seconds)
         self._recheck_admission |= stepped.grew
         self._fail_unrunnable(replicas, unrunnable)
         return stepped
@@ -206,8 +215,7 @@ class Executor:
             task = self._attached[key.placement]
             run = task[key.job]
             task.trained(run, loss, stepped.preferences.get(key))
-            verdict = non_finite_verdict("train_loss", loss)
-            if verdict is not None:
+            if (verdict := non_finite_verdict("train_loss", loss)) is not None:
                 self._end_job(replicas, run, verdict)
         tokens = sum(work.tokens for work in stepped.work.values())
         for placement, work in stepped.work.items():
@@ -230,12 +238,11 @@ class Executor:
         run.apply(change)
         if run.best is not best:  # replaced by a new lowest loss alone
             replicas.store.note_best(run.key)
-        rung = run.rung()
         if finite and run.step >= run.schedule.total_steps:  # its end, whatever the policy says of its curve
             self._end_job(replicas, run, None)
         elif verdict is not None:
             self._end_job(replicas, run, verdict)
-        elif rung is not None:
+        elif (rung := run.rung()) is not None:
             run.apply(RungReached(rung, result.loss, result.scores))
             if run.record.awaits_rank:
                 self._to_rank[task.key] = task
@@ -287,14 +294,7 @@ class Executor:
 
     def _stop(self, seconds: float) -> None:
         """Checkpoint all jobs within `seconds`, and end the loop."""
-        deadline = boot_now() + seconds
-        self._stopping = True
-        while self._replicas is not None:
-            self._checkpoint_policy.take(self._attached.open, self._replicas.store, now=True)
-            if not any(task.checkpointing for task in self._attached.open):
-                break
-            try:
-                self._inbox.get(timeout=max(0.0, deadline - boot_now()))()
-            except queue.Empty:
-                break
+        deadline, self._stopping = boot_now() + seconds, True
+        if self._replicas is not None:
+            self._checkpoint_policy.take_last(lambda: self._attached.open, self._replicas.store, self._inbox, deadline)
         self._attached.drain(deadline)

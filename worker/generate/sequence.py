@@ -67,7 +67,8 @@ class Completion:
 @dataclass(eq=False)
 class Sequence:
     """prompt: tokens. adapter: what the runner takes for this sequence's adapter; None: the base alone. pages: of the
-    cache, for the prompt and all that may come; empty before it joins the batch."""
+    cache, for the prompt and all that may come; empty before it joins the batch. streams: whether `text` grows with each
+    token; otherwise it is made at the end, unless there are stop strings to look for."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -76,12 +77,20 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     completion: Completion | None = None
+    streams: bool = False
     _decoder: TextDecoder | None = None
     _matcher: StopMatcher | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("the prompt has no tokens")
+
+    @property
+    def text(self) -> str:
+        """The text that is certain by now; nothing of it is ever taken back."""
+        if self.completion is not None:
+            return self.completion.text
+        return self._matcher.certain() if self._matcher is not None else ""
 
     @property
     def most_tokens(self) -> int:
@@ -93,21 +102,19 @@ class Sequence:
         """Tokens whose keys lie in the cache while it decodes: all but the newest."""
         return len(self.prompt) + len(self.generated) - 1
 
-    def append(self, token: int, logprob: TokenLogprob | None, end_tokens: frozenset[int], decode: Decode) -> str:
-        """Take the next token; sets `completion` if it ends the sequence. Returns the text that has become certain, which is
-        empty at least until the end unless there are stop strings to look for."""
+    def append(self, token: int, logprob: TokenLogprob | None, end_tokens: frozenset[int], decode: Decode) -> None:
+        """Take the next token; sets `completion` if it ends the sequence."""
         self.generated.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
-        ended, text = token in end_tokens, ""
-        if self.sampling.stop and not ended:
+        ended = token in end_tokens
+        if (self.sampling.stop or self.streams) and not ended:
             self._decoder = self._decoder or TextDecoder(decode)
             self._matcher = self._matcher or StopMatcher(self.sampling.stop)
-            text = self._matcher.push(self._decoder.push(token))
+            self._matcher.push(self._decoder.push(token))
         stopped = self._matcher is not None and self._matcher.matched
         if ended or stopped or len(self.generated) == self.sampling.max_new_tokens:
             self._finish("stop" if ended or stopped else "length", decode)
-        return text
 
     def _finish(self, reason: FinishReason, decode: Decode) -> None:
         if self._decoder is None or self._matcher is None:

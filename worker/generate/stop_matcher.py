@@ -31,9 +31,13 @@ class StopMatcher:
         """All text up to the first stop string, or whole."""
         return "".join(self._certain) + self._held
 
+    def certain(self) -> str:
+        """The text that no stop string can touch any more."""
+        return "".join(self._certain)
+
     def _beginning(self, text: str) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        longest = max(len(stop) for stop in self._stops) - 1
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 return size

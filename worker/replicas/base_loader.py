@@ -50,6 +50,7 @@ class BaseCopy:
     tokenizer: str = ""  # sha256 of the tokenizer with its template, as `fingerprint_of` takes it
     reads_date: bool = False  # whether the template may write the date
     decode: Decode = str  # tokens as text, without special tokens
+    token_text: Decode = str  # the same with special tokens, for one token by itself
     end_tokens: frozenset[int] = frozenset()  # each ends a generated text
 
     @property
@@ -80,8 +81,8 @@ def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, 
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
     except (TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
-    decode = partial(_decoded, tokenizer)
-    return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, ends)
+    decode, token_text = partial(_decoded, tokenizer, True), partial(_decoded, tokenizer, False)
+    return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
 
 
 def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:
@@ -114,8 +115,8 @@ def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = Fals
     )
 
 
-def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def _decoded(tokenizer: PreTrainedTokenizerBase, without_special: bool, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=without_special, clean_up_tokenization_spaces=False))
 
 
 def _without_fp8(device: torch.device) -> str | None:

@@ -23,6 +23,7 @@ from worker.generate.sequence import Sequence as Generated
 from worker.model.arena import Slot
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.out_of_memory import is_out_of_memory
+from worker.replicas.base_loader import BaseCopy
 from worker.replicas.replica_set import Replicas
 
 log = logging.getLogger(__name__)
@@ -132,17 +133,10 @@ class TextGeneration:
         pages = sorted((-(-one.most_tokens // PAGE_TOKENS) for one in every), reverse=True)
         count = 1 + sum(pages[: self._most])
         limits = GenerationLimits(self._most, PREFILL_TOKENS, positions)
-        generator = Generator(
-            self._runner(count), PageAllocator(count, PAGE_TOKENS), limits, self._base.decode, self._base.end_tokens
-        )
+        generator = generator_of(self._base, count, limits)
         for one in every:
             generator.add(one)
         return generator
-
-    def _runner(self, pages: int) -> Runner:
-        trainer = self._base.trainer
-        cache = PagedCache(trainer.backbone, pages, PAGE_TOKENS)
-        return FusedRunner(trainer, cache) if isinstance(trainer, DeviceTrainer) else PlainPass(trainer, cache)
 
     def _forget(self) -> None:
         self._generator, self._sequences, self._requesters = None, {}, {}
@@ -167,6 +161,14 @@ class TextGeneration:
         self._slots = {}
         if self._generator is not None:
             self._generator.release()
+
+
+def generator_of(base: BaseCopy, pages: int, limits: GenerationLimits) -> Generator:
+    """A generator on this base and its arena, with a cache of so many pages of PAGE_TOKENS tokens."""
+    trainer = base.trainer
+    cache = PagedCache(trainer.backbone, pages, PAGE_TOKENS)
+    runner: Runner = FusedRunner(trainer, cache) if isinstance(trainer, DeviceTrainer) else PlainPass(trainer, cache)
+    return Generator(runner, PageAllocator(pages, PAGE_TOKENS), limits, base.decode, base.end_tokens)
 
 
 def _within(sampling: Sampling, most: int) -> Sampling:

@@ -1,25 +1,16 @@
-"""Text evaluations in an executor: the base and every kept adapter are asked, in one batch, and what they say is reported."""
+"""Text evaluations on an executor: who is asked, when, and what memory and leaving do to it."""
 
 import json
-import shutil
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
 
-from contract.messages.placement_messages import BaseModelRef
-from contract.messages.report_messages import AdapterKept, Attached, Detached, JobCompleted, TextsEvaluated, Throughput
-from contract.model_revision import revision_of
-from contract.task_spec import TaskSpec
-from tests.worker.corpus import jsonl, rows
+from contract.messages.report_messages import AdapterKept, Attached, Detached, JobCompleted, TextsEvaluated
+from tests.worker.corpus import rows
+from tests.worker.executor.text_evaluations import ASKED, CALM, PAIRS, SPACE, evaluated
 from tests.worker.inside import Inside, resumed
-from tests.worker.placer import placer
-from worker.adapters.arena_adapters import ArenaAdapters
-from worker.adapters.arena_growth import NoRows
 from worker.data.dataset import load
 from worker.data.evaluation_prompts import prompts_of
-from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.page_allocator import PageAllocator
@@ -30,25 +21,6 @@ from worker.metrics import scoring
 from worker.pipe_messages import Detach
 from worker.replicas import text_generation
 from worker.replicas.base_loader import load_base
-from worker.replicas.replica_set import Replicas
-
-SPACE = {"learning_rate": [1e-2, 3e-3], "rank": [8], "batch_size": [4]}
-CALM = {"policy": "none", "eval_every": 4}
-ASKED = {"metrics": [{"type": "exact_match"}, {"type": "rouge_l", "name": "rouge"}], "max_prompts": 3, "max_new_tokens": 9}
-
-
-PAIRS = [
-    {
-        "input": {"messages": [{"role": "user", "content": f"how many, {n}?"}]},
-        "preferred_output": [{"role": "assistant", "content": f"{n} pears"}],
-        "non_preferred_output": [{"role": "assistant", "content": "none at all"}],
-    }
-    for n in range(40)
-]
-
-
-def evaluated(reported) -> dict[int | None, TextsEvaluated]:
-    return {event.job: event for event in reported.of(TextsEvaluated)}
 
 
 def test_the_base_and_every_kept_adapter_are_asked_before_it_is_stored(fleet, placing, tmp_path):
@@ -194,211 +166,3 @@ def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_
     assert reported.of(Detached)
     assert not reported.of(TextsEvaluated)
     assert not reported.ended
-
-
-PROMPTS = [{"prompt": f"how many sheep are {n}?", "completion": f" {n} sheep"} for n in range(9)]
-
-
-def with_prompts(fleet, placement, prompts=PROMPTS):
-    file = fleet.add_file(f"prompts_of_{placement.placement_id}", jsonl(prompts))
-    asked = placement.spec.evaluation.model_copy(update={"file_id": file.file_id})
-    spec = placement.spec.model_copy(update={"evaluation": asked})
-    return placement.model_copy(update={"prompts_file": file, "spec": spec})
-
-
-@pytest.mark.parametrize(
-    ("space", "data", "spec"),
-    [(SPACE, None, {}), (SPACE | {"beta": [0.1]}, PAIRS, {"objective": {"type": "dpo"}})],
-    ids=["sft", "dpo"],
-)
-def test_prompts_of_a_file_are_asked_in_its_order_whatever_the_task_learns_from(fleet, placing, tmp_path, space, data, spec):
-    placement = placing(space, data, early_exit=CALM, evaluation=ASKED, training={"epochs": 1}, **spec)
-    (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement))
-    found = evaluated(reported)
-    assert set(found) == {None, 0, 1}
-    for event in found.values():
-        assert [sample.prompt for sample in event.samples] == [row["prompt"] for row in PROMPTS[:3]]
-        assert [sample.reference for sample in event.samples] == [row["completion"] for row in PROMPTS[:3]]
-        assert (event.prompts, event.error, event.notes) == (3, None, [])
-
-
-def test_rows_of_a_prompt_file_that_do_not_fit_are_named(fleet, placing, tmp_path):
-    long = {"prompt": "sheep " * 300, "completion": " many"}, {"prompt": "why?", "completion": " sheep" * 300}
-    placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"max_seq_len": 100})
-    (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement, [*long, *PROMPTS]))
-    for event in evaluated(reported).values():
-        assert event.samples[0].prompt == "why?"
-        assert [note.split(" of ")[0] for note in event.notes] == ["1 rows", "1 rows"]
-        assert event.notes[1].endswith("have no answer within training.max_seq_len, and are left out")
-
-
-@pytest.fixture
-def beginning(fleet, tiny_base, tmp_path):
-    """Places tasks on the tiny base under a tokenizer that puts a token before every text."""
-    folder = tmp_path / "beginning"
-    shutil.copytree(tiny_base.source, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    begin = tokenizer.bos_token, tokenizer.bos_token_id
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin])
-    tokenizer.save_pretrained(folder)
-    return placer(fleet, BaseModelRef(name="begins", source=str(folder), revision=revision_of(folder)))
-
-
-@pytest.mark.parametrize("row", [{"text": "one two three"}, {"prompt": "", "completion": " one two"}])
-def test_rows_without_a_prompt_are_reported_and_nothing_is_generated(fleet, beginning, tmp_path, row):
-    texts = [{key: value and f"{value} {n}" for key, value in row.items()} for n in range(40)]
-    (reported,) = Inside(fleet, tmp_path).run(beginning(SPACE, texts, early_exit=CALM, evaluation=ASKED))
-    assert set(reported.manifests) == {0, 1}
-    assert set(evaluated(reported)) == {None, 0, 1}
-    for event in evaluated(reported).values():
-        assert event.error.startswith("none of the rows has a prompt to answer")
-        assert (event.prompts, event.scores, event.notes) == (0, {}, ["3 of 3 rows have no prompt and are left out"])
-
-
-def test_rows_without_a_prompt_are_left_out(fleet, beginning, tmp_path):
-    mixed = [{"prompt": f"sheep {n}" if n % 2 else "", "completion": f" {n}"} for n in range(80)]
-    (reported,) = Inside(fleet, tmp_path).run(beginning(SPACE, mixed, early_exit=CALM, evaluation={**ASKED, "max_prompts": 8}))
-    for event in evaluated(reported).values():
-        assert event.error is None
-        assert 0 < event.prompts < 8
-        assert event.notes == [f"{8 - event.prompts} of 8 rows have no prompt and are left out"]
-        assert len(event.samples) == len(event.prompt_scores["rouge"]) == event.prompts
-        assert all(sample.prompt.startswith("sheep") for sample in event.samples)
-
-
-def test_a_row_without_a_prompt_begins_with_its_first_token_where_nothing_else_precedes_it(fleet, placing, tmp_path):
-    texts = [{"text": f"one two three {n}"} for n in range(40)]
-    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, texts, early_exit=CALM, evaluation=ASKED))
-    for event in evaluated(reported).values():
-        assert (event.error, event.prompts, event.notes) == (None, 3, [])
-        for sample in event.samples:
-            assert 0 < len(sample.prompt) < 6
-            assert (sample.prompt + sample.reference).startswith("one two three")
-
-
-def test_prompts_end_where_the_last_answer_begins(tiny_base, tmp_path):
-    base = load_base(tiny_base, torch.device("cpu"))
-    talks = [
-        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"first {n}"},
-                      {"role": "user", "content": "and"}, {"role": "assistant", "content": f"second {n}"}]}
-        for n in range(12)
-    ]  # fmt: skip
-    path = tmp_path / "talks.jsonl"
-    path.write_bytes(jsonl(talks))
-    spec = TaskSpec.model_validate({"base_model": "tiny", "dataset": {"file_id": "f"}, "search_space": SPACE})
-    for prompt in prompts_of(load(spec, path, None, base.reader).validation, 8, base.decode):
-        assert prompt.reference.strip().startswith("second")
-        assert "first" in prompt.text
-        assert "second" not in prompt.text
-
-
-def leaves_room_for(monkeypatch, pages: int) -> None:
-    """A device whose memory has room for so many pages of keys and values."""
-    real = PagedCache.__init__
-
-    def scarce(self, backbone, wanted, page_tokens):
-        if wanted > pages:
-            raise MemoryError("out of memory")
-        real(self, backbone, wanted, page_tokens)
-
-    monkeypatch.setattr(PagedCache, "__init__", scarce)
-
-
-def sharing(*placements):
-    """The same tasks, of different tenants."""
-    named = ({"placement_id": f"s{at}", "token": f"token-s{at}", "tenant_id": str(at)} for at in range(len(placements)))
-    return [one.model_copy(update=own) for one, own in zip(placements, named, strict=True)]
-
-
-def test_who_asks_for_more_than_fits_fails_alone(fleet, placing, tmp_path, monkeypatch):
-    """The others of the batch get their texts, and pay for nothing that was generated again."""
-    modest = [placing(SPACE, rows(40, seed=seed), early_exit=CALM, evaluation=ASKED) for seed in (1, 2)]
-    greedy = placing(SPACE, rows(40, seed=3), early_exit=CALM, evaluation={**ASKED, "max_new_tokens": 200})
-    alone = [Inside(fleet, tmp_path / str(at)).run(one)[0] for at, one in enumerate(modest)]
-    leaves_room_for(monkeypatch, 4)
-    waits_for(monkeypatch, 3)
-    first, failed, second = Inside(fleet, tmp_path / "together").run(*sharing(modest[0], greedy, modest[1]))
-    assert all("no memory to generate one text at a time" in event.error for event in evaluated(failed).values())
-    for shared, own in ((first, alone[0]), (second, alone[1])):
-        assert set(evaluated(shared)) == {None, 0, 1}
-        for job, event in evaluated(shared).items():
-            assert (event.error, event.samples, event.tokens) == (None, evaluated(own)[job].samples, evaluated(own)[job].tokens)
-
-
-def test_adapters_that_find_no_rows_together_are_asked_apart(fleet, placing, tmp_path, monkeypatch):
-    (plenty,) = Inside(fleet, tmp_path / "a").run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
-    held, real, drop = [], Replicas.hold, ArenaAdapters.drop
-
-    def scarce(self, rows, alpha):
-        if held:
-            raise NoRows("no rows are left")
-        held.append(real(self, rows, alpha))
-        return held[-1]
-
-    def dropped(self, slot):
-        held[:] = [one for one in held if one is not slot]
-        drop(self, slot)
-
-    monkeypatch.setattr(Replicas, "hold", scarce)
-    monkeypatch.setattr(ArenaAdapters, "drop", dropped)
-    waits_for(monkeypatch, 2, base=False)
-    (short,) = Inside(fleet, tmp_path / "b").run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
-    for job in (None, 0, 1):
-        assert evaluated(short)[job].samples == evaluated(plenty)[job].samples
-    assert held == []
-
-
-def waits_for(monkeypatch, count: int, base: bool = True) -> None:
-    """The first batch has so many evaluations: of bases, or of adapters."""
-    real, begun = TextEvaluations._begin, []
-
-    def later(self, replicas):
-        waiting = [asked for asked in self._waiting if (asked.run is None) == base]
-        if begun or len(waiting) == count or (not base and len(waiting) < len(self._waiting)):
-            begun.extend(waiting)
-            real(self, replicas)
-
-    monkeypatch.setattr(TextEvaluations, "_begin", later)
-
-
-def test_each_pays_for_the_tokens_of_its_own_prompts_and_texts(fleet, placing, tmp_path, monkeypatch):
-    short = placing(SPACE, rows(40, seed=1), early_exit=CALM, evaluation={**ASKED, "max_new_tokens": 2})
-    long = placing(SPACE, rows(40, seed=2), early_exit=CALM, evaluation={**ASKED, "max_new_tokens": 60})
-    alone = [Inside(fleet, tmp_path / str(at)).run(one)[0] for at, one in enumerate((short, long))]
-    waits_for(monkeypatch, 2)
-    together = Inside(fleet, tmp_path / "together").run(*sharing(short, long))
-    for shared, own in zip(together, alone, strict=True):
-        assert {job: event.tokens for job, event in evaluated(shared).items()} == {
-            job: event.tokens for job, event in evaluated(own).items()
-        }
-        assert sum(work.evaluation_tokens for work in shared.of(Throughput)) == sum(
-            work.evaluation_tokens for work in own.of(Throughput)
-        )
-    assert evaluated(together[1])[None].tokens > evaluated(together[0])[None].tokens + 3 * 40
-
-
-def test_a_task_that_leaves_takes_its_own_texts_out_of_the_batch_alone(fleet, placing, tmp_path, monkeypatch):
-    """The others' texts go on: nothing of theirs is generated again."""
-    stays, leaves = (placing(SPACE, rows(40, seed=seed), early_exit=CALM, evaluation={**ASKED, "max_new_tokens": 60})
-                     for seed in (1, 2))  # fmt: skip
-    (alone,) = Inside(fleet, tmp_path / "alone").run(stays)
-    stays, leaves = sharing(stays, leaves)
-    waits_for(monkeypatch, 2)
-    made, executors, passes, real = [], [], [], Generator.step
-    monkeypatch.setattr(text_generation, "Generated", lambda *what: made.append(Sequence(*what)) or made[-1])
-
-    def leaving(self):
-        passes.append(True)
-        if len(passes) == 9:
-            executors[0].handle_command(Detach(placement_id=leaves.placement_id, keep=True))
-        return real(self)
-
-    monkeypatch.setattr(Generator, "step", leaving)
-    together, left = Inside(fleet, tmp_path / "together").run(stays, leaves, prepare=executors.append)
-    assert left.of(Detached)
-    assert None not in evaluated(left)
-    for job, event in evaluated(together).items():
-        assert (event.samples, event.tokens) == (evaluated(alone)[job].samples, evaluated(alone)[job].tokens)
-    texts = 3 * (1 + len(evaluated(together)) + len(evaluated(left)))
-    assert len(made) == texts
-    assert sum(one.completion is None for one in made) == 3

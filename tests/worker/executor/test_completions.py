@@ -1,0 +1,342 @@
+"""Completions in an executor: texts are those of transformers and PEFT, token by token, and training keeps its bits."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from contract.messages.completion_messages import CheckpointWeights, ChoicePiece, CompletionPiece, CompletionWork
+from contract.messages.report_messages import AdapterKept, Attached, Checkpointed
+from tests.worker.corpus import rows
+from tests.worker.fleet import Fleet
+from tests.worker.inside import Inside
+from worker.adapters.arena_growth import NoRows
+from worker.executor.completions import completion_batch
+from worker.executor.completions.completion_batch import Completions
+from worker.executor.completions.request_channel import merged
+from worker.generate.paged_cache import PagedCache
+from worker.pipe_messages import Detach
+from worker.policy.generation_share import SAVED_SECONDS, GenerationShare
+from worker.replicas.replica_set import Replicas
+
+SPACE = {"learning_rate": [1e-2], "rank": [8], "batch_size": [4]}
+CALM = {"policy": "none", "eval_every": 400}
+LONG = {"epochs": 100, "max_steps": 900}
+PAIRS = [
+    {
+        "input": {"messages": [{"role": "user", "content": f"how many, {n}?"}]},
+        "preferred_output": [{"role": "assistant", "content": f"{n} pears"}],
+        "non_preferred_output": [{"role": "assistant", "content": "none at all"}],
+    }
+    for n in range(40)
+]
+NEW = 12
+
+
+def work(id: str, **more: Any) -> CompletionWork:
+    """A greedy request of NEW tokens."""
+    how = {"max_tokens": NEW, "temperature": 0.0, "top_p": 1.0, "seed": 7, "tenant_id": "someone"}
+    prompt = {} if "messages" in more else {"prompts": ["one two three apples"]}
+    return CompletionWork.model_validate({"request_id": id, **how, **prompt, **more})
+
+
+def chat(id: str, text: str = "three pears plus two", **more: Any) -> CompletionWork:
+    return work(id, messages=[{"role": "user", "content": text}], **more)
+
+
+@dataclass
+class Said:
+    """An answer as the pieces add up to it."""
+
+    pieces: list[CompletionPiece]
+
+    @property
+    def last(self) -> CompletionPiece:
+        return self.pieces[-1]
+
+    def choice(self, index: int = 0) -> ChoicePiece:
+        whole = next(merged(self.pieces))
+        return next(choice for choice in whole.choices if choice.index == index)
+
+    @property
+    def text(self) -> str:
+        return self.choice().text
+
+
+def answers(fleet: Fleet, folder: Path, placement: Any, works: list[CompletionWork], **settings: Any) -> dict[str, Said]:
+    """What an executor says to these, while it trains this task, which is ended once all are answered."""
+    fleet.asked += works
+    executors: list[Any] = []
+
+    def look() -> None:
+        if all(work.request_id in fleet.pieces and over(fleet, work.request_id) for work in works):
+            fleet.end(placement.placement_id)
+            executors[0].handle_command(Detach(placement_id=placement.placement_id))
+
+    fleet.on_pieces = look
+    Inside(fleet, folder, **{"worker_completion_share": 0.5, **settings}).run(placement, prepare=executors.append)
+    fleet.on_pieces = lambda: None
+    return {work.request_id: Said(fleet.pieces[work.request_id]) for work in works}
+
+
+def over(fleet: Fleet, id: str) -> bool:
+    return bool(fleet.pieces[id]) and fleet.pieces[id][-1].over
+
+
+@pytest.fixture
+def trained(fleet: Fleet, placing: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """The files of an adapter that a short task of these parts left."""
+
+    def train(space: dict[str, Any], data: Any = None, **spec: Any) -> Any:
+        short = placing(space, data, early_exit={"policy": "none", "eval_every": 4}, training={"epochs": 2}, **spec)
+        (reported,) = Inside(fleet, tmp_path / short.placement_id).run(short)
+        return reported.of(AdapterKept)[0].manifest.files
+
+    return train
+
+
+def generated(base: str, tokens: list[int], folder: Path | None) -> list[int]:
+    """The greedy tokens of transformers, and of PEFT with the adapter in this folder."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if folder is not None:
+        model = peft.PeftModel.from_pretrained(model, folder)
+    end = AutoTokenizer.from_pretrained(base).eos_token_id
+    out = model.generate(torch.tensor([tokens]), max_new_tokens=NEW, do_sample=False, eos_token_id=end, pad_token_id=end)
+    return out[0, len(tokens) :].tolist()
+
+
+CASES = [
+    pytest.param({**SPACE, "rank": [8]}, None, {}, id="rank 8"),
+    pytest.param({**SPACE, "rank": [1]}, None, {}, id="rank 1"),
+    pytest.param({**SPACE, "rank": [24], "rslora": [True], "target_modules": [["q_proj", "v_proj"]]}, None, {}, id="rslora"),
+    pytest.param({**SPACE, "beta": [0.1]}, PAIRS, {"objective": {"type": "dpo"}}, id="dpo"),
+]
+
+
+@pytest.mark.parametrize(("space", "data", "spec"), CASES)
+def test_greedy_texts_are_those_of_transformers_and_peft(
+    fleet, placing, trained, tiny_base, tmp_path, space, data, spec
+) -> None:
+    files = trained(space, data, **spec)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for file in files:
+        (folder / file.path).write_bytes(fleet.objects[file.sha256])
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base.source)
+    asked = [{"role": "user", "content": "three pears plus two"}]
+    written = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    text = tokenizer("one two three apples")["input_ids"]
+    works = [chat("c0"), work("t0"), chat("c1", adapter=files), work("t1", adapter=files), work("ids", prompts=[text])]
+    said = answers(fleet, tmp_path / "asked", placing(SPACE, early_exit=CALM, training=LONG), works)
+    for id, prompt, adapter in (("c0", written, None), ("t0", text, None), ("c1", written, folder), ("t1", text, folder)):
+        tokens = generated(tiny_base.source, prompt, adapter)
+        assert said[id].text == tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False), id
+        assert said[id].last.completion_tokens == len(tokens)
+        assert said[id].last.prompt_tokens == len(prompt)
+        assert said[id].last.seconds > 0
+    assert said["ids"].text == said["t0"].text
+    assert said["c0"].text != said["c1"].text
+
+
+@pytest.mark.parametrize("precision", ["nf4", "nf4_double"])
+def test_an_adapter_of_a_base_in_four_bits_says_what_it_said_when_it_was_evaluated(fleet, placing, tmp_path, precision) -> None:
+    spec = {"evaluation": {"metrics": [{"type": "exact_match"}], "max_prompts": 2, "max_new_tokens": NEW}}
+    short = placing(SPACE, early_exit={"policy": "none", "eval_every": 4}, precision=precision, training={"epochs": 2}, **spec)
+    (reported,) = Inside(fleet, tmp_path / "a").run(short)
+    files = reported.of(AdapterKept)[0].manifest.files
+    sample = next(event for event in reported.events if getattr(event, "kind", "") == "texts_evaluated" and event.job == 0)
+    held_out = [row for row in rows(40) if row["messages"][1]["content"].strip() == sample.samples[0].reference.strip()]
+    asked = chat("q", held_out[0]["messages"][0]["content"], adapter=files)
+    said = answers(fleet, tmp_path / "b", placing(SPACE, early_exit=CALM, training=LONG, precision=precision), [asked])
+    assert said["q"].text == sample.samples[0].text
+
+
+def test_training_has_the_same_bits_with_and_without_requests(fleet, placing, trained, tmp_path) -> None:
+    files = trained({**SPACE, "rank": [16]})
+    plan = {"training": {"epochs": 100, "max_steps": 60}, "early_exit": {"policy": "none", "eval_every": 20}}
+    data = rows(40, seed=5)
+    (alone,) = Inside(fleet, tmp_path / "alone").run(placing(SPACE, data, **plan))
+    tenants = [chat(f"q{at}", f"one {at}", adapter=files if at % 2 else None, tenant_id=f"t{at}") for at in range(6)]
+    fleet.asked += tenants
+    (beside,) = Inside(fleet, tmp_path / "beside", worker_completion_share=0.5).run(placing(SPACE, data, **plan))
+    assert all(over(fleet, work.request_id) for work in tenants)
+    assert beside.curves == alone.curves
+    said = [[file.sha256 for file in one.of(AdapterKept)[0].manifest.files] for one in (alone, beside)]
+    assert said[0][1] == said[1][1], "the adapters' weights"
+
+
+def test_pieces_add_up_and_are_the_same_whoever_else_asks(fleet, placing, trained, tmp_path) -> None:
+    files = trained(SPACE)
+    drawn = {"temperature": 0.9, "top_p": 0.95, "logprobs": 2}
+    one = chat("alone", adapter=files, n=2, **drawn)
+    alone = answers(fleet, tmp_path / "a", placing(SPACE, early_exit=CALM, training=LONG), [one])["alone"]
+    again = one.model_copy(update={"request_id": "again"})
+    others = [chat(f"other{at}", f"{at} sheep", seed=at, **drawn) for at in range(5)]
+    second = one.model_copy(update={"request_id": "second", "n": 1, "seed": one.seed + 1})
+    said = answers(fleet, tmp_path / "b", placing(SPACE, early_exit=CALM, training=LONG), [*others, again, second])
+    assert len(alone.pieces) > 2, "it streams"
+    for index in (0, 1):
+        assert said["again"].choice(index) == alone.choice(index)
+    assert alone.choice(0).text != alone.choice(1).text
+    assert said["second"].choice(0).text == alone.choice(1).text, "choice i has seed + i"
+    listed = alone.choice(0).logprobs
+    assert listed
+    assert all(len(token.top) == 2 and token.top[0][1] >= token.top[1][1] and token.logprob <= 0 for token in listed)
+    assert "".join(token.token for token in listed).startswith(alone.choice(0).text)
+
+
+def test_a_stop_string_ends_a_text_before_it(fleet, placing, tmp_path) -> None:
+    placement = placing(SPACE, early_exit=CALM, training=LONG)
+    whole = answers(fleet, tmp_path / "a", placement, [work("whole")])["whole"].text
+    stop = whole[5:9]
+    cut = answers(fleet, tmp_path / "b", placing(SPACE, early_exit=CALM, training=LONG), [work("cut", stop=[stop, "no such"])])
+    assert cut["cut"].text == whole[: whole.index(stop)]
+    assert cut["cut"].choice().finish_reason == "stop"
+    assert cut["cut"].last.completion_tokens <= NEW
+
+
+def test_the_newest_checkpoint_of_a_job_that_trains_can_be_asked(fleet, placing, tmp_path) -> None:
+    """It says what the adapter says that is kept of the same step."""
+    plan = {"training": {"epochs": 100, "max_steps": 40}, "early_exit": {"policy": "none", "eval_every": 40}}
+    placement = placing(SPACE, **plan)
+    (reported,) = Inside(fleet, tmp_path / "a", worker_checkpoint_seconds=0.05).run(placement)
+    refs = [ref for event in reported.of(Checkpointed) for ref in event.jobs.values()]
+    alpha = placement.jobs[0].config.plain_alpha
+    asked = [
+        chat(f"k{ref.step}", checkpoint=CheckpointWeights(file=ref, plain_alpha=alpha).model_dump())
+        for ref in (refs[0], refs[-1])
+    ]
+    said = answers(fleet, tmp_path / "b", placing(SPACE, early_exit=CALM, training=LONG), [*asked, chat("base")])
+    assert all(one.last.failed is None for one in said.values())
+    if refs[-1].step > refs[0].step:
+        assert said[asked[0].request_id].text != said[asked[1].request_id].text
+    assert said[asked[1].request_id].text != said["base"].text
+
+
+def test_what_cannot_be_answered_is_said_in_words(fleet, placing, tmp_path) -> None:
+    words = "one two three " * 200
+    works = [
+        work("long", prompts=[words]),
+        work("room", prompts=["one two"], max_tokens=300, exact_max_tokens=True),
+        work("fits", prompts=["one two"], max_tokens=300),
+        work("empty", prompts=[""]),
+        work("token", prompts=[[10**6]]),
+    ]
+    said = answers(fleet, tmp_path, placing(SPACE, early_exit=CALM, training=LONG), works)
+    failed = {id: one.last.failed for id, one in said.items() if one.last.failed is not None}
+    assert {id: (one.param, one.code) for id, one in failed.items()} == {
+        "long": ("prompt", "context_length_exceeded"),
+        "room": ("prompt", "context_length_exceeded"),
+        "token": ("prompt", "unknown_token"),
+        **({"empty": ("prompt", "empty_prompt")} if "empty" in failed else {}),
+    }
+    assert "256 positions" in failed["long"].message
+    assert said["fits"].choice().finish_reason is not None
+
+
+def test_a_request_that_nobody_waits_for_is_billed_and_frees_what_it_held(fleet, placing, tmp_path) -> None:
+    seen: list[str] = []
+
+    def leave() -> None:
+        if fleet.pieces.get("slow") and not seen:
+            seen.append("slow")
+            fleet.gone.add("slow")
+
+    fleet.asked += [chat("slow", max_tokens=200, temperature=1.5)]
+    executors: list[Any] = []
+
+    def look() -> None:
+        leave()
+        if over(fleet, "slow"):
+            fleet.end(placement.placement_id)
+            executors[0].handle_command(Detach(placement_id=placement.placement_id))
+
+    fleet.on_pieces = look
+    placement = placing(SPACE, early_exit=CALM, training=LONG)
+    Inside(fleet, tmp_path, worker_completion_share=0.2).run(placement, prepare=executors.append)
+    last = fleet.pieces["slow"][-1]
+    assert last.over
+    assert 0 < last.completion_tokens < 200
+    assert not executors[0]._completions.at_hand
+    generator = executors[0]._completions._generator
+    assert generator is None or not generator.busy
+
+
+@pytest.mark.parametrize("lacking", ["cache", "rows"])
+def test_without_memory_a_request_fails_and_training_goes_on(fleet, placing, trained, tmp_path, monkeypatch, lacking) -> None:
+    files = trained(SPACE)
+
+    def none(*_: object) -> None:
+        if lacking == "cache":
+            raise MemoryError("out of memory")
+        raise NoRows("the device had no memory for the rows")
+
+    monkeypatch.setattr(*((PagedCache, "__init__") if lacking == "cache" else (Replicas, "hold")), none)
+    said = answers(fleet, tmp_path, placing(SPACE, early_exit=CALM, training=LONG), [chat("q", adapter=files)])
+    assert said["q"].last.failed.code == "no_memory"
+    assert said["q"].last.failed.param is None
+
+
+def test_a_pass_without_memory_lets_requests_begin_anew_by_fewer_at_once(fleet, placing, tmp_path, monkeypatch) -> None:
+    plenty = answers(
+        fleet, tmp_path / "a", placing(SPACE, early_exit=CALM, training=LONG), [chat(f"p{at}", str(at)) for at in range(4)]
+    )
+    failures: list[int] = []
+    real = completion_batch.Generator.step
+
+    def scarce(self: Any) -> Any:
+        running = len(self._scheduler.running) + self._scheduler.waiting
+        if running > 2:
+            failures.append(running)
+            raise MemoryError("out of memory")
+        return real(self)
+
+    monkeypatch.setattr(completion_batch.Generator, "step", scarce)
+    said = answers(
+        fleet, tmp_path / "b", placing(SPACE, early_exit=CALM, training=LONG), [chat(f"s{at}", str(at)) for at in range(4)]
+    )
+    assert failures
+    assert [said[f"s{at}"].text for at in range(4)] == [plenty[f"p{at}"].text for at in range(4)]
+
+
+def test_jobs_get_the_rows_that_idle_adapters_held(fleet, placing, trained, tmp_path, monkeypatch) -> None:
+    """A task that joins while an asked adapter lies idle in the arena finds it gone."""
+    files, dropped = trained(SPACE), []
+    real = Completions.make_room
+
+    def watched(self: Any, jobs_wait: bool) -> None:
+        before = len(self._adapters)
+        real(self, jobs_wait)
+        dropped.append(before - len(self._adapters))
+
+    monkeypatch.setattr(Completions, "make_room", watched)
+    first, second = (placing(SPACE, early_exit=CALM, training={"epochs": 100, "max_steps": steps}) for steps in (300, 20))
+    fleet.asked += [chat("q", adapter=files)]
+    inside = Inside(fleet, tmp_path, worker_completion_share=0.5)
+    reported = inside.run(first, joining=[second], after=150)
+    assert over(fleet, "q")
+    assert sum(dropped) == 1
+    assert all(one.of(Attached) and one.ended for one in reported)
+
+
+def test_requests_take_at_most_their_share_beside_training() -> None:
+    share, taken, trained_for, longest = GenerationShare(0.1), 0.0, 0.0, 0.03
+    for step in range(1000):
+        while share.allows:
+            seconds = longest if step % 3 else longest / 4
+            share.generated(seconds)
+            taken += seconds
+        share.trained(0.1)
+        trained_for += 0.1
+        assert taken <= 0.1 * trained_for + SAVED_SECONDS + longest
+    assert taken > 0.09 * trained_for
+    none = GenerationShare(0.0)
+    none.generated(math.nextafter(SAVED_SECONDS, 1))
+    none.trained(1e9)
+    assert not none.allows

@@ -1,0 +1,114 @@
+"""The prompts of text evaluations: from a file, from rows, and rows that have none."""
+
+import shutil
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from contract.messages.placement_messages import BaseModelRef
+from contract.model_revision import revision_of
+from contract.task_spec import TaskSpec
+from tests.worker.corpus import jsonl
+from tests.worker.executor.text_evaluations import ASKED, CALM, PAIRS, SPACE, evaluated
+from tests.worker.inside import Inside
+from tests.worker.placer import placer
+from worker.data.dataset import load
+from worker.data.evaluation_prompts import prompts_of
+from worker.replicas.base_loader import load_base
+
+PROMPTS = [{"prompt": f"how many sheep are {n}?", "completion": f" {n} sheep"} for n in range(9)]
+
+
+def with_prompts(fleet, placement, prompts=PROMPTS):
+    file = fleet.add_file(f"prompts_of_{placement.placement_id}", jsonl(prompts))
+    asked = placement.spec.evaluation.model_copy(update={"file_id": file.file_id})
+    spec = placement.spec.model_copy(update={"evaluation": asked})
+    return placement.model_copy(update={"prompts_file": file, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("space", "data", "spec"),
+    [(SPACE, None, {}), (SPACE | {"beta": [0.1]}, PAIRS, {"objective": {"type": "dpo"}})],
+    ids=["sft", "dpo"],
+)
+def test_prompts_of_a_file_are_asked_in_its_order_whatever_the_task_learns_from(fleet, placing, tmp_path, space, data, spec):
+    placement = placing(space, data, early_exit=CALM, evaluation=ASKED, training={"epochs": 1}, **spec)
+    (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement))
+    found = evaluated(reported)
+    assert set(found) == {None, 0, 1}
+    for event in found.values():
+        assert [sample.prompt for sample in event.samples] == [row["prompt"] for row in PROMPTS[:3]]
+        assert [sample.reference for sample in event.samples] == [row["completion"] for row in PROMPTS[:3]]
+        assert (event.prompts, event.error, event.notes) == (3, None, [])
+
+
+def test_rows_of_a_prompt_file_that_do_not_fit_are_named(fleet, placing, tmp_path):
+    long = {"prompt": "sheep " * 300, "completion": " many"}, {"prompt": "why?", "completion": " sheep" * 300}
+    placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"max_seq_len": 100})
+    (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement, [*long, *PROMPTS]))
+    for event in evaluated(reported).values():
+        assert event.samples[0].prompt == "why?"
+        assert [note.split(" of ")[0] for note in event.notes] == ["1 rows", "1 rows"]
+        assert event.notes[1].endswith("have no answer within training.max_seq_len, and are left out")
+
+
+@pytest.fixture
+def beginning(fleet, tiny_base, tmp_path):
+    """Places tasks on the tiny base under a tokenizer that puts a token before every text."""
+    folder = tmp_path / "beginning"
+    shutil.copytree(tiny_base.source, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    begin = tokenizer.bos_token, tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin])
+    tokenizer.save_pretrained(folder)
+    return placer(fleet, BaseModelRef(name="begins", source=str(folder), revision=revision_of(folder)))
+
+
+@pytest.mark.parametrize("row", [{"text": "one two three"}, {"prompt": "", "completion": " one two"}])
+def test_rows_without_a_prompt_are_reported_and_nothing_is_generated(fleet, beginning, tmp_path, row):
+    texts = [{key: value and f"{value} {n}" for key, value in row.items()} for n in range(40)]
+    (reported,) = Inside(fleet, tmp_path).run(beginning(SPACE, texts, early_exit=CALM, evaluation=ASKED))
+    assert set(reported.manifests) == {0, 1}
+    assert set(evaluated(reported)) == {None, 0, 1}
+    for event in evaluated(reported).values():
+        assert event.error.startswith("none of the rows has a prompt to answer")
+        assert (event.prompts, event.scores, event.notes) == (0, {}, ["3 of 3 rows have no prompt and are left out"])
+
+
+def test_rows_without_a_prompt_are_left_out(fleet, beginning, tmp_path):
+    mixed = [{"prompt": f"sheep {n}" if n % 2 else "", "completion": f" {n}"} for n in range(80)]
+    (reported,) = Inside(fleet, tmp_path).run(beginning(SPACE, mixed, early_exit=CALM, evaluation={**ASKED, "max_prompts": 8}))
+    for event in evaluated(reported).values():
+        assert event.error is None
+        assert 0 < event.prompts < 8
+        assert event.notes == [f"{8 - event.prompts} of 8 rows have no prompt and are left out"]
+        assert len(event.samples) == len(event.prompt_scores["rouge"]) == event.prompts
+        assert all(sample.prompt.startswith("sheep") for sample in event.samples)
+
+
+def test_a_row_without_a_prompt_begins_with_its_first_token_where_nothing_else_precedes_it(fleet, placing, tmp_path):
+    texts = [{"text": f"one two three {n}"} for n in range(40)]
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, texts, early_exit=CALM, evaluation=ASKED))
+    for event in evaluated(reported).values():
+        assert (event.error, event.prompts, event.notes) == (None, 3, [])
+        for sample in event.samples:
+            assert 0 < len(sample.prompt) < 6
+            assert (sample.prompt + sample.reference).startswith("one two three")
+
+
+def test_prompts_end_where_the_last_answer_begins(tiny_base, tmp_path):
+    base = load_base(tiny_base, torch.device("cpu"))
+    talks = [
+        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"first {n}"},
+                      {"role": "user", "content": "and"}, {"role": "assistant", "content": f"second {n}"}]}
+        for n in range(12)
+    ]  # fmt: skip
+    path = tmp_path / "talks.jsonl"
+    path.write_bytes(jsonl(talks))
+    spec = TaskSpec.model_validate({"base_model": "tiny", "dataset": {"file_id": "f"}, "search_space": SPACE})
+    for prompt in prompts_of(load(spec, path, None, base.reader).validation, 8, base.decode):
+        assert prompt.reference.strip().startswith("second")
+        assert "first" in prompt.text
+        assert "second" not in prompt.text

@@ -1,0 +1,276 @@
+"""Answers requests on the base that the executor holds: one continuous batch of all tenants' requests, a pass at a time.
+
+While jobs train, passes run between steps, within the share of policy/generation_share.py; otherwise one after another.
+Takes rows of the arena for the adapters and pages of a cache for the keys, and gives both up where training needs them.
+"""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from contract.messages.completion_messages import CompletionFailed, CompletionWork
+from worker.adapters.arena_growth import NoRows
+from worker.api_client import PlacementLink
+from worker.data.node_cache import NodeCache
+from worker.executor.background_worker import BackgroundWorker
+from worker.executor.completions.held_adapters import HeldAdapters
+from worker.executor.completions.request_channel import RequestChannel
+from worker.executor.completions.request_preparation import CannotAnswer, PreparedRequest, RequestPreparation
+from worker.executor.completions.request_run import RequestRun
+from worker.executor.placement_lease import Lease
+from worker.generate.batch_scheduler import GenerationLimits
+from worker.generate.generator import Generator
+from worker.generate.sequence import Sequence
+from worker.model.out_of_memory import is_out_of_memory
+from worker.policy.generation_share import GenerationShare
+from worker.replicas.base_loader import BaseCopy
+from worker.replicas.replica_set import Replicas
+from worker.replicas.text_generation import PAGE_TOKENS, PREFILL_TOKENS, generator_of
+
+log = logging.getLogger(__name__)
+
+MOST_REQUESTS, MOST_SEQUENCES = 64, 64
+CACHE_TOKENS = 16_384  # of the cache, unless one request takes more
+IDLE_SECONDS = 30.0  # without a request, after which the cache is given up
+_NO_MEMORY = CompletionFailed(code="no_memory", message="the executor has no memory for it now; try again shortly")
+
+
+class Completions:
+    """`hand_over` queues a callback for the training loop, from which all else is called."""
+
+    def __init__(
+        self, link: PlacementLink, cache: NodeCache, share: float, hand_over: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._hand_over = hand_over
+        self._share = GenerationShare(share)
+        self._channel = RequestChannel(
+            link,
+            lambda works: hand_over(partial(self._given, works)),
+            lambda ids: hand_over(partial(self._gone, ids)),
+            lambda: hand_over(self.drop),
+        )
+        self._preparation, self._worker = RequestPreparation(link, cache), BackgroundWorker("completions")
+        self._replicas: Replicas | None = None
+        self._preparing: set[str] = set()
+        self._waiting: deque[RequestRun] = deque()
+        self._running: dict[str, RequestRun] = {}
+        self._requesters: dict[Sequence, RequestRun] = {}
+        self._adapters = HeldAdapters()
+        self._generator: Generator | None = None
+        self._pages = 0
+        self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory
+        self._used_at = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether a pass can run."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def at_hand(self) -> frozenset[str]:
+        return frozenset(self._preparing | {run.id for run in self._waiting} | self._running.keys())
+
+    def close(self) -> None:
+        """Ask for no more, and send no more."""
+        self._channel.close()
+
+    def serve(self, replicas: Replicas | None, lease: Lease | None) -> None:
+        """Answer requests on these replicas from now on, under this lease; without one no more are taken, and those at hand go
+        on under the last."""
+        if replicas is not self._replicas:
+            self.drop()
+            self._replicas, self._adapters, self._generator = replicas, HeldAdapters(), None
+        held = self.at_hand
+        room = max(0, MOST_REQUESTS - len(held)) if lease is not None and replicas is not None else 0
+        self._channel.serve(lease or (self._channel.lease if held else None), room, held)
+        if self._generator is not None and not held and time.monotonic() - self._used_at > IDLE_SECONDS:
+            self._release_cache()
+
+    # ---- requests come and go ----------------------------------------------------------------------------------------
+
+    def _given(self, works: Iterable[CompletionWork]) -> None:
+        replicas, lease = self._replicas, self._channel.lease
+        if replicas is None or lease is None:
+            return
+        for work in works:
+            if work.request_id not in self.at_hand:
+                self._preparing.add(work.request_id)
+                self._worker.submit(partial(self._prepare, work, replicas.base, lease))
+
+    def _prepare(self, work: CompletionWork, base: BaseCopy, lease: Lease) -> None:
+        """Runs in a thread of its own."""
+        try:
+            prepared = self._preparation.prepare(work, base, lease)
+        except CannotAnswer as error:
+            bare = PreparedRequest(work, (), ())
+            self._hand_over(partial(self._refused, RequestRun(bare), error.failed))
+        else:
+            self._hand_over(partial(self._ready, RequestRun(prepared)))
+
+    def _refused(self, run: RequestRun, failed: CompletionFailed) -> None:
+        if run.id in self._preparing:
+            self._preparing.discard(run.id)
+            self._channel.send(run.failure(failed))
+
+    def _ready(self, run: RequestRun) -> None:
+        if run.id in self._preparing:
+            self._preparing.discard(run.id)
+            self._waiting.append(run)
+
+    def _gone(self, ids: Iterable[str]) -> None:
+        """Nobody waits for these any more: bill what they took."""
+        for id in ids:
+            self._preparing.discard(id)
+            run = self._running.get(id)
+            if run is not None:
+                self._leave(run)
+                self._channel.send(run.ending())
+        self._waiting = deque(run for run in self._waiting if run.id not in set(ids))
+
+    def drop(self) -> None:
+        """Forget all requests: the service has them asked elsewhere. Rows stay held for the next ones."""
+        self._preparing.clear()
+        self._waiting.clear()
+        for run in list(self._running.values()):
+            self._leave(run)
+
+    def give_way(self) -> bool:
+        """Training lacks memory: requests that sent nothing begin anew later, others end, and all that they held is free.
+        Whether there was anything."""
+        replicas, had = self._replicas, bool(self._running or self._adapters or self._generator)
+        if replicas is None or not had:
+            return False
+        for run in list(self._running.values()):
+            self._leave(run)
+            if run.unsent:
+                self._waiting.appendleft(run)
+            else:
+                self._channel.send(run.failure(_NO_MEMORY))
+        self._adapters.drop_idle(replicas)
+        self._release_cache()
+        return True
+
+    def make_room(self, jobs_wait: bool) -> None:
+        """Where jobs wait for rows, give up those of adapters that nobody asks at the moment."""
+        if jobs_wait and self._replicas is not None:
+            self._adapters.drop_idle(self._replicas)
+
+    # ---- passes ------------------------------------------------------------------------------------------------------
+
+    def trained(self, seconds: float) -> None:
+        """A training step took so long."""
+        self._share.trained(seconds)
+
+    def advance(self, training: bool) -> None:
+        """Run the passes that are due: while jobs train, as many as the share allows; else one."""
+        if not training:
+            if self:
+                self._pass()
+            return
+        while self and self._share.allows:
+            began = time.monotonic()
+            self._pass()
+            self._share.generated(time.monotonic() - began)
+
+    def _pass(self) -> None:
+        replicas = self._replicas
+        assert replicas is not None
+        self._begin_waiting(replicas)
+        if self._generator is None or not self._running:
+            return
+        began, lacking = time.monotonic(), False
+        try:
+            moved = self._generator.step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            lacking = True
+        if lacking:  # outside the handler, whose traceback would keep the pass's tensors in memory
+            self._out_of_memory()
+        else:
+            self._record(replicas.base, moved, time.monotonic() - began)
+
+    def _record(self, base: BaseCopy, moved: Iterable[Sequence], seconds: float) -> None:
+        read = Counter[RequestRun]()
+        for one in moved:
+            read[self._requesters[one]] += len(one.prompt) if len(one.generated) == 1 else 1
+        for run, tokens in read.items():
+            run.seconds += seconds * tokens / read.total()
+            piece = run.piece(base.token_text, base.end_tokens)
+            if piece is not None:
+                self._channel.send(piece)
+            if run.done:
+                self._leave(run)
+
+    def _begin_waiting(self, replicas: Replicas) -> None:
+        while self._waiting and len(self._running) < self._most:
+            run = self._waiting[0]
+            needed = sum(-(-tokens // PAGE_TOKENS) for tokens in run.most_tokens)
+            if self._running and needed > self._pages:
+                return  # once those that run have ended, it gets a cache of its size
+            self._waiting.popleft()
+            try:
+                self._begin(replicas, run, needed)
+            except NoRows as error:
+                self._channel.send(run.failure(CompletionFailed(code="no_memory", message=str(error)[:2000])))
+
+    def _begin(self, replicas: Replicas, run: RequestRun, pages: int) -> None:
+        """Raises NoRows."""
+        if self._generator is None or pages > self._pages:
+            self._release_cache()
+            if not self._open_cache(replicas, pages):
+                self._channel.send(run.failure(_NO_MEMORY))
+                return
+        assert self._generator is not None
+        key, adapter = run.prepared.adapter_key, run.prepared.adapter
+        slot = self._adapters.use(replicas, key, adapter) if key is not None and adapter is not None else None
+        self._running[run.id] = run
+        for one in run.begin(slot):
+            self._requesters[one] = run
+            self._generator.add(one)
+
+    def _open_cache(self, replicas: Replicas, needed: int) -> bool:
+        """A cache of the usual size or more, else of just what is needed. Whether there is memory for it."""
+        limits = GenerationLimits(MOST_SEQUENCES, PREFILL_TOKENS, replicas.base.max_positions)
+        for pages in dict.fromkeys((max(needed, CACHE_TOKENS // PAGE_TOKENS), needed)):
+            try:
+                self._generator, self._pages = generator_of(replicas.base, pages + 1, limits), pages
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                replicas.base.trainer.release_caches()
+            else:
+                return True
+        return False
+
+    def _release_cache(self) -> None:
+        if self._generator is not None:
+            self._generator.release()
+        self._generator, self._pages = None, 0
+
+    def _leave(self, run: RequestRun) -> None:
+        """Take a request out of the batch, ended or not."""
+        del self._running[run.id]
+        for one in run.sequences:
+            del self._requesters[one]
+            if one.completion is None and self._generator is not None:
+                self._generator.cancel(one)
+        if run.prepared.adapter_key is not None and self._replicas is not None:
+            self._adapters.release(self._replicas, run.prepared.adapter_key)
+        self._used_at = time.monotonic()
+
+    def _out_of_memory(self) -> None:
+        """A pass found no memory: one request alone fails; several go on by half as many at once, those that can begin anew."""
+        assert self._replicas is not None
+        log.warning("no memory for a pass of %d requests", len(self._running))
+        runs = list(self._running.values())
+        self._most = max(1, len(runs) // 2)
+        for run in reversed(runs):
+            self._leave(run)
+            if len(runs) > 1 and run.unsent:
+                self._waiting.appendleft(run)
+            else:
+                self._channel.send(run.failure(_NO_MEMORY))
+        self._release_cache()
+        self._replicas.base.trainer.release_caches()

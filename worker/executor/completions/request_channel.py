@@ -1,0 +1,170 @@
+"""The executor's line to the service for completions: one thread asks for requests, another sends pieces. Generates nothing.
+
+Both speak under the lease of one of the executor's placements, which the training loop names. A service from before completions
+answers 404, and is asked again a minute later.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from contract.messages.completion_messages import (
+    ChoicePiece,
+    CompletionPiece,
+    CompletionPieces,
+    CompletionsGiven,
+    CompletionsWanted,
+    CompletionWork,
+)
+from worker.api_client import LinkError, PlacementLink, Refused, Unreachable
+from worker.executor.placement_lease import Lease
+
+log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 5.0  # of a poll without anything at hand
+_HOLD_SECONDS = 1.5  # of one that also says which requests are at hand
+_RETRY_SECONDS, _ABSENT_SECONDS = 0.5, 60.0
+_GATHER_SECONDS = 0.02  # pieces of one sending
+_MOST_PIECES = 512
+
+
+class RequestChannel:
+    """given, gone, lost are called from the threads: with requests, with ids that nobody waits for, and where the service
+    takes no pieces under the lease any more."""
+
+    def __init__(
+        self,
+        link: PlacementLink,
+        given: Callable[[list[CompletionWork]], None],
+        gone: Callable[[list[str]], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._link, self._given, self._gone, self._lost = link, given, gone, lost
+        self._executor = secrets.token_hex(8)
+        self._changed = threading.Condition()
+        self._lease: Lease | None = None
+        self._room = 0
+        self._held: frozenset[str] = frozenset()
+        self._pieces: deque[CompletionPiece] = deque()
+        self._absent_until = 0.0
+        self._closed = threading.Event()
+        for work in (self._ask, self._send):
+            threading.Thread(target=work, name=f"completions {work.__name__}", daemon=True).start()
+
+    def close(self) -> None:
+        """End both threads; a call in progress ends with the link."""
+        with self._changed:
+            self._closed.set()
+            self._changed.notify_all()
+
+    @property
+    def lease(self) -> Lease | None:
+        return self._lease
+
+    def serve(self, lease: Lease | None, room: int, held: frozenset[str]) -> None:
+        """Speak under this lease from now on (None: not at all), take up to `room` requests, keep those at hand claimed."""
+        if (lease, room, held) == (self._lease, self._room, self._held):
+            return
+        with self._changed:
+            self._lease, self._room, self._held = lease, room, held
+            self._changed.notify_all()
+
+    def send(self, piece: CompletionPiece) -> None:
+        """Queue a piece; returns at once."""
+        with self._changed:
+            self._pieces.append(piece)
+            self._changed.notify_all()
+
+    # ---- asking ------------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        while not self._closed.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed.is_set() or (self._lease and (self._room or self._held)))
+                lease, room, held = self._lease, self._room, self._held
+            if lease is None:
+                continue
+            wait = _HOLD_SECONDS if held else _WAIT_SECONDS
+            wanted = CompletionsWanted(
+                fence=lease.fence, executor=self._executor, room=room, held=sorted(held)[:512], wait=wait
+            )
+            if (left := self._absent_until - time.monotonic()) > 0:
+                self._closed.wait(left)
+                continue
+            try:
+                answer = self._link.completions(lease.placement_id, lease.token, wanted)
+            except LinkError as error:
+                self._failed(lease, error)
+            else:
+                self._answered(answer)
+
+    def _answered(self, answer: CompletionsGiven) -> None:
+        if answer.gone:
+            self._gone(answer.gone)
+        if answer.requests:
+            with self._changed:
+                # claimed from now on: the next poll says so, though the loop has not taken them up yet
+                self._held |= {work.request_id for work in answer.requests}
+                self._room = max(0, self._room - len(answer.requests))
+            self._given(answer.requests)
+
+    def _failed(self, lease: Lease, error: LinkError) -> None:
+        if isinstance(error, Unreachable):
+            self._closed.wait(_RETRY_SECONDS)
+        elif isinstance(error, Refused) and error.status in (401, 409):
+            self._drop(lease)
+        else:
+            log.warning("the service gives no completions: %s", error)
+            self._absent_until = time.monotonic() + _ABSENT_SECONDS
+
+    def _drop(self, lease: Lease) -> None:
+        """The service knows this lease no more: what is at hand is asked again elsewhere."""
+        with self._changed:
+            if self._lease is not lease:
+                return
+            self._lease = None
+            self._pieces.clear()
+        self._lost()
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        while not self._closed.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed.is_set() or (self._pieces and self._lease is not None))
+                self._changed.wait_for(lambda: any(piece.over for piece in self._pieces), timeout=_GATHER_SECONDS)
+                lease, waiting = self._lease, list(self._pieces)[:_MOST_PIECES]
+            if lease is None or not waiting:
+                continue
+            sent = CompletionPieces(fence=lease.fence, executor=self._executor, pieces=list(merged(waiting)))
+            try:
+                taken = self._link.pieces(lease.placement_id, lease.token, sent)
+            except LinkError as error:
+                self._failed(lease, error)
+                continue
+            with self._changed:
+                for _ in range(min(len(waiting), len(self._pieces))):
+                    self._pieces.popleft()
+            if taken.gone:
+                self._gone(taken.gone)
+
+
+def merged(pieces: list[CompletionPiece]) -> Iterator[CompletionPiece]:
+    """Pieces of one request as one, which has the number of the last."""
+    by_request: dict[str, list[CompletionPiece]] = {}
+    for piece in pieces:
+        by_request.setdefault(piece.request_id, []).append(piece)
+    for own in by_request.values():
+        choices: dict[int, ChoicePiece] = {}
+        for choice in (choice for piece in own for choice in piece.choices):
+            before = choices.get(choice.index, ChoicePiece(index=choice.index))
+            choices[choice.index] = ChoicePiece(
+                index=choice.index,
+                text=before.text + choice.text,
+                logprobs=before.logprobs + choice.logprobs,
+                finish_reason=choice.finish_reason or before.finish_reason,
+            )
+        yield own[-1].model_copy(update={"choices": [choices[index] for index in sorted(choices)]})
