@@ -16,6 +16,7 @@ from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
 from service.fleet.models import BaseModelFile
+from service.metrics.ended_totals import fold
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task, reads_file
 from service.usage.usage_ledger import drift, month_at
@@ -35,6 +36,7 @@ def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
     with db.begin() as session:
         expired = update(File).where(File.deleted_at.is_(None), File.expires_at <= clock(session))
         session.execute(expired.values(deleted_at=File.expires_at))
+    fold(db)  # before placements are deleted, which stay counted
     forgotten = {table: rows for table, rows in forget(db, keep).items() if rows}
     if forgotten:
         log.info("removed rows that were kept long enough: %s", forgotten)
@@ -66,15 +68,18 @@ def _compare_counters(db: Database) -> None:
 
 
 def _unreferenced(session: Session, found: set[str]) -> set[str]:
-    """Those of `found` that no file, checkpoint, adapter or base refers to. A deleted file counts while a task needs it."""
+    """Those of `found` that no file, checkpoint, adapter or base refers to."""
+    return found.difference(references(session))
+
+
+def references(session: Session) -> Iterator[str]:
+    """Every object that a row needs, some of them more than once. A deleted file counts while a task needs it."""
     needed = select(Task.id).where(Task.status.not_in(list(TASK_TERMINAL)), reads_file(File.id))
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
-    adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
-    left = set(found)
     bases = select(BaseModelFile.sha256)
     for one in (files, checkpoints, bases):
-        left.difference_update(session.scalars(one.execution_options(yield_per=_ROWS)))
+        yield from session.scalars(one.execution_options(yield_per=_ROWS))
+    adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
     for manifest in session.scalars(adapters.execution_options(yield_per=_ROWS)):
-        left.difference_update(file["sha256"] for file in manifest)
-    return left
+        yield from (file["sha256"] for file in manifest)

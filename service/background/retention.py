@@ -13,9 +13,11 @@ from sqlalchemy.orm import InstrumentedAttribute
 from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.audit.models import AuditEntry
+from service.completions.models import CompletionRequest
 from service.database.engine import Base, Database, clock, id_at
 from service.files.models import File, FileImport
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
+from service.metrics.models import EndedTotalsThrough
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
@@ -23,6 +25,7 @@ from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent,
 from service.webhooks.models import Delivery
 
 BATCH = 1000  # rows of a transaction
+COMPLETIONS_KEPT = timedelta(hours=1)  # longer than any lasts; limits count those of the last minutes
 _TASKS = 50  # deleted tasks per batch
 
 
@@ -67,6 +70,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
         "placements": _forget_placements(db, now - keep.placements),
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
+        "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),
         "point_chunks": _forget_hidden(db, now - keep.deleted),
     }
     removed["tasks"] = _empty_deleted_tasks(db, now - keep.deleted)
@@ -118,7 +122,11 @@ _FORGET_PLACEMENTS = text(
 
 
 def _forget_placements(db: Database, before: datetime) -> int:
-    """Delete old placements of ended tasks, adding their totals to swept_placements. task_usage holds what is billed."""
+    """Delete old placements of ended tasks, adding their totals to swept_placements; none that `ended_totals` has yet to count.
+    task_usage holds what is billed."""
+    with db.begin() as session:
+        counted = session.scalar(select(EndedTotalsThrough.moment))
+    before = before if counted is None else min(before, counted)
     values, removed = {"before": before, "ended": sorted(TASK_TERMINAL), "batch": BATCH}, 0
     while True:
         with db.begin() as session:

@@ -4,6 +4,7 @@ Each object is verified by its sha256 on the way. One that is there already is l
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from service.database.engine import Database
@@ -44,8 +45,9 @@ def run(settings: Settings) -> None:
     say("run it again with the service stopped, for what was stored meanwhile; then set MOTET_STORAGE_URL to the new storage")
 
 
-def copy_all(source: Storage, target: Storage) -> Moved:
-    """Copy what the target lacks. Objects that are removed meanwhile are passed over."""
+def copy_all(source: Storage, target: Storage, note: Callable[[str, int], None] | None = None) -> Moved:
+    """Copy what the target lacks; `note` hears sha256 and bytes of each object that it has then. Objects that are removed
+    meanwhile are passed over."""
     moved, seen = Moved(), 0
     for stored in source.keys():  # noqa: SIM118  (not a mapping)
         seen += 1
@@ -54,6 +56,8 @@ def copy_all(source: Storage, target: Storage) -> Moved:
         try:
             if target.size(stored.sha256) == stored.bytes:
                 moved.there += 1
+                if note is not None:
+                    note(stored.sha256, stored.bytes)
                 continue
         except ObjectMissing:
             pass
@@ -68,4 +72,6 @@ def copy_all(source: Storage, target: Storage) -> Moved:
             continue
         moved.copied += 1
         moved.bytes += stored.bytes
+        if note is not None:
+            note(stored.sha256, stored.bytes)
     return moved

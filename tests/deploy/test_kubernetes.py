@@ -1,4 +1,4 @@
-"""The Helm chart: its plain form, Kubernetes' own schemas, and its variables, ports and commands against the code."""
+"""The Helm chart: its objects by Kubernetes' own schemas, and by what the code reads, listens on and runs."""
 
 import re
 import subprocess
@@ -13,13 +13,16 @@ import yaml
 
 from contract.compatibility.version import VERSION
 from deploy.kubernetes.chart import CHART, render_chart
-from deploy.kubernetes.go_template import TemplateError, Templates
 from service.__main__ import _COMMANDS
 from service.settings import Settings
 from worker.settings import Settings as WorkerSettings
 
 PLAIN = CHART.parent / "motet.yaml"
+
+
 KUBERNETES = "1.33"
+
+
 EVERYTHING: Mapping[str, Any] = {
     "api": {
         "autoscaling": {"enabled": True},
@@ -36,6 +39,8 @@ EVERYTHING: Mapping[str, Any] = {
     },
     "env": {"MOTET_RETENTION_DAYS": "14"},
 }
+
+
 OWN_SERVERS: Mapping[str, Any] = {
     "postgres": {"bundled": False, "host": "db.internal", "sslmode": "require"},
     "valkey": {"bundled": False, "host": "cache.internal", "tls": True},
@@ -43,6 +48,8 @@ OWN_SERVERS: Mapping[str, Any] = {
     "networkPolicies": {"enabled": False},
     "workers": {"gpus": 0},
 }
+
+
 A_BUCKET: Mapping[str, Any] = {
     "storage": {
         "url": "s3://models/motet",
@@ -56,14 +63,31 @@ A_BUCKET: Mapping[str, Any] = {
         "size": "1Gi",
     }
 }
+
+
 A_HUB: Mapping[str, Any] = {
     "models": {"existingClaim": None},
     "hub": {"endpoint": "https://hub.internal", "tokenSecret": "hub"},
 }
+
+
+BACKUPS: Mapping[str, Any] = {"backup": {"url": "file:///backups", "existingClaim": "backups", "kept": 7}}
+
+
+SIGN_IN: Mapping[str, Any] = {
+    "oidc": {
+        "issuer": "https://id.example.com",
+        "clientSecret": "oidc",
+        "name": "Example ID",
+        "publicUrl": "https://motet.example.com",
+    }
+}
+
+
 CASES = pytest.mark.parametrize(
     "values",
-    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB],
-    ids=["default", "everything", "own servers", "a bucket", "a hub"],
+    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN],
+    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in"],
 )
 
 
@@ -79,8 +103,8 @@ def find(kind: str, name: str, values: Mapping[str, Any] | None = None) -> dict[
 def containers(values: Mapping[str, Any] | None = None) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Each container with its workload's name and its pod's spec."""
     for it in objects(values):
-        if it["kind"] in ("Deployment", "StatefulSet", "Job"):
-            pod = it["spec"]["template"]["spec"]
+        if it["kind"] in ("Deployment", "StatefulSet", "Job", "CronJob"):
+            pod = it["spec"].get("jobTemplate", it)["spec"]["template"]["spec"]
             for container in pod["containers"]:
                 yield it["metadata"]["name"], container, pod
 
@@ -163,7 +187,8 @@ def test_commands_ports_and_probes_exist(values: Mapping[str, Any]) -> None:
     started = set()
     for _, container, _ in containers(values):
         started |= set(re.findall(r"-m service (\w+)|-m worker", " ".join(container.get("command", []))))
-    assert started == {"api", "queue", "reconcile", "migrate", "bootstrap", ""}
+    backups = {"backup"} if values is BACKUPS else set()
+    assert started == {"api", "queue", "reconcile", "migrate", "bootstrap", ""} | backups
     assert started - {""} <= _COMMANDS.keys()
     ports = {
         port["name"]: port["containerPort"] for _, container, _ in containers(values) for port in container.get("ports", [])
@@ -198,6 +223,13 @@ def test_with_a_hub_no_folder_of_bases_is_mounted_and_its_token_reaches_api_and_
         assert "models" not in {volume["name"] for volume in pod["volumes"]}, name
         if name in tokens:
             assert env_of(container)["HF_ENDPOINT"] == "https://hub.internal"
+
+
+def test_who_signs_people_in_is_told_to_the_service_alone() -> None:
+    assert "OIDC" not in render_chart("motet", [{}])
+    told = {name for name, container, _ in containers(SIGN_IN) if "MOTET_OIDC_ISSUER" in env_of(container)}
+    assert {"motet-api", "motet-queue", "motet-reconcile"} <= told
+    assert "OIDC" not in str(find("StatefulSet", "motet-worker", SIGN_IN))
 
 
 def test_selectors_find_their_pods() -> None:
@@ -255,49 +287,26 @@ def test_wrong_values_are_refused_in_words(name: str, values: Mapping[str, Any],
         render_chart(name, [values])
 
 
-@pytest.mark.parametrize(
-    ("source", "made"),
-    [
-        ("a {{- if .yes }}\n  b\n{{- end }}\nc", "a\n  b\nc"),
-        ("{{ if .no }}b{{ else }}c{{ end }}", "c"),
-        ("{{ with .no }}{{ . }}{{ else }}none{{ end }}", "none"),
-        ("{{ range $i := until 3 }}{{ if $i }},{{ end }}{{ $.yes }}{{ $i }}{{ end }}", "true0,true1,true2"),
-        ("{{ range $k, $v := .map }}{{ $k }}={{ $v | quote }} {{ end }}", 'a="1" b="x\\"y" '),
-        ('{{ .no | default (printf "%s-z" .text) }}', "t-z"),
-        ("x:{{ toYaml .map | nindent 2 }}", 'x:\n  a: 1\n  b: x"y'),
-        ('{{ define "d" }}<{{ . }}>{{ end }}{{ include "d" .text }}', "<t>"),
-    ],
-)
-def test_templates_mean_what_gos_mean(source: str, made: str) -> None:
-    assert rendered(source, {"yes": True, "no": None, "text": "t", "map": {"b": 'x"y', "a": 1}}) == made
-
-
-def rendered(source: str, dot: Mapping[str, Any]) -> str:
-    templates = Templates()
-    templates.parse("it", source)
-    return templates.render("it", dot)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{{ if .yes }}", "no `end`"),
-        ("{{ end }}", "without its beginning"),
-        ("{{ .nothing }}", "no value .nothing"),
-        ("{{ upper .yes }}", "not of the subset"),
-        ("{{ if .yes }}{{ else if .no }}{{ end }}", "`else if`"),
-        ("{{ (.yes }}", "parenthesis"),
-        ("{{ .yes | .yes }}", "only a function"),
-    ],
-)
-def test_what_the_subset_lacks_is_refused(source: str, message: str) -> None:
-    with pytest.raises(TemplateError, match=re.escape(message)):
-        rendered(source, {"yes": True})
-
-
 def test_a_values_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("- 3\n")
     asked = [sys.executable, "-m", "deploy.kubernetes", "--values", str(tmp_path / "values.yaml")]
     ended = subprocess.run(asked, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "must hold a mapping" in ended.stderr
+
+
+def test_backups_are_taken_one_at_a_time_by_the_database_owner() -> None:
+    assert not [it for it in objects() if it["kind"] == "CronJob"], "none unless a place for them is named"
+    job = find("CronJob", "motet-backup", BACKUPS)["spec"]
+    assert (job["schedule"], job["concurrencyPolicy"]) == ("17 2 * * *", "Forbid")
+    pod = job["jobTemplate"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    given = env_of(container)
+    assert container["command"] == ["python", "-m", "service", "backup"]
+    assert (given["MOTET_BACKUP_URL"], given["MOTET_BACKUPS_KEPT"]) == ("file:///backups", "7")
+    assert given["MOTET_OWNER_DATABASE_URL"].startswith("postgresql+psycopg://motet:$(POSTGRES_PASSWORD)@")
+    assert {"/backups", "/var/lib/motet"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    own = {"app.kubernetes.io/component": "backup"}.items()
+    assert own <= pod["metadata"]["labels"].items()
+    (rule,) = find("NetworkPolicy", "motet-postgres", BACKUPS)["spec"]["ingress"][0]["from"]
+    assert "backup" in rule["podSelector"]["matchExpressions"][0]["values"]

@@ -101,6 +101,20 @@ redis
 {{- else }}
 - {name: MOTET_STORAGE_DIR, value: /var/lib/motet/storage}
 {{- end }}
+{{- with .Values.oidc.issuer }}
+- {name: MOTET_OIDC_ISSUER, value: {{ . | quote }}}
+- {name: MOTET_OIDC_CLIENT_ID, value: {{ $.Values.oidc.clientId | quote }}}
+{{- with $.Values.oidc.clientSecret }}
+- name: MOTET_OIDC_CLIENT_SECRET
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_OIDC_CLIENT_SECRET}}
+{{- end }}
+{{- with $.Values.oidc.name }}
+- {name: MOTET_OIDC_NAME, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- with .Values.oidc.publicUrl }}
+- {name: MOTET_PUBLIC_URL, value: {{ . | quote }}}
+{{- end }}
 - {name: MOTET_STATE_DIR, value: /var/lib/motet/state}
 - {name: MOTET_HOST, value: 0.0.0.0}
 - {name: MOTET_PORT, value: "8321"}
