@@ -23,7 +23,7 @@ COPY kernels kernels
 COPY client client
 COPY deploy deploy
 COPY migrations migrations
-RUN /opt/motet/bin/pip install --constraint constraints.txt ".[service]"
+RUN /opt/motet/bin/pip install --constraint constraints.txt ".[service,backup]"
 
 FROM source AS build-worker
 # its own layer: it is large, and changes only with its pin

@@ -21,6 +21,7 @@ from service.http.problems import Forbidden, Unauthorized
 from service.tenants.api_keys import Principal, Scope
 from service.tenants.auth_throttle import address_of
 from service.tenants.browser_sessions import is_session
+from service.tenants.member_roles import Role
 
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -32,7 +33,8 @@ _FIXES = {
     "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
     "revoked": "The API key was revoked; ask an admin for a new one.",
     "expired": "The API key has expired; ask an admin for a new one.",
-    "session_over": "The session has ended; sign in again with an API key.",
+    "session_over": "The session has ended; sign in again.",
+    "membership_over": "Whoever this key belongs to is no member of the tenant any more; ask an owner of the tenant.",
 }
 SESSION_COOKIE = "motet_session"
 CSRF_HEADER = "x-csrf-token"
@@ -48,6 +50,10 @@ class KeyRefused(Unauthorized):
 
 class ScopeMissing(Forbidden):
     code = "scope_missing"
+
+
+class RoleMissing(Forbidden):
+    code = "role_missing"
 
 
 class CsrfRefused(Forbidden):
@@ -120,9 +126,32 @@ def _needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
     return allowed
 
 
+def require_owner(principal: Principal) -> Principal:
+    """The principal. Raises RoleMissing unless it is a member with the role owner."""
+    if principal.role is not Role.OWNER:
+        held = "a key of the tenant itself" if principal.role is None else f"the role {principal.role}"
+        raise RoleMissing(f"This needs a member with the role owner; the caller has {held}.", needs=Role.OWNER.value)
+    return principal
+
+
+def _owner_who_needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
+    async def allowed(principal: _Caller) -> Principal:
+        return require_owner(require_scope(scope, principal))
+
+    return allowed
+
+
+async def _member_or_writer(caller: _Caller) -> Principal:
+    return require_scope(Scope.WRITE if caller.user_id is None else Scope.READ, caller)
+
+
 Reader = Annotated[Principal, Depends(_needs(Scope.READ))]
 Writer = Annotated[Principal, Depends(_needs(Scope.WRITE))]
+# for what members do in their own right, whatever their role; of other keys, those that may write
+MemberOrWriter = Annotated[Principal, Depends(_member_or_writer)]
 Admin = Annotated[Principal, Depends(_needs(Scope.ADMIN))]
+ReadingOwner = Annotated[Principal, Depends(_owner_who_needs(Scope.READ))]
+Owner = Annotated[Principal, Depends(_owner_who_needs(Scope.WRITE))]
 
 
 def note_of(request: Request, principal: Principal, reading: bool = False) -> Note:
@@ -151,6 +180,10 @@ async def _read_db(request: Request) -> Database:
     return state_of(request).db.for_tenant(caller.tenant_id, note_of(request, caller, reading=True))
 
 
+async def _system_db(request: Request) -> Database:
+    return state_of(request).system.for_tenant(None, _note(request, await _caller(request)))
+
+
 async def _admin_db(request: Request, admin: Admin) -> Database:
     return state_of(request).system.for_tenant(None, _note(request, admin))
 
@@ -176,4 +209,6 @@ class WriterFirst(APIRoute):
 # The audit log records writes through any of these, and reads through NotedDb too.
 Db = Annotated[Database, Depends(_db)]  # the caller's rows only
 NotedDb = Annotated[Database, Depends(_read_db)]
+# every tenant's rows, for keys and members, which the app role may not read: limit each query by `scoped`
+KeysDb = Annotated[Database, Depends(_system_db)]
 AdminDb = Annotated[Database, Depends(_admin_db)]  # every tenant's rows; needs the scope admin

@@ -1,72 +1,39 @@
 """Settings: environment variables that start with MOTET_. Knows no other source and no default secrets."""
 
-import ipaddress
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.messages.node_messages import NodeName
 from service.database.timeouts import Timeouts
-
-MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
-MIB = 2**20
-_DIFFERENT = 10  # distinct characters; a random secret of that length has more
+from service.setting_types import (
+    DIFFERENT,
+    MIB,
+    DatabaseUrl,
+    Days,
+    HttpUrlText,
+    Issuer,
+    Limit,
+    Network,
+    Networks,
+    Port,
+    Seconds,
+    Secret,
+    StorageUrl,
+    Wait,
+    is_loopback,
+    listed,
+    networks_or_none,
+)
 
 
 class SettingsError(RuntimeError):
     """A variable is missing or wrong. The message is written for the operator."""
-
-
-def _long_enough(secret: SecretStr) -> SecretStr:
-    if len(secret.get_secret_value()) < MIN_SECRET:
-        raise ValueError(
-            f"needs at least {MIN_SECRET} characters, has {len(secret)}; "
-            "make one with: python -c 'import secrets; print(secrets.token_hex(32))'"
-        )
-    return secret
-
-
-def _psycopg(url: str) -> str:
-    if not url.startswith("postgresql+psycopg://"):
-        raise ValueError("must start with postgresql+psycopg://")
-    return url
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server on this address is reachable only from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _listed(value: object) -> object:
-    """Split a variable's text at commas."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _networks_or_none(value: object) -> object:
-    """Split a variable's text at commas; `none` means no networks, an empty text means not set (None)."""
-    if not isinstance(value, str):
-        return value
-    return () if value.strip().lower() == "none" else _listed(value) or None
-
-
-DatabaseUrl = Annotated[str, AfterValidator(_psycopg)]
-Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
-Seconds = Annotated[float, Field(gt=0)]
-Wait = Annotated[float, Field(ge=0.1, le=86_400)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Limit = Annotated[int, Field(ge=1)]
-Days = Annotated[float, Field(ge=0, le=36_500)]
-StorageUrl = Annotated[str, Field(pattern=r"^(file:///|(s3|gs|az)://[^/]).*")]
-HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def _state_home() -> Path:
@@ -84,9 +51,9 @@ class Settings(BaseSettings):
     owner_database_url: DatabaseUrl | None = None  # only `migrate` uses it
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
     secret_key: Secret  # signs placement tokens and upload grants, encrypts secrets that must be read back
-    secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_listed)] = ()  # they only decrypt
+    secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(listed)] = ()  # they only decrypt
     join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it once
-    join_nodes: Annotated[tuple[NodeName, ...], NoDecode, BeforeValidator(_listed)] = ()
+    join_nodes: Annotated[tuple[NodeName, ...], NoDecode, BeforeValidator(listed)] = ()
     metrics_token: Secret | None = None  # Prometheus's bearer token for /metrics, instead of an admin key
     storage_dir: Path | None  # of the objects, shared by all service processes; needed unless storage_url is set
     storage_url: StorageUrl | None = None  # file:///…, s3://bucket/prefix, gs://…, az://…
@@ -102,6 +69,10 @@ class Settings(BaseSettings):
     storage_url_seconds: Annotated[float, Field(ge=1, le=604_800)] = 300  # life of a presigned download
     # who sends local files: the proxy before the API, told by `x-accel-redirect:/prefix` (nginx) or `x-sendfile`
     download_offload: Annotated[str, Field(pattern=r"^(x-accel-redirect:/\S+|x-sendfile)$")] | None = None
+    backup_url: StorageUrl | None = None  # where `backup` keeps copies, and what `restore` reads
+    backup_name: Annotated[str, Field(pattern=r"^[0-9TZ-]{16,32}$")] | None = None  # that `restore` takes; left out, the newest
+    backups_kept: Limit = 14  # of which older ones are removed
+    pg_programs: Path | None = None  # the folder of pg_dump and pg_restore; left out, the wheel or PATH has them
     state_dir: Path = Field(default_factory=_state_home)
     host: str = "127.0.0.1"
     port: Port = 8321
@@ -109,7 +80,7 @@ class Settings(BaseSettings):
     api_processes: Annotated[int, Field(ge=1, le=16)] = 1
 
     # proxies whose X-Forwarded-For is trusted; `none`: callers connect directly
-    trusted_proxies: Annotated[tuple[Network, ...] | None, NoDecode, BeforeValidator(_networks_or_none)] = None
+    trusted_proxies: Annotated[tuple[Network, ...] | None, NoDecode, BeforeValidator(networks_or_none)] = None
 
     statement_timeout_seconds: Wait = 15  # of a request; a longer statement answers 503
     lock_timeout_seconds: Wait = 10
@@ -117,6 +88,15 @@ class Settings(BaseSettings):
     work_statement_timeout_seconds: Wait = 300  # of the queue worker and the reconciler, which also plan and delete
     migration_statement_timeout_seconds: Wait = 3600
     migration_lock_timeout_seconds: Wait = 3  # a waiting migration blocks every later query on the table
+
+    public_url: HttpUrlText | None = None  # where users open the dashboard; left out, as each request names it
+    # sign-in by OpenID Connect; without an issuer, by keys alone
+    oidc_issuer: Issuer | None = None
+    oidc_client_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    oidc_client_secret: SecretStr | None = None  # left out: a public client
+    oidc_name: Annotated[str, Field(min_length=1, max_length=64)] | None = None  # "Sign in with ...": else the issuer's host
+    personal_key_days: Annotated[float, Field(gt=0, le=3650)] = 90  # of a member's key, at most
+    sign_in_key_days: Annotated[float, Field(gt=0, le=3650)] = 30  # of the key that `motet login --sso` gets
 
     session_hours: Annotated[float, Field(gt=0, le=24 * 30)] = 12  # of a signed-in browser; its key may end it before
     gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # that estimates and usage show
@@ -134,6 +114,11 @@ class Settings(BaseSettings):
 
     requests_per_minute: Limit = 30_000  # per key that has no limit of its own
     estimates_per_minute: Limit = 120  # per tenant: an estimate plans the whole fleet once
+    completion_requests_at_once: Limit = 16  # of a tenant
+    completion_tokens_per_minute: Limit = 100_000  # of a tenant: prompts, and what is generated or may be
+    completion_max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 2048  # of one choice
+    completion_wait_seconds: Wait = 60  # until an executor takes a request
+    completion_seconds: Wait = 600  # of a request from its arrival to its end
     failed_authentications_per_minute: Limit = 60  # per address; beyond it, unknown credentials are not looked up
     retention_days: Days = 30  # how long a deleted task's curves, events and adapters stay
     plan_history_days: Days = 90  # each task's planned times
@@ -143,15 +128,15 @@ class Settings(BaseSettings):
     placement_days: Days = 90  # placements of ended tasks; their usage stays
     audit_days: Days = 365
 
-    webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # allowed though not public
+    webhook_networks: Networks = ()  # allowed though not public
 
     # the hub of base models; huggingface_hub's own variables, which nodes read too
     hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")
     hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
     hf_hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")  # no call to the hub
-    hub_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # that the hub may redirect to
+    hub_networks: Networks = ()  # that the hub may redirect to
 
-    import_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # of https:// sources, as above
+    import_networks: Networks = ()  # of https:// sources, as above
     import_seconds: Annotated[float, Field(ge=1, le=86_400)] = 3600  # of one attempt to import a file
 
     max_file_bytes: Limit = 1024 * MIB
@@ -190,6 +175,18 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _sign_in_is_whole(self) -> Self:
+        if self.oidc_issuer is None:
+            if self.oidc_client_id is not None or self.oidc_client_secret is not None:
+                raise ValueError("MOTET_OIDC_CLIENT_ID and MOTET_OIDC_CLIENT_SECRET need MOTET_OIDC_ISSUER")
+            return self
+        if self.oidc_client_id is None:
+            raise ValueError("MOTET_OIDC_ISSUER needs MOTET_OIDC_CLIENT_ID, as the provider registered this service")
+        if self.public_url is None:
+            raise ValueError("MOTET_OIDC_ISSUER needs MOTET_PUBLIC_URL: the provider redirects to its /oidc/callback")
+        return self
+
+    @model_validator(mode="after")
     def _leases_outlast_heartbeats(self) -> Self:
         if self.lease_seconds < 2 * self.heartbeat_seconds:
             raise ValueError(
@@ -212,7 +209,7 @@ class Settings(BaseSettings):
         if not self.redis_url.startswith("unix://") and not urlsplit(self.redis_url).password:
             wrong.append("MOTET_REDIS_URL needs a password")
         for name, secret in (("MOTET_SECRET_KEY", self.secret_key), ("MOTET_JOIN_TOKEN", self.join_token)):
-            if secret is not None and len(set(secret.get_secret_value())) < _DIFFERENT:
+            if secret is not None and len(set(secret.get_secret_value())) < DIFFERENT:
                 wrong.append(f"{name} looks made up; make one with: python -c 'import secrets; print(secrets.token_hex(32))'")
         if wrong:
             raise ValueError(f"MOTET_HOST is {self.host}, which others can reach: {'; '.join(wrong)}")
@@ -256,7 +253,8 @@ class Settings(BaseSettings):
     @property
     def secrets(self) -> list[str]:
         """Every secret value in the settings, for log redaction."""
-        kept = [self.secret_key, self.join_token, self.metrics_token, self.hf_token, *self.secret_keys_before]
+        kept = [self.secret_key, self.join_token, self.metrics_token, self.hf_token, self.oidc_client_secret]
+        kept += self.secret_keys_before
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url]
         passwords = [urlsplit(url).password for url in urls]
         return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one]

@@ -15,6 +15,7 @@ from motet.commands import account, cluster, exit_codes, local, stored, submitti
 from motet.commands.admin import admin
 from motet.commands.exit_codes import ExitCode
 from motet.commands.files import files
+from motet.commands.members import accounts, members, whoami
 from motet.commands.models import models
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own, whatever package it lives in
@@ -26,7 +27,7 @@ _GROUPS = {
     ),
     "Stored": (stored.adapters,),
     "Fleet": (cluster.cluster, cluster.schedule, cluster.nodes),
-    "Account": (account.login, account.logout, account.use, account.services, account.dashboard, account.usage),
+    "Account": (account.login, account.logout, account.use, account.services, account.dashboard, whoami, account.usage),
     "This machine": (local.up, local.demo, local.doctor),
 }
 
@@ -67,6 +68,8 @@ for _group, _commands in _GROUPS.items():
 app.add_typer(files, name="files", rich_help_panel="Stored")
 app.add_typer(models, name="models", rich_help_panel="Fleet")
 app.add_typer(account.keys, name="keys", rich_help_panel="Account")
+app.add_typer(members, name="members", rich_help_panel="Account")
+app.add_typer(accounts, name="service-accounts", rich_help_panel="Account")
 app.add_typer(admin, name="admin", rich_help_panel="Account")
 
 

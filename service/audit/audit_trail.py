@@ -19,13 +19,13 @@ from service.tenants.api_keys import Principal
 
 _MOST = 20  # targets per entry
 _LONGEST = 255  # characters of a target
-_MEMBERS = ("id", "tenant_id", "key_id", "action", "targets", "request_id")
+_MEMBERS = ("id", "tenant_id", "key_id", "action", "targets", "request_id", "user_id", "actor")
 _NOTE = "note"  # key of the session's Note in session.info
 _ADD = PreparedStatement(
     text(
         f"""INSERT INTO audit_entries ({", ".join(_MEMBERS)}) SELECT {", ".join(_MEMBERS)}
         FROM jsonb_to_recordset(CAST(:entries AS jsonb)) AS entry(id varchar, tenant_id varchar, key_id varchar, action varchar,
-            targets varchar[], request_id varchar)"""
+            targets varchar[], request_id varchar, user_id varchar, actor varchar)"""
     )
 )
 
@@ -76,6 +76,8 @@ class Note:
             "action": self.action,
             "targets": targets,
             "request_id": self.request_id,
+            "user_id": self.principal.user_id,
+            "actor": self.principal.holder.label if self.principal.holder else None,
         }
 
     def _flushed(self, session: Session, context: UOWTransaction) -> None:

@@ -16,6 +16,8 @@ class AuditEntry(Base):
     action: Mapped[str] = mapped_column(String(64))  # the operation's id in openapi.yaml
     targets: Mapped[list[str]] = mapped_column(ARRAY(String(255)))  # ids in the path, then those of created rows
     request_id: Mapped[str] = mapped_column(String(64))
+    user_id: Mapped[str | None] = mapped_column(String(40))  # of a member's key or session
+    actor: Mapped[str | None] = mapped_column(String(600))  # how the member or service account was called then
     created_at: Mapped[Now]
 
     __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # the writer never reads it back

@@ -25,6 +25,8 @@ class AuditResource(BaseModel):
     id: str
     tenant_id: str
     key_id: str
+    user_id: str | None = Field(description="The member whose key or session it was")
+    actor: str | None = Field(description="The member's address, or the service account's name, as it was then")
     action: str = Field(description="The operation's id in this document")
     targets: list[str] = Field(description="What the path named, then what was made")
     request_id: str = Field(description="As in the answer's x-request-id, and in the logs")

@@ -88,6 +88,7 @@ _SLOW_SECONDS = 1.0  # a connect that fails faster than this does not start that
 POOL_SIZE = 20  # connections per role, shared by all API processes
 _LEAST = 5  # per process
 _AFTER_COMMIT = "after_commit"
+CHANNEL = "motet_tasks"  # of notices, which every API process listens to; a payload is task ids, separated by spaces
 NAME_TENANT = PreparedStatement(text("SELECT set_config('motet.tenant', :tenant, true)"))  # SET LOCAL takes no parameters
 
 

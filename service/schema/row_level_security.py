@@ -19,8 +19,9 @@ _SHARED: Mapping[str, str] = {
 _NARROWER: Mapping[str, str | None] = {
     "tenants": "SELECT",
     **dict.fromkeys(("api_keys", "browser_sessions", "sign_in_links"), None),
+    **dict.fromkeys(("memberships", "invitations", "service_accounts"), None),
     "audit_entries": "SELECT, INSERT",
-    **dict.fromkeys(("queue_status", "task_usage", "tenant_usage"), "SELECT"),
+    **dict.fromkeys(("queue_status", "task_usage", "tenant_usage", "completion_usage"), "SELECT"),
 }
 _EVERYTHING = "SELECT, INSERT, UPDATE, DELETE"
 _MARK = "alembic_version"  # its comment holds a hash of the applied statements

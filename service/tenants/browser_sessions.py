@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import clock
 from service.database.prepared_statements import PreparedStatement
-from service.tenants.api_keys import CHECKED, HASHES, KeyCheck, Principal, hash_of, key_check
+from service.tenants.api_keys import CHECKED, HASHES, WITH_HOLDERS, KeyCheck, Principal, check_key_of_id, hash_of, key_check
 from service.tenants.models import ApiKey, BrowserSession, SignInLink
 
 _SESSION, _LINK = "ms_", "ml_"
@@ -21,7 +21,7 @@ OVER = KeyCheck(None, "session_over")
 _ENDS = func.least(BrowserSession.expires_at, ApiKey.expires_at)
 CHECK_SESSIONS = PreparedStatement(
     select(BrowserSession.hash, *CHECKED, func.extract("epoch", _ENDS - func.clock_timestamp()).label("session_left"))
-    .join_from(BrowserSession, ApiKey, BrowserSession.key_id == ApiKey.id)
+    .select_from(WITH_HOLDERS.join(BrowserSession.__table__, BrowserSession.key_id == ApiKey.id))
     .where(BrowserSession.hash == HASHES)
 )
 
@@ -72,5 +72,4 @@ def use_link(session: Session, secret: str) -> Principal | None:
     key_id = session.scalar(used.returning(SignInLink.key_id))
     if key_id is None:
         return None
-    found = session.execute(select(*CHECKED).where(ApiKey.id == key_id)).one()
-    return key_check(found, found.key_left).principal
+    return check_key_of_id(session, key_id).principal

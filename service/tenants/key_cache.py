@@ -2,7 +2,8 @@
 Knows no HTTP.
 
 All credentials that are due share one query: those asked for while the one before was in flight, and, ahead of their expiry,
-those that were used since their last check. A process refuses a revoked key at the latest when its cache entry expires.
+those that were used since their last check. A revocation is announced to all processes; one that misses the notice refuses the
+key at the latest when its cache entry expires.
 """
 
 import time
@@ -12,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from service.database.async_reader import AsyncReader
-from service.tenants.api_keys import CHECK_KEYS, UNKNOWN, KeyCheck, Principal, hash_of, key_check
+from service.tenants.api_keys import CHECK_KEYS, RIGHTS_CHANGED, UNKNOWN, KeyCheck, Principal, hash_of, key_check
 from service.tenants.auth_throttle import AuthThrottle
 from service.tenants.browser_sessions import CHECK_SESSIONS, OVER, is_session, session_check
 from service.tenants.request_coalescer import RequestCoalescer
@@ -99,6 +100,11 @@ class KeyCache:
     def forget(self) -> None:
         """Clear the cache after a revocation. Any thread may call it."""
         self._verified = {}
+
+    def heard(self, notices: Iterable[str]) -> None:
+        """Clear the cache if any process of the service took rights away."""
+        if RIGHTS_CHANGED in notices:
+            self.forget()
 
 
 def _key_check(row: Any) -> KeyCheck:

@@ -1,6 +1,6 @@
-"""Tables of tenants with their quotas, API keys, browser sessions and sign-in links. Of a secret only its SHA-256 is stored."""
+"""Tables of tenants, users and memberships, API keys, browser sessions, links. Of a secret only its SHA-256 is stored."""
 
-from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -24,6 +24,74 @@ class Tenant(Base):
     month_tokens_quota: Mapped[int | None] = mapped_column(BigInteger)
 
 
+class User(Base):
+    """A person as the identity provider knows them. They belong to tenants by memberships."""
+
+    __tablename__ = "users"
+
+    id: Mapped[Id]
+    issuer: Mapped[str] = mapped_column(String(512))
+    subject: Mapped[str] = mapped_column(String(255))
+    email: Mapped[str | None] = mapped_column(String(320))  # only where the provider says that it is verified
+    name: Mapped[str | None] = mapped_column(String(255))
+    label: Mapped[str] = mapped_column(String(600))  # how the audit log names them: the address, else name and subject
+    created_at: Mapped[Now]
+    signed_in_at: Mapped[Now]
+
+    __table_args__ = (UniqueConstraint("issuer", "subject"),)
+
+
+class Membership(Base):
+    """What a user may do in a tenant. Its row is deleted when it ends, and with it all rights of the user's keys there."""
+
+    __tablename__ = "memberships"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), index=True)
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[Now]
+    signed_in_at: Mapped[Now]  # into this tenant: the newest is where the next sign-in leads
+
+    __table_args__ = (UniqueConstraint("tenant_id", "user_id"),)
+
+
+class Invitation(Base):
+    """A one-time link into a tenant. With an address, only for who signs in with that verified address."""
+
+    __tablename__ = "invitations"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    hash: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    role: Mapped[str] = mapped_column(String(16))
+    email: Mapped[str | None] = mapped_column(String(320))
+    invited_by: Mapped[str] = mapped_column(String(600))
+    inviter_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"))  # null: an admin of the platform
+    created_at: Mapped[Now]
+    expires_at: Mapped[At]
+    accepted_at: Mapped[At | None]
+    accepted_by: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
+    revoked_at: Mapped[At | None]
+
+
+class ServiceAccount(Base):
+    """A program of the tenant with a role and keys of its own, which stay when members leave."""
+
+    __tablename__ = "service_accounts"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[Now]
+    deleted_at: Mapped[At | None]
+
+    __table_args__ = (
+        Index("uq_service_accounts_name", "tenant_id", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
+    )
+
+
 class ApiKey(Base):
     __tablename__ = "api_keys"
 
@@ -36,6 +104,15 @@ class ApiKey(Base):
     expires_at: Mapped[At | None]
     revoked_at: Mapped[At | None]
     requests_per_minute: Mapped[int | None]  # null: the settings' limit
+    # of a member's or service account's key: whose, and the role that it has at most. All null: the tenant's own key
+    role: Mapped[str | None] = mapped_column(String(16))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"), index=True)
+    service_account_id: Mapped[str | None] = mapped_column(ForeignKey("service_accounts.id"), index=True)
+    for_sessions: Mapped[bool] = mapped_column(default=False, server_default="false")  # browser sessions' alone, never shown
+
+    __table_args__ = (
+        CheckConstraint("num_nonnulls(user_id, service_account_id) = (role IS NOT NULL)::integer", name="holder"),
+    )
 
 
 class BrowserSession(Base):

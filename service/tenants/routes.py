@@ -19,7 +19,8 @@ from service.http.problems import Conflict, NotFound, invalid_field
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.messaging.plan_requests import request_plan
-from service.tenants.api_keys import Scope, mint_key
+from service.tenants.api_keys import Scope, announce_revocation, mint_key
+from service.tenants.member_roles import Role
 from service.tenants.models import QUEUED_TASKS, ApiKey, Tenant
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
@@ -112,6 +113,9 @@ class KeyResource(BaseModel):
     expires_at: datetime | None
     revoked_at: datetime | None
     requests_per_minute: int | None
+    role: Role | None = Field(description="Of a member's or service account's key: what it may do at most")
+    user_id: str | None = Field(description="The member whose key it is")
+    service_account_id: str | None
     secret: str | None = Field(default=None, description="The key itself; shown in the answer that makes it and never again")
 
     @classmethod
@@ -151,7 +155,7 @@ def list_tenants(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[
 )
 def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: QueueDep) -> TenantResource:
     with db.begin() as session:
-        tenant = _tenant(session, tenant_id, lock=True)
+        tenant = tenant_row(session, tenant_id, lock=True)
         if change.weight is not None:
             tenant.weight = change.weight
         if "max_slowdown" in change.model_fields_set:
@@ -172,7 +176,7 @@ def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Queu
 )
 def create_key(tenant_id: str, new: NewKey, db: AdminDb, claim: AdminClaimedKey, answers: AnswerBox) -> KeyResource:
     with db.begin() as session:
-        _tenant(session, tenant_id)
+        tenant_row(session, tenant_id)
         refuse_past(session, new.expires_at)
         key, secret = mint_key(session, tenant_id, new.name, tuple(new.scopes), new.expires_at, new.requests_per_minute)
         made = KeyResource.of(key, secret)
@@ -188,8 +192,8 @@ def create_key(tenant_id: str, new: NewKey, db: AdminDb, claim: AdminClaimedKey,
 )
 def list_keys(tenant_id: str, db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[KeyResource]:
     with db.begin() as session:
-        _tenant(session, tenant_id)
-        keys = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
+        tenant_row(session, tenant_id)
+        keys = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.for_sessions.is_(False))
         return page(session, keys, ApiKey, cursor, limit, lambda rows: [KeyResource.of(k) for k in rows])
 
 
@@ -220,9 +224,11 @@ def revoke(session: Session, key: ApiKey) -> None:
     """From now on it is refused; one that was revoked before keeps its moment."""
     if key.revoked_at is None:
         key.revoked_at = clock(session)
+        announce_revocation(session)
 
 
-def _tenant(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
+def tenant_row(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
+    """Raises NotFound."""
     tenant = session.get(Tenant, tenant_id, with_for_update=lock)
     if tenant is None:
         raise NotFound(f"There is no tenant {tenant_id!r}.")

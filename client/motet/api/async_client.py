@@ -12,7 +12,7 @@ from typing import Self
 
 from motet.api import credentials
 from motet.api.async_transport import AsyncTransport
-from motet.api.calls import Account, Adapters, Admin, Batches, Files, Models, Tasks
+from motet.api.calls import Account, Adapters, Admin, Batches, Files, Members, Models, Tasks
 from motet.api.errors import NoCredentials
 from motet.api.operations import fleet
 from motet.api.resources import Schedule
@@ -41,6 +41,7 @@ class AsyncClient:
         self.adapters = Adapters(self._transport)
         self.models = Models(self._transport)
         self.account = Account(self._transport)
+        self.members = Members(self._transport)
 
     async def schedule(self) -> Schedule:
         """What runs where and until when, what waits and why; other tenants' tasks are anonymous."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from motet.api.async_transport import AsyncTransport
-from motet.api.operations import account, adapters, batches, files, fleet, tasks
+from motet.api.operations import account, adapters, batches, files, fleet, members, tasks
 from motet.api.steps import Listing, Operation
 from motet.api.sync_transport import Transport
 
@@ -133,6 +133,24 @@ class Account(Calls[D]):
     create_key = Call(account.create_key)
     revoke_key = Call(account.revoke_key)
     sign_in_link = Call(account.sign_in_link)
+    me = Call(members.me)
+    begin_sign_in = Call(members.begin_sign_in)
+    wait_for_sign_in = Call(members.wait_for_sign_in)
+
+
+class Members(Calls[D]):
+    """The tenant's members, its invitations and service accounts; owners manage them."""
+
+    list = Paginated(members.members)
+    change_role = Call(members.change_role)
+    remove = Call(members.remove)
+    invite = Call(members.invite)
+    invitations = Paginated(members.invitations)
+    take_back = Call(members.take_back)
+    service_accounts = Paginated(members.service_accounts)
+    create_service_account = Call(members.create_service_account)
+    delete_service_account = Call(members.delete_service_account)
+    create_service_account_key = Call(members.create_service_account_key)
 
 
 class Admin(Calls[D]):
@@ -152,3 +170,6 @@ class Admin(Calls[D]):
     create_key = Call(account.create_key_of)
     revoke_key = Call(account.revoke_key_of)
     audit = Paginated(account.whole_audit)
+    invite = Call(members.invite_into)
+    remove_member = Call(members.remove_from)
+    members = Paginated(members.members_of)  # the last, since it hides the module's name

@@ -6,7 +6,7 @@ live in these generators; `sync_transport` and `async_transport` know nothing bu
 
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
@@ -143,6 +143,22 @@ def gathered(listing: Listing[T]) -> Operation[list[T]]:
             answer = None
         else:
             answer = yield step
+
+
+def awaited(listing: Listing[T], done: Callable[[T], bool], timeout: float | None) -> Operation[tuple[T, bool]]:
+    """What a listing that follows something emits once it is `done`, and True; or what it emitted last after `timeout` seconds,
+    and False. The listing goes on until then."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    answer: Any = None
+    while True:
+        step = listing.send(answer)
+        answer = None
+        if not isinstance(step, Emit):
+            answer = yield step
+        elif done(step.value):
+            return step.value, True
+        elif deadline is not None and time.monotonic() >= deadline:
+            return step.value, False
 
 
 def opened(path: str, headers: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:

@@ -1,5 +1,6 @@
 """Commands about who asks: log in, services, keys, usage, quotas."""
 
+import platform
 import re
 import sys
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
+from contract.gpu_counts import device_word
 from motet.api import credentials, keyring
 from motet.api.client import Client
 from motet.commands.common import Json, Limit, Output, first
@@ -23,11 +25,14 @@ def login(
     url: Annotated[str, typer.Argument(help="The service's address, such as https://motet.example.")],
     name: Annotated[str | None, typer.Option(help="What to call it; left out, its host.")] = None,
     admin: Annotated[bool, typer.Option("--admin", help="Ask for an admin key too.")] = False,
+    sso: Annotated[bool, typer.Option("--sso", help="Sign in by the service's identity provider, in a browser.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="With --sso: one of your tenants; left out, the last one.")] = None,
     json: Json = False,
 ) -> None:
-    """Keep a service's address and key, and use it from now on. The key is asked for, or read from standard input."""
+    """Keep a service's address and key, and use it from now on. The key is asked for, or read from standard input. With --sso
+    you sign in by the service's identity provider, and the key is made for you."""
     url = url.strip().rstrip("/")
-    key = _asked("API key")
+    key = _signed_in(url, tenant, Output(json)) if sso else _asked("API key")
     admin_key = _asked("admin key") if admin else None
     with Client(url, key, admin_key) as client:
         client.account.quotas()  # the key is good
@@ -96,7 +101,8 @@ def usage(
         raise SpecError(f"--month {month}: a month is written as 2026-11")
     with Client() as client:
         found, limits = client.account.usage(month), client.account.quotas()
-    output.give({"usage": found, "quotas": limits}, lambda: Group(usage_table(found), quotas_table(limits)))
+    word = device_word(found.device_types)
+    output.give({"usage": found, "quotas": limits}, lambda: Group(usage_table(found), quotas_table(limits, word)))
 
 
 @keys.callback()
@@ -140,6 +146,19 @@ def revoke_key(key: Annotated[str, typer.Argument(metavar="KEY", help="A key's i
     with Client() as client:
         ended = client.account.revoke_key(key)
     output.give(ended, lambda: f"{ended.id} is revoked")
+
+
+def _signed_in(url: str, tenant: str | None, output: Output) -> str:
+    """A key of the person who signs in on the provider's page, whatever device that is open on."""
+    with Client(url, "none") as client:  # signing in needs no key
+        begun = client.account.begin_sign_in()
+        where = begun.verification_uri_complete or begun.verification_uri
+        output.say(f"open {where}\nand see that it shows the code {begun.user_code}; waiting for you to sign in")
+        found = client.account.wait_for_sign_in(begun, f"motet on {platform.node() or 'a machine'}"[:128], tenant)
+    assert found.key is not None, "a sign-in that is not pending has a key"
+    assert found.key.secret is not None, "the answer that makes a key shows it"
+    output.say(f"signed in as {found.label}" + (f", {found.tenant.role} of {found.tenant.name}" if found.tenant else ""))
+    return found.key.secret
 
 
 def _asked(what: str) -> str:

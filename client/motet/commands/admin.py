@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from contract.gpu_counts import device_word
 from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands.account import Expires, Scopes
 from motet.commands.common import Json, Limit, Output, first
-from motet.display.account_tables import audit_table, keys_table, tenants_table
+from motet.display.account_tables import audit_table, invitation_words, keys_table, members_table, tenants_table
 
 admin = typer.Typer(no_args_is_help=True, help="Tenants, their keys, base models, nodes, the audit log. Needs an admin key.")
 
@@ -23,8 +24,8 @@ def tenants(limit: Limit = 100, json: Json = False) -> None:
     """List tenants, the newest first."""
     output = Output(json)
     with Client() as client:
-        found = first(limit, client.admin.tenants())
-    output.give(found, lambda: tenants_table(found))
+        found, word = first(limit, client.admin.tenants()), _device_word(client)
+    output.give(found, lambda: tenants_table(found, word))
 
 
 @admin.command()
@@ -53,7 +54,8 @@ def tenant(
         else:
             quotas = known.quotas.model_dump() | said if said else None
             found = client.admin.change_tenant(known.id, weight, quotas)
-    output.give(found, lambda: tenants_table([found]))
+        word = _device_word(client)
+    output.give(found, lambda: tenants_table([found], word))
 
 
 @admin.command()
@@ -87,6 +89,40 @@ def revoke(key: Annotated[str, typer.Argument(metavar="KEY", help="A key's id.")
     with Client() as client:
         ended = client.admin.revoke_key(key)
     output.give(ended, lambda: f"{ended.id} is revoked")
+
+
+@admin.command()
+def invite(
+    tenant: TenantId,
+    email: Annotated[str | None, typer.Argument(help="Who joins must sign in with it; left out, whoever has the link.")] = None,
+    role: Annotated[str, typer.Option(help="viewer, editor or owner.")] = "owner",
+    json: Json = False,
+) -> None:
+    """Make a link into a tenant, such as its first owner's. It works once, and is shown this once."""
+    output = Output(json)
+    with Client() as client:
+        made = client.admin.invite(_tenant(client, tenant), role, email)
+    output.give(made, lambda: invitation_words(made))
+
+
+@admin.command()
+def members(tenant: TenantId, limit: Limit = 100, json: Json = False) -> None:
+    """List a tenant's members, the newest first."""
+    output = Output(json)
+    with Client() as client:
+        found = first(limit, client.admin.members(_tenant(client, tenant)))
+    output.give(found, lambda: members_table(found))
+
+
+@admin.command("remove-member")
+def remove_member(
+    tenant: TenantId, user: Annotated[str, typer.Argument(metavar="USER", help="A user's id.")], json: Json = False
+) -> None:
+    """Remove a member of any tenant, the last owner too. Their keys and sessions there end at once."""
+    output = Output(json)
+    with Client() as client:
+        gone = client.admin.remove_member(_tenant(client, tenant), user)
+    output.give(gone, lambda: f"{gone.email or gone.name or gone.user_id} is no member any more")
 
 
 @admin.command()
@@ -161,6 +197,10 @@ def _tenant(client: Client, named: str) -> str:
         if named in (one.id, one.name):
             return one.id
     raise MotetError(f"there is no tenant {named!r}; `motet admin tenants` lists them")
+
+
+def _device_word(client: Client) -> str:
+    return device_word(device.type for node in client.admin.nodes() for device in node.devices)
 
 
 def _tasks(number: int) -> str:

@@ -18,11 +18,13 @@ from service.web.rendering import THEME_COOKIE, THEMES, render
 
 router = pages()
 
-_HOME = "/tasks"
+HOME = "/tasks"
+_LONGEST = 1500  # characters of a path to go on to; it travels in a cookie
 _WHY = {
     "revoked": "The key of this session was revoked. Sign in with another one.",
     "expired": "The key of this session has expired. Sign in with another one.",
     "session_over": "The session has ended. Sign in again to go on.",
+    "membership_over": "You are no member of this tenant any more. Sign in to go on in another one.",
 }
 _REFUSED = {
     "unknown": "This key is not known here. Check that it is whole and belongs to this service.",
@@ -33,18 +35,18 @@ _REFUSED = {
 
 @router.get("/")
 async def home() -> Response:
-    return RedirectResponse(_HOME, 303)
+    return RedirectResponse(HOME, 303)
 
 
 @router.get(SIGN_IN)
-async def sign_in_page(request: Request, next: str = _HOME, why: str = "") -> Response:
-    return render(request, "sign_in.html", next=_within(next), why=_WHY.get(why), refused=None)
+async def sign_in_page(request: Request, next: str = HOME, why: str = "") -> Response:
+    return render(request, "sign_in.html", next=within(next), why=_WHY.get(why), refused=None, provider=_provider(request))
 
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request) -> Response:
     form, state = await request.form(), state_of(request)
-    key, then = str(form.get("key", "")).strip(), _within(str(form.get("next", _HOME)))
+    key, then = str(form.get("key", "")).strip(), within(str(form.get("next", HOME)))
     try:
         check = await state.keys.ask(key, address_of(request))
     except Problem as problem:  # too many wrong keys came from this address
@@ -55,7 +57,7 @@ async def sign_in(request: Request) -> Response:
 
 
 @router.get(SIGN_IN + "/{secret}")
-async def use_sign_in_link(secret: str, request: Request, next: str = _HOME) -> Response:
+async def use_sign_in_link(secret: str, request: Request, next: str = HOME) -> Response:
     """Answers with a page and not a redirect: after a click on another site, a redirect would not carry the Strict cookie."""
     state = state_of(request)
     async with state.throttle.attempt(address_of(request), secret) as attempt:
@@ -63,8 +65,8 @@ async def use_sign_in_link(secret: str, request: Request, next: str = _HOME) -> 
         attempt.failed = principal is None
     if principal is None:
         said = "This link was used already, or is older than 15 minutes. Sign in with a key; `motet dashboard` makes a link."
-        return _refusal(request, _HOME, said, 401)
-    return await _opened(request, principal, render(request, "signed_in.html", next=_within(next)))
+        return _refusal(request, HOME, said, 401)
+    return await _opened(request, principal, render(request, "signed_in.html", next=within(next)))
 
 
 @router.post("/sign-out")
@@ -81,20 +83,31 @@ async def sign_out(request: Request) -> Response:
 async def set_theme(request: Request) -> Response:
     form = await request.form()
     theme = str(form.get("theme", "auto"))
-    answer = RedirectResponse(_within(str(form.get("next", _HOME))), 303)
+    answer = RedirectResponse(within(str(form.get("next", HOME))), 303)
     secure = request.url.scheme == "https"
     chosen = theme if theme in THEMES else "auto"
     answer.set_cookie(THEME_COOKIE, chosen, max_age=400 * 86400, path="/", secure=secure, httponly=True, samesite="strict")
     return answer
 
 
+def _provider(request: Request) -> str | None:
+    """What people call the identity provider, if there is one."""
+    provider = state_of(request).provider
+    return None if provider is None else provider.name
+
+
 def _refusal(request: Request, then: str, said: str, status: int) -> Response:
-    return render(request, "sign_in.html", status, next=then, why=None, refused=said)
+    return render(request, "sign_in.html", status, next=then, why=None, refused=said, provider=_provider(request))
 
 
 async def _opened(request: Request, principal: Principal, answer: Response) -> Response:
     """The answer with the cookie of a new session."""
     secret, lasts = await run_in_threadpool(_open, state_of(request), principal)
+    return opened(request, secret, lasts, answer)
+
+
+def opened(request: Request, secret: str, lasts: timedelta, answer: Response) -> Response:
+    """The answer with the session's cookie."""
     answer.set_cookie(
         SESSION_COOKIE,
         secret,
@@ -123,8 +136,14 @@ def _close(state: State, secret: str) -> None:
         close_session(session, secret)
 
 
-def _within(path: str) -> str:
+def within(path: str) -> str:
     """The path if it leads to a page of this site, otherwise home: a link must not lead elsewhere after signing in."""
     parts = urlsplit(path)
-    safe = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.netloc and "\\" not in path
-    return path if safe and path.isprintable() else _HOME
+    safe = (
+        len(path) <= _LONGEST
+        and path.startswith("/")
+        and not path.startswith(("//", "/\\"))
+        and not parts.netloc
+        and "\\" not in path
+    )
+    return path if safe and path.isprintable() else HOME

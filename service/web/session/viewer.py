@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from service.authentication import Db, Reader
 from service.database.engine import Database
 from service.tenants.api_keys import Principal, Scope
+from service.tenants.member_roles import Role
 from service.tenants.models import Tenant
 from service.web.rendering import VIEWER
 
@@ -23,6 +24,10 @@ class Viewer:
     @property
     def writes(self) -> bool:
         return Scope.WRITE in self.principal.scopes
+
+    @property
+    def role(self) -> Role | None:
+        return self.principal.role
 
     @property
     def is_admin(self) -> bool:

@@ -11,6 +11,7 @@ from contract.states import TaskStatus
 from service.database.engine import clock, new_id
 from service.tasks.models import Task
 from service.tenants.api_keys import Scope
+from service.tenants.member_roles import Role
 from service.tenants.models import ApiKey
 from service.web.page_route import PageRoute
 from service.webhooks.models import Webhook
@@ -20,7 +21,7 @@ from tests.service.sample_tasks import adapter, chunk, jobs_of
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 ADMINS = ("/v1/admin/", "/metrics")
-OPEN = {"/livez", "/readyz", "/openapi.json"}
+OPEN = {"/livez", "/readyz", "/openapi.json", "/v1/sign-in", "/v1/sign-in/device", "/v1/sign-in/device/token"}
 READING_POSTS = {"/v1/tasks/estimate", "/v1/batches/estimate", "/v1/files/preview", "/v1/sign-in-links"}
 SHARED = ("/v1/models", "/openai/v1/models")  # the allow-list is everybody's
 
@@ -45,9 +46,10 @@ def public_routes(routes) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def belongings(new_tenant, database, storage) -> dict[str, str]:
+def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
     """One of everything, of another tenant: path parameter -> id."""
     other = new_tenant()
+    owner = new_member(Role.OWNER, of=other)
     task = other.task()
     with database.begin() as session:
         job = jobs_of(session, task["id"])[0]
@@ -69,6 +71,9 @@ def belongings(new_tenant, database, storage) -> dict[str, str]:
         "webhook_id": webhook.id,
         "delivery_id": delivery.id,
         "key_id": other.get("/v1/keys").json()["data"][0]["id"],
+        "user_id": owner.get("/v1/me").json()["user_id"],
+        "invitation_id": owner.post("/v1/invitations", json={}).json()["id"],
+        "account_id": owner.post("/v1/service-accounts", json={"name": "ci"}).json()["id"],
     }
     for path in (
         "tasks/{task_id}",
@@ -82,7 +87,11 @@ def belongings(new_tenant, database, storage) -> dict[str, str]:
     return ids
 
 
-def test_every_route_with_an_id_is_a_404_to_another_tenant(app, tenant, belongings):
+BODIES = {"/v1/members/{user_id}": {"role": "viewer"}, "/v1/service-accounts/{account_id}": {"role": "viewer"}}
+
+
+def test_every_route_with_an_id_is_a_404_to_another_tenant(app, new_member, belongings):
+    tenant = new_member(Role.OWNER)
     scoped = [
         (method, path)
         for method, path in public_routes(app.routes)
@@ -92,13 +101,14 @@ def test_every_route_with_an_id_is_a_404_to_another_tenant(app, tenant, belongin
     for method, path in scoped:
         names = set(re.findall(r"{(\w+)", path))
         assert names <= set(belongings), f"{path}: give this test an id of another tenant for it"
-        body = {"json": {}} if method == "PATCH" else {}
+        body = {"json": BODIES.get(path, {})} if method in ("PATCH", "POST") else {}
         response = tenant.request(method, re.sub(r":\w+}", "}", path).format(**belongings), **body)
         assert response.status_code == 404, f"{method} {path}: {response.status_code} {response.text}"
         assert code_of(response) == "not_found", f"{method} {path}: {response.text}"
 
 
-def test_no_list_shows_another_tenants_things(app, tenant, belongings):
+def test_no_list_shows_another_tenants_things(app, new_member, belongings):
+    tenant = new_member(Role.OWNER)
     lists = [
         path
         for method, path in public_routes(app.routes)
@@ -109,7 +119,7 @@ def test_no_list_shows_another_tenants_things(app, tenant, belongings):
     assert set(lists) >= native | openai
     for path in lists:
         answer = tenant.get(path).text
-        if path != "/v1/keys":  # which lists the key that asks
+        if path not in ("/v1/keys", "/v1/members", "/v1/invitations", "/v1/me"):  # which list whoever asks
             assert '"data":[]' in answer or '"data"' not in answer, f"{path}: {answer}"
         assert not [id for id in belongings.values() if id in answer], path
 

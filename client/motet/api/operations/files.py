@@ -1,12 +1,11 @@
 """Calls about files and their rows."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 from motet.api.errors import ApiError, FileNotReady, MotetError
 from motet.api.resources import File, FileImport, FoundFile, Preview
-from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, entries, get, make, one
+from motet.api.steps import Emit, Listing, Operation, Sleep, ask, awaited, change, entries, get, make, one
 
 _SOURCE_SECONDS = 60.0  # longer than the service waits for a source
 _PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks at an import, the last again and again
@@ -77,20 +76,12 @@ def follow(file_id: str) -> Listing[FileImport]:
 
 def wait(file_id: str, timeout: float | None = None) -> Operation[File]:
     """The file once its import is ready. Raises FileNotReady where it failed, or after `timeout` seconds."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    following = follow(file_id)
-    answer: Any = None
-    while True:
-        step = following.send(answer)
-        answer = None
-        if not isinstance(step, Emit):
-            answer = yield step
-        elif step.value.status == "ready":
-            return (yield from file(file_id))
-        elif step.value.status == "failed":
-            raise FileNotReady(f"{file_id} could not be imported: {step.value.error.detail if step.value.error else 'unknown'}")
-        elif deadline is not None and time.monotonic() >= deadline:
-            raise FileNotReady(f"{file_id} is still imported after {timeout:g} s, {step.value.received_bytes} bytes so far")
+    found, ended = yield from awaited(follow(file_id), lambda seen: seen.status != "importing", timeout)
+    if not ended:
+        raise FileNotReady(f"{file_id} is still imported after {timeout:g} s, {found.received_bytes} bytes so far")
+    if found.status == "failed":
+        raise FileNotReady(f"{file_id} could not be imported: {found.error.detail if found.error else 'unknown'}")
+    return (yield from file(file_id))
 
 
 def _named(source: str, *said: str | None) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Calls about tasks: searches, their jobs, curves and events."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,22 @@ from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
 from motet.api.errors import TaskNotDone, Unreachable
 from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TextEvaluation
-from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, chunk, entries, gathered, get, make, one, opened
+from motet.api.steps import (
+    Emit,
+    Listing,
+    Operation,
+    Sleep,
+    ask,
+    awaited,
+    change,
+    chunk,
+    entries,
+    gathered,
+    get,
+    make,
+    one,
+    opened,
+)
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
 _IDLE = 2.0  # seconds without an event after which a stream has sent all that happened so far
@@ -109,18 +123,11 @@ def follow(task_id: str, every: float = 30.0) -> Listing[Task]:
 
 def wait(task_id: str, timeout: float | None = None) -> Operation[Task]:
     """The task once it has ended, in any status. Raises TaskNotDone after `timeout` seconds."""
-    deadline = None if timeout is None else time.monotonic() + timeout
     following = follow(task_id, _LONGEST_WAIT if timeout is None else min(_LONGEST_WAIT, max(timeout, 0.1)))
-    answer: Any = None
-    while True:
-        step = following.send(answer)
-        answer = None
-        if not isinstance(step, Emit):
-            answer = yield step
-        elif step.value.ended:
-            return step.value
-        elif deadline is not None and time.monotonic() >= deadline:
-            raise TaskNotDone(f"{task_id} is still {step.value.status} after {timeout:g} s")
+    task, ended = yield from awaited(following, lambda seen: seen.ended, timeout)
+    if not ended:
+        raise TaskNotDone(f"{task_id} is still {task.status} after {timeout:g} s")
+    return task
 
 
 def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:

@@ -24,6 +24,7 @@ class TaskUsage(Amounts):
     task_id: str
     name: str | None = None
     created_at: datetime
+    deleted_at: datetime | None = None  # since then the task is gone; its use stays billed
     trained_rows: int = 0
 
 
@@ -64,6 +65,9 @@ class Key(Message):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     requests_per_minute: int | None = None
+    role: str | None = None  # of a member's or service account's key
+    user_id: str | None = None
+    service_account_id: str | None = None
     secret: str | None = None
 
 
@@ -80,6 +84,8 @@ class AuditEntry(Message):
     id: str
     tenant_id: str
     key_id: str
+    user_id: str | None = None
+    actor: str | None = None  # the member's address, or the service account's name
     action: str
     targets: list[str] = Field(default=[])
     request_id: str

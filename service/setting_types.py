@@ -1,0 +1,70 @@
+"""Types of settings, with what makes a variable's text one of them. Knows no variable."""
+
+import ipaddress
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode
+
+MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
+MIB = 2**20
+DIFFERENT = 10  # distinct characters; a random secret of that length has more
+
+
+def long_enough(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < MIN_SECRET:
+        raise ValueError(
+            f"needs at least {MIN_SECRET} characters, has {len(secret)}; "
+            "make one with: python -c 'import secrets; print(secrets.token_hex(32))'"
+        )
+    return secret
+
+
+def _psycopg(url: str) -> str:
+    if not url.startswith("postgresql+psycopg://"):
+        raise ValueError("must start with postgresql+psycopg://")
+    return url
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server on this address is reachable only from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listed(value: object) -> object:
+    """Split a variable's text at commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def networks_or_none(value: object) -> object:
+    """Split a variable's text at commas; `none` means no networks, an empty text means not set (None)."""
+    if not isinstance(value, str):
+        return value
+    return () if value.strip().lower() == "none" else listed(value) or None
+
+
+def _issuer(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ValueError("must start with https://")
+    if parts.query or parts.fragment:
+        raise ValueError("may have no query and no fragment")
+    return url
+
+
+DatabaseUrl = Annotated[str, AfterValidator(_psycopg)]
+Secret = Annotated[SecretStr, AfterValidator(long_enough)]
+Seconds = Annotated[float, Field(gt=0)]
+Wait = Annotated[float, Field(ge=0.1, le=86_400)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Limit = Annotated[int, Field(ge=1)]
+Days = Annotated[float, Field(ge=0, le=36_500)]
+StorageUrl = Annotated[str, Field(pattern=r"^(file:///|(s3|gs|az)://[^/]).*")]
+HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
+Issuer = Annotated[HttpUrlText, AfterValidator(_issuer)]  # of OpenID Connect
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(listed)]
