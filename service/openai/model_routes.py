@@ -2,19 +2,18 @@
 
 from fastapi import APIRouter
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from service.adapters import actions
 from service.adapters.models import Adapter
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import BaseModel
 from service.http.problems import invalid_field
+from service.openai.asked_models import tuned_model
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import ListOf, list_of
-from service.openai.resource_objects import DeletedModel, ModelObject, model_object, tuned, tuned_object
+from service.openai.resource_objects import DeletedModel, ModelObject, model_object, tuned_object
 from service.tasks.models import Task
-from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import missing, scoped
+from service.tenants.tenant_scope import scoped
 
 router = APIRouter(prefix=f"{PREFIX}/models", include_in_schema=False)
 
@@ -36,7 +35,7 @@ def get_model(model_id: str, reader: Reader, db: Db) -> ModelObject:
         base = session.scalar(select(BaseModel).where(BaseModel.name == model_id, BaseModel.enabled))
         if base is not None:
             return model_object(base)
-        adapter, task = _tuned(session, reader, model_id)
+        adapter, task = tuned_model(session, reader, model_id)
         return tuned_object(adapter, task.name)
 
 
@@ -46,16 +45,6 @@ def delete_model(model_id: str, writer: Writer, db: Db) -> DeletedModel:
     with db.begin() as session:
         if session.scalar(select(BaseModel.name).where(BaseModel.name == model_id)) is not None:
             raise invalid_field("model", "not_deletable", f"{model_id!r} is a base model; only tuned models can be deleted")
-        adapter, _ = _tuned(session, writer, model_id)
+        adapter, _ = tuned_model(session, writer, model_id)
         actions.delete(session, writer, adapter.id)
     return DeletedModel(id=model_id)
-
-
-def _tuned(session: Session, principal: Principal, model_id: str) -> tuple[Adapter, Task]:
-    """The adapter that a tuned model's name stands for, and its task. Raises NotFound."""
-    own = select(Adapter, Task).join(Task, Task.id == Adapter.task_id).where(Adapter.id == model_id.rpartition(":")[2])
-    own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
-    found = session.execute(scoped(own, Adapter, principal)).one_or_none()
-    if found is None or model_id != tuned(found.Task.base_model, found.Task.name, found.Adapter.id):
-        raise missing("model", model_id)
-    return found.Adapter, found.Task

@@ -1,0 +1,147 @@
+"""Requests given to executors. An executor speaks under the token of one of its placements, and serves that task's base.
+
+A claim lasts CLAIM_SECONDS and is renewed whenever its executor asks or sends. Where a placement shares with nobody, its
+executor answers its own tenant alone; one for the adapter of a task that shares with nobody goes where its tenant is alone.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
+
+from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.completion_messages import CheckpointWeights, CompletionsWanted, CompletionWork
+from contract.messages.placement_messages import CheckpointRef
+from service.adapters.models import Adapter
+from service.completions.models import ENDED, RUNNING, WAITING, CompletionRequest
+from service.database.engine import clock
+from service.fleet.models import Placement
+from service.fleet.reports import stale
+from service.fleet.worker_authentication import check_placement, token_refused
+from service.settings import Settings
+from service.tasks.lifecycle.placements import FINISHED
+from service.tasks.models import Job, Task
+from service.tasks.stored_specs import config_of
+
+CLAIM_SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """The placement under which an executor speaks, and its base. takes: whether it may take more requests. only: the tenant
+    that alone it may answer; None: all. alone: the tenant that alone is on its executor, if there is one."""
+
+    placement_id: str
+    node_id: str
+    base_revision: str
+    base_model: str
+    precision: str
+    takes: bool
+    only: str | None
+    alone: str | None
+
+
+def carrier_of(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> Carrier:
+    """Raises PlacementTokenRefused or FenceStale. A placement whose task has ended there carries what it has, while its lease
+    lasts."""
+    fence = check_placement(settings, placement_id, bearer)
+    found = session.execute(
+        select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.id == placement_id)
+    ).one_or_none()
+    if found is None or found.Placement.fence != fence:
+        raise token_refused(placement_id)
+    placement, task = found.Placement, found.Task
+    over = placement.ended_at is not None and placement.end_reason != FINISHED
+    if over or task.fence != placement.fence or placement.lease_until < clock(session):
+        raise stale(placement)
+    beside = session.execute(
+        select(Task.tenant_id, Placement.max_slowdown)
+        .join(Placement, Placement.task_id == Task.id)
+        .where(
+            Placement.node_id == placement.node_id,
+            Placement.device_indexes == placement.device_indexes,
+            Placement.ended_at.is_(None),
+        )
+    ).all()
+    tenants, shares = {row.tenant_id for row in beside}, all(row.max_slowdown is not None for row in beside)
+    return Carrier(
+        placement.id,
+        placement.node_id,
+        task.base_revision,
+        task.base_model,
+        task.precision,
+        takes=placement.ended_at is None and placement.leaving is None,
+        only=None if shares else task.tenant_id,
+        alone=task.tenant_id if tenants == {task.tenant_id} else None,
+    )
+
+
+def renew(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[str]:
+    """Renew the claims of what the executor has. Returns those that nobody waits for any more."""
+    now = clock(session)
+    row = CompletionRequest
+    own = (row.id.in_(said.held), row.executor == said.executor, row.state == RUNNING, row.asker_until > now)
+    until = now + timedelta(seconds=CLAIM_SECONDS)
+    renewed = update(row).where(*own).values(claimed_until=until, placement_id=carrier.placement_id).returning(row.id)
+    kept = set(session.scalars(renewed)) if said.held else set()
+    return [id for id in said.held if id not in kept]
+
+
+def claim(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[CompletionWork]:
+    """Give the executor the oldest requests of its base that it may answer, up to its room."""
+    if not said.room or not carrier.takes:
+        return []
+    now, row = clock(session), CompletionRequest
+    base = (row.base_revision == carrier.base_revision, row.base_model == carrier.base_model)
+    theirs = [row.tenant_id == carrier.only] if carrier.only is not None else []
+    alone = or_(row.dedicated.is_(False), row.tenant_id == (carrier.alone or ""))
+    wanted = select(row).where(row.state == WAITING, *base, row.precision == carrier.precision, row.asker_until > now)
+    oldest = wanted.where(*theirs, alone).order_by(row.created_at).limit(said.room)
+    given = []
+    for request in session.scalars(oldest.with_for_update(skip_locked=True)):
+        work = _work(session, request)
+        if work is None:
+            request.state, request.ended_at = ENDED, now
+            continue
+        request.state, request.executor, request.placement_id = RUNNING, said.executor, carrier.placement_id
+        request.claimed_until, request.attempts = now + timedelta(seconds=CLAIM_SECONDS), request.attempts + 1
+        given.append(work)
+    return given
+
+
+def _work(session: Session, request: CompletionRequest) -> CompletionWork | None:
+    """The request with its adapter as it is now; None where that is gone."""
+    work = CompletionWork.model_validate(request.work)
+    if request.adapter_id is not None:
+        adapter = session.get(Adapter, request.adapter_id)
+        if adapter is None or adapter.tenant_id != request.tenant_id or adapter.deleted_at is not None:
+            return None
+        return work.model_copy(update={"adapter": AdapterManifest.model_validate(adapter.manifest).files})
+    if request.job_id is not None:
+        job = session.get(Job, request.job_id)
+        if job is None or job.tenant_id != request.tenant_id or job.checkpoint is None:
+            return None
+        file = CheckpointRef.model_validate(job.checkpoint)
+        weights = CheckpointWeights(file=file, plain_alpha=config_of(job.config).plain_alpha)
+        return work.model_copy(update={"checkpoint": weights})
+    return work
+
+
+def claimed(session: Session, carrier: Carrier, request_id: str) -> CompletionRequest | None:
+    """The request, if it is claimed under this placement or another of its node."""
+    found = session.get(CompletionRequest, request_id)
+    if found is None or found.state != RUNNING or found.placement_id is None:
+        return None
+    placement = session.get(Placement, found.placement_id)
+    return found if placement is not None and placement.node_id == carrier.node_id else None
+
+
+def serves_object(session: Session, request: CompletionRequest, sha256: str) -> bool:
+    """Whether the object is a file of the adapter that the request asks."""
+    work = _work(session, request)
+    if work is None:
+        return False
+    if work.checkpoint is not None:
+        return work.checkpoint.file.sha256 == sha256
+    return any(file.sha256 == sha256 for file in work.adapter or ())

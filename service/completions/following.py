@@ -1,0 +1,137 @@
+"""Follows a request from the API process that holds its client's connection: yields pieces as they come.
+
+It is the one that notices an executor's end, since nobody else waits: the request is then given to another if nothing was read
+of its answer. Holds neither a thread nor a database connection between two reads.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from contract.messages.completion_messages import CompletionPiece
+from service.completions import requests
+from service.completions.errors import CompletionLost, NoExecutor
+from service.completions.models import ENDED, RUNNING, WAITING, CompletionPieces, CompletionRequest
+from service.completions.requests import ASKER_SECONDS
+from service.database.engine import Database, clock
+from service.http.problems import Problem, invalid_field
+from service.settings import Settings
+from service.tasks.polling.event_stream import heard
+from service.tasks.polling.long_polling import ChangeListener
+
+_TICK_SECONDS = 0.5
+_PACE_SECONDS = 0.02  # between two reads; what comes meanwhile is read together
+
+
+@dataclass(frozen=True)
+class _Read:
+    pieces: list[CompletionPiece]
+    over: bool
+    problem: Problem | None = None
+
+
+class Following:
+    """One request. `gone` says whether its client has gone."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        db: Database,
+        listener: ChangeListener,
+        request_id: str,
+        gone: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._settings, self._db, self._listener, self._id, self._gone = settings, db, listener, request_id, gone
+        self._last = 0
+        self.attempt = 1  # rises where the request is given to another executor: its answer begins anew
+        self.read = False  # whether any of the answer has been handed on, so that it cannot begin anew
+
+    async def pieces(self) -> AsyncGenerator[CompletionPiece, None]:
+        """Raises a Problem where the request cannot be answered. Ends the request, however it is left."""
+        try:
+            with self._listener.watch(self._id) as changed:
+                while not await self._gone():
+                    changed.clear()
+                    found = await run_in_threadpool(self._look)
+                    for piece in found.pieces:
+                        self._last = piece.number
+                        yield piece
+                    if found.problem is not None:
+                        raise found.problem
+                    if found.over:
+                        return
+                    if self._listener.released:
+                        raise CompletionLost("The service is about to restart; try again.")
+                    await asyncio.sleep(_PACE_SECONDS)
+                    await heard(changed, _TICK_SECONDS)
+        finally:
+            # in a task of its own, since the one that runs this may be cancelled
+            await asyncio.shield(asyncio.ensure_future(run_in_threadpool(self._end)))
+
+    def _end(self) -> None:
+        with self._db.begin() as session:
+            requests.end(session, self._id)
+
+    def _look(self) -> _Read:
+        with self._db.begin() as session:
+            row = session.get(CompletionRequest, self._id)
+            if row is None:
+                return _Read([], True, CompletionLost("The request was removed."))
+            of = select(CompletionPieces.content).where(
+                CompletionPieces.request_id == self._id, CompletionPieces.number > self._last
+            )
+            found = [CompletionPiece.model_validate(one) for one in session.scalars(of.order_by(CompletionPieces.number))]
+            failed = next((piece for piece in found if piece.failed is not None), None)
+            if failed is not None:
+                return _Read([piece for piece in found if piece is not failed], True, _problem_of(failed))
+            if found and found[-1].over:
+                return _Read(found, True)
+            if found:
+                return _Read(found, False)
+            return self._supervise(session, row)
+
+    def _supervise(self, session: Session, row: CompletionRequest) -> _Read:
+        """There is no news: renew the sign that somebody waits, and look whether the executor still lives."""
+        now = clock(session)
+        if row.state == ENDED:
+            return _Read([], True, CompletionLost("The adapter was deleted, or the request ended elsewhere."))
+        lapsed = row.state == RUNNING and row.claimed_until is not None and row.claimed_until < now
+        aging = row.asker_until < now + timedelta(seconds=ASKER_SECONDS / 2)
+        if not lapsed and not aging and now < row.deadline and row.state != WAITING:
+            return _Read([], False)
+        session.refresh(row, with_for_update=True)
+        row.asker_until = now + timedelta(seconds=ASKER_SECONDS)
+        if now >= row.deadline:
+            seconds = self._settings.completion_seconds
+            return _Read([], True, CompletionLost(f"The answer took longer than {seconds:g} s; lower max_tokens."))
+        if lapsed and row.claimed_until is not None and row.claimed_until < now:
+            if self.read or not requests.give_again(session, row):
+                return _Read([], True, CompletionLost("The executor ended before the answer did; ask again."))
+            self._last, self.attempt = 0, self.attempt + 1
+        waited = (now - row.created_at).total_seconds()
+        if row.state == WAITING and waited > self._settings.completion_wait_seconds:
+            return _Read([], True, NoExecutor(_nobody(row), retry_after=10))
+        return _Read([], False)
+
+
+def _nobody(row: CompletionRequest) -> str:
+    how = f"base model {row.base_model} in {row.precision}"
+    alone = " and takes nobody else, since the adapter's task shares with nobody" if row.dedicated else ""
+    return (
+        f"No executor that runs {how}{alone} took the request in time. Completions are answered by executors that train on the "
+        "base: ask while a task trains on it, or raise MOTET_COMPLETION_WAIT_SECONDS; to serve an adapter for good, see "
+        "docs/OPERATIONS.md."
+    )
+
+
+def _problem_of(piece: CompletionPiece) -> Problem:
+    failed = piece.failed
+    assert failed is not None
+    if failed.param is not None:
+        return invalid_field(failed.param, failed.code, failed.message)
+    return CompletionLost(f"{failed.message[:1].upper()}{failed.message[1:]}.", reason=failed.code)

@@ -1,0 +1,79 @@
+"""What a request's `model` names: a base, a tuned model, an adapter, or a job whose newest checkpoint is asked."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.adapters.models import Adapter
+from service.completions.requests import AskedModel
+from service.fleet.models import BaseModel
+from service.http.problems import Invalid, invalid_field
+from service.openai.resource_objects import tuned
+from service.tasks.models import Job, Task
+from service.tasks.stored_specs import effective
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import missing, scoped
+
+
+def tuned_model(session: Session, principal: Principal, name: str) -> tuple[Adapter, Task]:
+    """The adapter that a tuned model's name stands for, and its task. Raises NotFound."""
+    found = _adapter(session, principal, name.rpartition(":")[2])
+    if found is None or name != tuned(found[1].base_model, found[1].name, found[0].id):
+        raise missing("model", name)
+    return found
+
+
+def asked_model(session: Session, principal: Principal, name: str, precision: str | None) -> AskedModel:
+    """The model of this name: `precision` is how a base is stored that is asked alone. Raises NotFound or Invalid."""
+    base = session.scalar(select(BaseModel).where(BaseModel.name == name, BaseModel.enabled))
+    if base is not None:
+        return AskedModel(base.name, base.revision, precision or "bf16")
+    if name.startswith("job_"):
+        return _job(session, principal, name, precision)
+    found = _adapter(session, principal, name) if ":" not in name else tuned_model(session, principal, name)
+    if found is None:
+        raise missing("model", name)
+    return _with(found[1], precision, adapter_id=found[0].id)
+
+
+def _adapter(session: Session, principal: Principal, id: str) -> tuple[Adapter, Task] | None:
+    own = select(Adapter, Task).join(Task, Task.id == Adapter.task_id).where(Adapter.id == id)
+    own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
+    found = session.execute(scoped(own, Adapter, principal)).one_or_none()
+    return (found.Adapter, found.Task) if found is not None else None
+
+
+def _job(session: Session, principal: Principal, id: str, precision: str | None) -> AskedModel:
+    """A job's adapter once it has one, until then its newest checkpoint."""
+    own = select(Job, Task).join(Task, Task.id == Job.task_id).where(Job.id == id, Task.deleted_at.is_(None))
+    found = session.execute(scoped(own, Job, principal)).one_or_none()
+    if found is None:
+        raise missing("model", id)
+    kept = select(Adapter.id).where(Adapter.job_id == id, Adapter.deleted_at.is_(None))
+    adapter_id = session.scalar(scoped(kept, Adapter, principal))
+    if adapter_id is not None:
+        return _with(found.Task, precision, adapter_id=adapter_id)
+    if found.Job.checkpoint is None:
+        why = f"job {id} ({found.Job.status}) has stored no checkpoint yet, or ended without an adapter"
+        raise invalid_field("model", "no_checkpoint", why)
+    return _with(found.Task, precision, job_id=id)
+
+
+def _with(task: Task, precision: str | None, adapter_id: str | None = None, job_id: str | None = None) -> AskedModel:
+    if task.precision == "fp8":
+        raise invalid_field(
+            "model",
+            "precision_unsupported",
+            "was trained on a base in fp8, on which Motet generates no texts; download and serve it (docs/OPERATIONS.md)",
+        )
+    if precision is not None and precision != task.precision:
+        raise _other_precision(task.precision)
+    dedicated = effective(task).get("isolation") == "dedicated"
+    return AskedModel(task.base_model, task.base_revision, task.precision, adapter_id, job_id, dedicated)
+
+
+def _other_precision(trained: str) -> Invalid:
+    return invalid_field(
+        "precision",
+        "precision_differs",
+        f"the model was trained on its base in {trained}, and is asked so; leave precision out",
+    )
