@@ -38,6 +38,26 @@ class ApiMetrics:
             multiprocess_mode="mostrecent",
         )
 
+        self.completions = Counter("motet_completions", "Completions by how they ended", ("outcome",), registry=self._registry)
+        self.completion_tokens = Counter(
+            "motet_completion_tokens", "Tokens of completions: prompt or completion", ("kind",), registry=self._registry
+        )
+        self.completions.labels("finished")  # so that both are there before the first
+        for kind in ("prompt", "completion"):
+            self.completion_tokens.labels(kind)
+        self.first_token_seconds = Histogram(
+            "motet_completion_first_token_seconds",
+            "From a completion's request to its first tokens, waiting included",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.tokens_per_second = Histogram(
+            "motet_completion_tokens_per_second",
+            "Of a completion's choices together, after its first tokens",
+            buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000),
+            registry=self._registry,
+        )
+
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is its path template, so that ids create no new series."""
         self._requests.labels(method, route, str(status)).inc()

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from sqlalchemy import Select, case, func, literal, select, union_all
+from sqlalchemy import Select, func, literal, select
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.database.engine import clock
-from service.fleet.models import Node, Placement, SweptPlacements
+from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import TROUBLES, trouble_of
+from service.metrics.ended_totals import SUMS, by_status, placements_by_end
 from service.scheduler.models import Plan, PlanRequest
 from service.settings import Settings
 from service.tasks.models import Job, Task
@@ -30,8 +31,8 @@ class FleetMetrics:
         yield from self._executors()
 
     def _queue(self) -> Iterator[Metric]:
-        yield self._by("motet_tasks", "Tasks by status", select(Task.status, func.count()).group_by(Task.status), ["status"])
-        yield self._by("motet_jobs", "Jobs by status", select(Job.status, func.count()).group_by(Job.status), ["status"])
+        yield self._by("motet_tasks", "Tasks by status", by_status(Task), ["status"])
+        yield self._by("motet_jobs", "Jobs by status", by_status(Job), ["status"])
         for name, what, status in (
             ("motet_queue_validating_age_seconds", "Age of the oldest task that is not validated", TaskStatus.VALIDATING),
             ("motet_queue_oldest_wait_seconds", "Wait of the task that is queued longest", TaskStatus.QUEUED),
@@ -82,10 +83,17 @@ class FleetMetrics:
         return family
 
     def _executors(self) -> Iterator[Metric]:
-        for (name, what), value in zip(_SUMS, self._session.execute(_ALL).one(), strict=True):
-            yield CounterMetricFamily(name, what, value=float(value))
-        counted = select(_EACH.c.reason, func.sum(_EACH.c.placements)).group_by(_EACH.c.reason)
-        yield self._by("motet_placements", "Placements by how they ended; live ones have not", counted, ["end"])
+        placements = placements_by_end().c
+        sums = [func.coalesce(func.sum(placements[name]), 0) for name in SUMS]
+        rows = self._session.execute(
+            select(placements.reason, func.sum(placements.rows), *sums).group_by(placements.reason)
+        ).all()
+        for at, (name, what) in enumerate(_SUMS, start=2):
+            yield CounterMetricFamily(name, what, value=float(sum(row[at] for row in rows)))
+        family = GaugeMetricFamily("motet_placements", "Placements by how they ended; live ones have not", labels=["end"])
+        for row in rows:
+            family.add_metric([str(row[0])], float(row[1]))
+        yield family
 
     def _one(self, name: str, what: str, statement: Select[Any]) -> Metric:
         return GaugeMetricFamily(name, what, value=float(self._session.scalars(statement).one() or 0))
@@ -97,28 +105,13 @@ class FleetMetrics:
         return family
 
 
-_SUMS = (
+_SUMS = (  # in the order of ended_totals.SUMS
     ("motet_executor_trained_tokens", "Tokens trained"),
     ("motet_executor_evaluated_tokens", "Tokens evaluated"),
     ("motet_executor_steps", "Optimizer steps of placements"),
     ("motet_executor_forwards", "Forwards of shared bases, counted for each placement in them"),
     ("motet_executor_gpu_seconds", "Device seconds of steps and evaluations"),
 )
-_KEPT = (  # in the order of _SUMS
-    *(Placement.tokens, Placement.evaluation_tokens, Placement.steps, Placement.forwards),
-    Placement.gpu_seconds * func.cardinality(Placement.device_indexes),
-)
-_SWEPT = (
-    *(SweptPlacements.tokens, SweptPlacements.evaluation_tokens, SweptPlacements.steps, SweptPlacements.forwards),
-    SweptPlacements.gpu_seconds,
-)
-_reason = func.coalesce(Placement.end_reason, case((Placement.ended_at.is_(None), "live"), else_="unknown"))
-_named: list[Any] = [column.label(name) for column, (name, _) in zip(_KEPT, _SUMS, strict=True)]
-_EACH = union_all(  # existing placements, and the sums of those that garbage collection has deleted
-    select(_reason.label("reason"), literal(1).label("placements"), *_named),
-    select(SweptPlacements.end_reason, SweptPlacements.placements, *_SWEPT),
-).subquery()
-_ALL = select(*(func.coalesce(func.sum(_EACH.c[name]), 0) for name, _ in _SUMS))
 
 
 def _age(since: Any) -> Select[Any]:

@@ -2,7 +2,7 @@
 
 from datetime import date
 
-from sqlalchemy import Double, ForeignKey, Index, SmallInteger
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, SmallInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.engine import Base, Big
@@ -36,3 +36,18 @@ class TenantUsage(Base):
     month: Mapped[date] = mapped_column(primary_key=True)
     shard: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
     tokens: Mapped[Big]
+
+
+class CompletionUsage(Base):
+    """What a tenant's completions used in a month, by base and adapter. Seconds are of one GPU."""
+
+    __tablename__ = "completion_usage"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    month: Mapped[date] = mapped_column(primary_key=True)
+    base_model: Mapped[str] = mapped_column(String(128), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(String(40), primary_key=True)  # empty: the base alone
+    requests: Mapped[Big]
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+    gpu_seconds: Mapped[float] = mapped_column(Double)

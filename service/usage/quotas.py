@@ -16,7 +16,7 @@ from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
 from service.tenants.tenant_scope import scoped, scoped_by_parameter, tenant_parameter
-from service.usage.usage_queries import month_of, trained_tokens
+from service.usage.usage_queries import month_of, used_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
 MAX_SHARED_TASKS = 16  # most tasks that one transaction creates without the tenant's lock; the coalescer's group size too
@@ -59,7 +59,7 @@ class TaskQuota:
             _lock_tenant_quota(session, principal)
             self._used = count_waiting_tasks(session, principal)
         self._other_refusal: QuotaExceeded | None = None
-        if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
+        if tokens is not None and (trained := used_tokens(session, principal, month_of(session))) >= tokens:
             way_out = "the count resets on the first of the month"
             self._other_refusal = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
         elif stored is not None and (held := stored_bytes(session, principal)) >= stored:

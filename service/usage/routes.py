@@ -13,7 +13,7 @@ from service.http.response_schemas import problems
 from service.scheduler.state import usage_shares
 from service.tenants.models import Tenant
 from service.usage import quotas
-from service.usage.usage_queries import Period, device_types_of, month_of, trained_tokens, usage_of
+from service.usage.usage_queries import Period, completions_of, device_types_of, month_of, usage_of, used_tokens
 
 router = APIRouter(prefix="/v1", tags=["usage"], responses=problems(401, 403))
 
@@ -31,10 +31,20 @@ class Amounts(BaseModel):
     saved_gpu_seconds: float
 
 
+class CompletionAmounts(BaseModel):
+    """What bases and adapters were asked, beside the tasks. Its tokens count towards the quota `month_tokens`."""
+
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    gpu_seconds: float
+
+
 class TaskUsage(Amounts):
     task_id: str
     name: str | None
     created_at: datetime
+    deleted_at: datetime | None = Field(default=None, description="Since then the task is gone; its use stays billed")
     trained_rows: int = Field(description="Training rows through the model, in all the task's time")
 
 
@@ -48,6 +58,7 @@ class Usage(BaseModel):
         default=[], description="That the month's tasks ran on; `cpu`: GPU seconds are of CPU slots"
     )
     total: Amounts
+    completions: CompletionAmounts
     data: list[TaskUsage] = Field(description="The tasks that ran in the month, the newest first")
     next_cursor: str | None
 
@@ -64,7 +75,7 @@ class Quotas(BaseModel):
     running_gpus: Quota
     queued_tasks: Quota
     stored_bytes: Quota
-    month_tokens: Quota = Field(description="Trained since the first of the month, in UTC")
+    month_tokens: Quota = Field(description="Trained, and asked and answered, since the first of the month, in UTC")
 
 
 @router.get("/usage", operation_id="get_usage", summary="Get what was used in a month", responses=problems(422))
@@ -78,9 +89,18 @@ def get_usage(reader: Reader, db: Db, month: Month = None, cursor: Cursor = None
             tasks = tasks.where(tuple_(used.c.created_at, used.c.id) < tuple_(*read_cursor(cursor)))
         rows = session.execute(tasks).all()
         kinds = device_types_of(session, reader, period)
+        asked = completions_of(session, reader, period)
     page = [_task(row) for row in rows[:limit]]
     more = write_cursor(rows[limit - 1]) if len(rows) > limit else None
-    return Usage(start=period.start, end=period.end, device_types=kinds, total=_amounts(total), data=page, next_cursor=more)
+    return Usage(
+        start=period.start,
+        end=period.end,
+        device_types=kinds,
+        total=_amounts(total),
+        completions=CompletionAmounts(**asked),
+        data=page,
+        next_cursor=more,
+    )
 
 
 @router.get("/quotas", operation_id="get_quotas", summary="Get the tenant's quotas and what is used of them")
@@ -91,7 +111,7 @@ def get_quotas(reader: Reader, db: Db) -> Quotas:
             running_gpus=Quota(limit=tenant.running_gpus_quota, used=usage_shares.running_gpus(session, reader)),
             queued_tasks=Quota(limit=tenant.queued_tasks_quota, used=quotas.count_waiting_tasks(session, reader)),
             stored_bytes=Quota(limit=tenant.stored_bytes_quota, used=quotas.stored_bytes(session, reader)),
-            month_tokens=Quota(limit=tenant.month_tokens_quota, used=trained_tokens(session, reader, month_of(session))),
+            month_tokens=Quota(limit=tenant.month_tokens_quota, used=used_tokens(session, reader, month_of(session))),
         )
 
 

@@ -18,7 +18,7 @@ from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
-from service.usage.models import TaskUsageRecord
+from service.usage.models import CompletionUsage, TaskUsageRecord
 from service.usage.trained_rows import rows_in
 from service.usage.usage_ledger import month_at, trained_in
 
@@ -42,9 +42,19 @@ def month_of(session: Session) -> Period:
     return Period.month(now.year, now.month)
 
 
-def trained_tokens(session: Session, principal: Principal, period: Period) -> int:
-    """Tokens that count against the quota, equal to `trained_tokens` in the period's total."""
-    return trained_in(session, principal.tenant_id, month_at(period.start))
+def used_tokens(session: Session, principal: Principal, period: Period) -> int:
+    """Tokens that count against the quota: `trained_tokens` in the period's total, and those of completions."""
+    asked = completions_of(session, principal, period)
+    trained = trained_in(session, principal.tenant_id, month_at(period.start))
+    return trained + int(asked["prompt_tokens"] + asked["completion_tokens"])
+
+
+def completions_of(session: Session, principal: Principal, period: Period) -> dict[str, float]:
+    """What the caller's completions used in the period: requests, prompt_tokens, completion_tokens, gpu_seconds."""
+    names = ("requests", "prompt_tokens", "completion_tokens", "gpu_seconds")
+    sums = select(*(func.coalesce(func.sum(getattr(CompletionUsage, name)), 0).label(name) for name in names))
+    own = scoped(sums.where(CompletionUsage.month == month_at(period.start)), CompletionUsage, principal)
+    return dict(session.execute(own).one()._mapping)
 
 
 def gpu_seconds_of(session: Session, principal: Principal, task_id: str) -> float:
@@ -80,7 +90,7 @@ def device_types_of(session: Session, principal: Principal, period: Period) -> l
 
 
 def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:
-    """A row for each of the caller's tasks that ran in the period: id, created_at, name, and
+    """A row for each of the caller's tasks that ran in the period: id, created_at, name, deleted_at, and
 
     trained_tokens, evaluation_tokens, gpu_seconds (billed, of the period); rewound_tokens (not billed, of the period);
     trained_rows (of the task in all); saved_tokens and saved_gpu_seconds (what early exits spared the task in all).
@@ -91,6 +101,7 @@ def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:
         Task.id,
         Task.created_at,
         Task.name,
+        Task.deleted_at,
         (used.tokens - used.rewound_tokens).label("trained_tokens"),
         (used.evaluation_tokens - used.rewound_evaluation_tokens).label("evaluation_tokens"),
         (used.gpu_seconds - used.rewound_gpu_seconds).label("gpu_seconds"),

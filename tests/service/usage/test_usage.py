@@ -45,6 +45,7 @@ def test_tokens_seconds_rewinds_and_savings(tenant, database):
         "task_id": task["id"],
         "name": None,
         "created_at": task["created_at"],
+        "deleted_at": None,
         "trained_tokens": 5600,
         "evaluation_tokens": 560,
         "gpu_seconds": pytest.approx(28.0),
