@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from service.authentication import CSRF_CHECKED, SESSION_COOKIE, ScopeMissing, check_csrf
+from service.authentication import CSRF_CHECKED, SESSION_COOKIE, RoleMissing, ScopeMissing, check_csrf
 from service.http.problem_handlers import RENDERER
 from service.http.problems import Forbidden, Problem, Unauthorized, summary
 from service.tenants.api_keys import Scope
@@ -60,8 +60,8 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
     """The problem as a page; where nobody is signed in, the way to the sign-in page."""
     if isinstance(problem, Unauthorized) and request.url.path != SIGN_IN:
         reason = problem.extra.get("reason")
-        here = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else "/tasks"
-        why = f"&why={reason}" if reason in ("revoked", "expired", "session_over") else ""
+        here = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else _form_page(request)
+        why = f"&why={reason}" if reason in ("revoked", "expired", "session_over", "membership_over") else ""
         return RedirectResponse(
             f"{SIGN_IN}?next={quote(here, safe='/')}{why}", 303, dict(headers) | {"Cache-Control": "no-store"}
         )
@@ -81,8 +81,16 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
     return answer
 
 
+def _form_page(request: Request) -> str:
+    """The page of this site that a form was on, so that signing in leads back to it."""
+    host, _, path = request.headers.get("referer", "").partition("://")[2].partition("/")
+    return f"/{path}" if host == request.url.netloc and not path.startswith(SIGN_IN[1:]) else "/tasks"
+
+
 def _way_out(problem: Problem) -> str | None:
     """What somebody who is signed in with a key of too few scopes can do."""
+    if isinstance(problem, RoleMissing):
+        return "Ask an owner of the tenant."
     if not isinstance(problem, ScopeMissing):
         return None
     scope = problem.extra["needs"]

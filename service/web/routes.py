@@ -7,6 +7,7 @@ from service.web.pages import (
     compare,
     keys,
     library,
+    members_page,
     new_task,
     reference_page,
     task_list,
@@ -14,11 +15,12 @@ from service.web.pages import (
     usage,
     webhooks,
 )
-from service.web.session import sign_in
+from service.web.session import provider_sign_in, sign_in
 
 ROUTERS = (
     static_files.router,
     sign_in.router,
+    provider_sign_in.router,
     task_list.router,
     new_task.router,
     task_page.router,
@@ -27,6 +29,7 @@ ROUTERS = (
     library.router,
     usage.router,
     keys.router,
+    members_page.router,
     webhooks.router,
     admin_pages.router,
     reference_page.router,

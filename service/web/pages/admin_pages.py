@@ -7,18 +7,24 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
+from contract.gpu_counts import device_word
+from contract.wording.quota_words import quota_words
 from service.app_state import QueueDep, Service
 from service.audit import routes as audit
 from service.authentication import AdminDb
 from service.fleet import join_token_routes
 from service.fleet.base_models import routes as base_model_routes
 from service.fleet.models import BaseModel as Base
+from service.fleet.models import Node
+from service.http.pagination import Cursor
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
 from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.tenants import routes as tenants
+from service.tenants.models import Tenant
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
@@ -28,25 +34,27 @@ router = pages()
 
 _SHOWN = 100
 Model = TypeVar("Model", bound=BaseModel)
-_QUOTAS = tuple(tenants.QuotaLimits.model_fields)
 
 
 @router.get("/admin")
-def show_admin(viewer: Looking, db: AdminDb, request: Request) -> Response:
-    return _page(request, db)
+def show_admin(viewer: Looking, db: AdminDb, request: Request, cursor: Cursor = None, audit_cursor: Cursor = None) -> Response:
+    return _page(request, db, cursor, audit_cursor)
 
 
-def _page(request: Request, db: AdminDb, **made: Any) -> Response:
+def _page(request: Request, db: AdminDb, cursor: str | None = None, audit_cursor: str | None = None, **made: Any) -> Response:
     with db.begin() as session:
         models = list(session.scalars(select(Base).order_by(Base.name)))
+        number = session.scalar(select(func.count()).select_from(Tenant))
+        quotas = _quota_words(session)
     answer = render(
         request,
         "admin.html",
-        tenants=tenants.list_tenants(db, None, _SHOWN).data,
+        tenants=tenants.list_tenants(db, cursor, _SHOWN),
+        number=number,
         models=models,
         tokens=join_token_routes.list_join_tokens(db, None, 20).data,
-        audit=audit.list_all_audit(db, None, None, None, 50).data,
-        quotas=_QUOTAS,
+        audit=audit.list_all_audit(db, None, None, audit_cursor, 50),
+        quotas=quotas,
         now=datetime.now(UTC),
         **({"secret": None, "what": None} | made),
     )
@@ -68,10 +76,12 @@ def show_tenant(tenant_id: str, viewer: Looking, db: AdminDb, request: Request) 
 
 
 def _tenant_page(request: Request, db: AdminDb, tenant_id: str, secret: str | None = None) -> Response:
+    with db.begin() as session:
+        tenant = tenants.TenantResource.of(tenants.tenant_row(session, tenant_id))
+        quotas = _quota_words(session)
     keys = tenants.list_keys(tenant_id, db, None, _SHOWN).data
-    tenant = next(one for one in tenants.list_tenants(db, None, _SHOWN).data if one.id == tenant_id)
     log = audit.list_all_audit(db, tenant_id, None, None, 50).data
-    answer = render(request, "admin_tenant.html", tenant=tenant, keys=keys, quotas=_QUOTAS, secret=secret, audit=log)
+    answer = render(request, "admin_tenant.html", tenant=tenant, keys=keys, quotas=quotas, secret=secret, audit=log)
     if secret is not None:
         answer.headers["Cache-Control"] = "no-store"
     return answer
@@ -79,7 +89,7 @@ def _tenant_page(request: Request, db: AdminDb, tenant_id: str, secret: str | No
 
 @router.post("/admin/tenants/{tenant_id}")
 def change_tenant(tenant_id: str, db: AdminDb, queue: QueueDep, form: Form) -> Response:
-    quotas = {name: _number(form.one(name)) for name in _QUOTAS}
+    quotas = {name: _number(form.one(name)) for name in tenants.QuotaLimits.model_fields}
     change = _read(tenants.TenantChange, weight=_number(form.one("weight")), quotas=quotas)
     tenants.change_tenant(tenant_id, change, db, queue)
     return RedirectResponse(f"/admin/tenants/{tenant_id}", 303)
@@ -122,6 +132,12 @@ def create_join_token(
 def revoke_join_token(token_id: str, db: AdminDb) -> Response:
     join_token_routes.delete_join_token(token_id, db)
     return _back()
+
+
+def _quota_words(session: Session) -> dict[str, str]:
+    """What the quotas are called on this fleet, by field."""
+    types = select(Node.devices[0]["type"].astext).where(Node.status != "left").distinct()
+    return quota_words(device_word(session.scalars(types)))
 
 
 def _back() -> Response:

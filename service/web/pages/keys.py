@@ -5,15 +5,16 @@ from datetime import UTC, datetime, timedelta
 from fastapi import Request, Response
 from pydantic import ValidationError
 
-from service.app_state import Service
-from service.authentication import Reader, Writer
+from service.app_state import Config, Service, state_of
+from service.authentication import KeysDb, Reader
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
-from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
+from service.idempotency.repeated_requests import AnswerBox, MemberClaimedKey
+from service.members import member_routes, service_account_routes
 from service.tenants import own_key_routes
 from service.tenants.api_keys import Scope
-from service.tenants.own_key_routes import KeysDb
-from service.tenants.routes import KeyResource, NewKey
+from service.tenants.own_key_routes import MemberOrWriter, NewOwnKey
+from service.tenants.routes import KeyResource
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
@@ -21,7 +22,7 @@ from service.web.session.viewer import Looking
 
 router = pages()
 
-_DAYS = (7, 30, 90, 365)
+_DAYS, _SHOWN = (7, 30, 90, 365), 100
 
 
 @router.get("/keys")
@@ -31,30 +32,51 @@ def list_keys(viewer: Looking, reader: Reader, db: KeysDb, request: Request) -> 
 
 @router.post("/keys")
 def create_key(
-    viewer: Looking, writer: Writer, db: KeysDb, form: Form, request: Request, claim: ClaimedKey, answers: AnswerBox
+    viewer: Looking,
+    maker: MemberOrWriter,
+    db: KeysDb,
+    config: Config,
+    form: Form,
+    request: Request,
+    claim: MemberClaimedKey,
+    answers: AnswerBox,
 ) -> Response:
     days = form.one("days")
     expires_at = datetime.now(UTC) + timedelta(days=int(days)) if days.isdecimal() and int(days) in _DAYS else None
     try:
-        new = NewKey.model_validate({"name": form.one("name") or "key", "scopes": form.all("scope"), "expires_at": expires_at})
+        said = {"name": form.one("name") or "key", "scopes": form.all("scope"), "expires_at": expires_at}
+        new = NewOwnKey.model_validate(said | ({"role": form.one("role")} if form.one("role") else {}))
     except ValidationError as error:
-        errors = [field_error({**one, "loc": ("body", *one["loc"])}, [NewKey]) for one in error.errors()]
+        errors = [field_error({**one, "loc": ("body", *one["loc"])}, [NewOwnKey]) for one in error.errors()]
         raise Invalid(errors) from None
-    return _page(request, viewer.principal, db, own_key_routes.create_own_key(new, writer, db, claim, answers))
+    return _page(request, viewer.principal, db, own_key_routes.create_own_key(new, maker, db, config, claim, answers))
 
 
 @router.post("/keys/{key_id}/revoke")
 def revoke_key(
-    key_id: str, viewer: Looking, writer: Writer, reader: Reader, db: KeysDb, service: Service, request: Request
+    key_id: str, viewer: Looking, maker: MemberOrWriter, reader: Reader, db: KeysDb, service: Service, request: Request
 ) -> Response:
-    own_key_routes.revoke_own_key(key_id, writer, db, service)
+    own_key_routes.revoke_own_key(key_id, maker, db, service)
     return _page(request, reader, db, None)
 
 
 def _page(request: Request, reader: Reader, db: KeysDb, made: KeyResource | None) -> Response:
-    keys = own_key_routes.list_own_keys(reader, db, None, 100).data
-    now = datetime.now(UTC)
-    answer = render(request, "keys.html", keys=keys, made=made, own=reader, scopes=list(Scope), days=_DAYS, now=now)
+    keys = own_key_routes.list_own_keys(reader, db, None, _SHOWN).data
+    members = member_routes.list_members(reader, db, None, _SHOWN).data
+    accounts = service_account_routes.list_service_accounts(reader, db, None, _SHOWN).data
+    answer = render(
+        request,
+        "keys.html",
+        keys=keys,
+        made=made,
+        own=reader,
+        scopes=list(Scope),
+        days=_DAYS,
+        now=datetime.now(UTC),
+        whose={one.user_id: one.email or one.name or one.user_id for one in members},
+        accounts={one.id: one.name for one in accounts},
+        longest=state_of(request).settings.personal_key_days,
+    )
     if made is not None:
         answer.headers["Cache-Control"] = "no-store"  # it holds a secret
     return answer

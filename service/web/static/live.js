@@ -23,13 +23,7 @@ export async function refresh(address = location.href) {
     connected(false);
     return false;
   }
-  if (answer.redirected && new URL(answer.url).pathname === "/sign-in") {
-    say("The session has ended. Sign in again to go on.");
-    const link = Object.assign(document.createElement("a"), { href: answer.url, textContent: " Sign in" });
-    banner.append(link);
-    ended = true;
-    return false;
-  }
+  if (signedOut(answer)) return false;
   if (!answer.ok) {
     connected(answer.status < 500 && answer.status !== 429);
     return false;
@@ -37,6 +31,15 @@ export async function refresh(address = location.href) {
   const html = await answer.text();
   connected(true);
   patch(new DOMParser().parseFromString(html, "text/html"));
+  return true;
+}
+
+// Whether this answer is the sign-in page instead, which the banner then says and links to.
+export function signedOut(answer, kept = "") {
+  if (!answer.redirected || new URL(answer.url).pathname !== "/sign-in") return false;
+  say(`The session has ended. Sign in again to go on${kept}.`);
+  banner.append(Object.assign(document.createElement("a"), { href: answer.url, textContent: " Sign in" }));
+  ended = true;
   return true;
 }
 

@@ -1,5 +1,6 @@
 // The form's estimate follows every change; a preview and an upload stay on the page. Without scripts its buttons do the same.
-import { connected, patch } from "./live.js";
+import { keep, restore } from "./draft.js";
+import { connected, patch, signedOut } from "./live.js";
 import { uploader } from "./upload.js";
 
 const form = document.getElementById("new-task");
@@ -21,6 +22,7 @@ async function ask(action) {
   running[action] = new AbortController();
   try {
     const answer = await fetch(action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: running[action].signal });
+    if (signedOut(answer, "; what is typed here is kept")) { keep(form); return; }
     if (answer.ok || answer.status === 422) patch(new DOMParser().parseFromString(await answer.text(), "text/html"), [action.endsWith("preview") ? "outcome" : "preview"]);
     connected(true);
   } catch (error) {
@@ -30,7 +32,8 @@ async function ask(action) {
 
 form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => ask("/tasks/new/estimate"), 400); });
 document.getElementById("preview-button").addEventListener("click", (event) => { event.preventDefault(); ask("/tasks/new/preview"); });
-document.getElementById("estimate-button").addEventListener("click", (event) => { event.preventDefault(); ask("/tasks/new/estimate"); });
+for (const id of ["enter-button", "estimate-button"]) document.getElementById(id).addEventListener("click", (event) => { event.preventDefault(); ask("/tasks/new/estimate"); });
+form.addEventListener("submit", () => keep(form)); // the session may have ended: signing in leads back here
 
 uploader(document.getElementById("upload"), (file) => {
   for (const name of ["dataset.file_id", "dataset.validation_file_id"]) {
@@ -40,4 +43,5 @@ uploader(document.getElementById("upload"), (file) => {
   document.getElementById("f-dataset.file_id").value = file.id;
   form.dispatchEvent(new Event("input"));
 });
+restore(form);
 if (document.getElementById("f-dataset.file_id").value) ask("/tasks/new/estimate");

@@ -1,4 +1,5 @@
 // What every page has: keys, relative times, copying, and lists that follow the service.
+import { forget } from "./draft.js";
 import { over, refresh } from "./live.js";
 
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
@@ -22,7 +23,7 @@ function tellTimes() {
   const now = Date.now();
   for (const time of document.querySelectorAll("time[datetime]")) {
     const seconds = (Date.parse(time.dateTime) - now) / 1000;
-    const words = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `in ${duration(seconds)}` : `${duration(-seconds)} ago`;
+    const words = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `in ${duration(seconds)}` : `${duration(-seconds)} ${"expected" in time.dataset ? "overdue" : "ago"}`;
     if (time.textContent !== words) time.textContent = words;
   }
 }
@@ -38,6 +39,8 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = words; }, 1500);
 });
 
+if (location.pathname !== "/tasks/new") forget();
+
 // keys
 let waitsForPlace = false;
 const rows = () => [...document.querySelectorAll("#rows > tr, #job-rows > tr")];
@@ -49,8 +52,24 @@ function move(by) {
   const next = all[Math.max(0, Math.min(all.length - 1, at + by))];
   all[at]?.classList.remove("here");
   next.classList.add("here");
+  rove();
   (next.querySelector("a.row") ?? next).focus();
 }
+
+// of a table's rows that take the focus themselves, Tab stops at one: j and k, or the arrows, lead to the others
+function rove() {
+  const own = [...document.querySelectorAll("#job-rows > tr")];
+  const stop = own.find((row) => row.classList.contains("here")) ?? own[0];
+  for (const row of own) row.tabIndex = row === stop ? 0 : -1;
+}
+rove();
+document.addEventListener("patched", rove);
+document.getElementById("job-rows")?.addEventListener("focusin", (event) => {
+  const row = event.target.closest("tr");
+  for (const old of document.querySelectorAll("tr.here")) old.classList.remove("here");
+  row.classList.add("here");
+  rove();
+});
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), textarea, select, dialog")) return;
@@ -61,7 +80,8 @@ document.addEventListener("keydown", (event) => {
     if (place) location.assign(place);
     return;
   }
-  switch (event.key) {
+  const key = event.target.matches("#job-rows > tr") ? { ArrowDown: "j", ArrowUp: "k" }[event.key] ?? event.key : event.key;
+  switch (key) {
     case "/": document.getElementById("search")?.focus(); break;
     case "n": location.assign("/tasks/new"); break;
     case "j": move(1); break;

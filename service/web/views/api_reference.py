@@ -26,6 +26,13 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "allow_model": {"name": "llama-3.2-1b", "source": "/models/llama-3.2-1b"},
     "create_join_token": {"node_name": "gpu-7"},
     "drain_node": {"evict": True},
+    "change_member": {"role": "viewer"},
+    "create_invitation": {"email": "ada@example.com", "role": "editor"},
+    "create_invitation_of": {"email": "ada@example.com", "role": "owner"},
+    "create_service_account": {"name": "ci"},
+    "change_service_account": {"role": "viewer"},
+    "create_service_account_key": {"name": "ci"},
+    "poll_device_sign_in": {"handle": "…", "name": "my program"},
 }
 
 

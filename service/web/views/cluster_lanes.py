@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from contract.gpu_counts import device_word
 from service.fleet.models import Node, Placement
 from service.scheduler.explain.schedule_view import Waiting
 from service.tasks.models import Task
@@ -141,9 +142,8 @@ class _Drawing:
             height = LANE * (1 + max(rows, default=0))
             self.made.lanes.append(Lane(f"{node.name} · {device}" if len(node.devices) > 1 else node.name, y, height, first))
             for run, row in zip(mine, rows, strict=True):
-                self._run(
-                    run, [one for one in mine if one is not run and _overlap(one.placement, run.placement)], y + LANE * row
-                )
+                beside = [one for one in mine if one is not run and _overlap(one.placement, run.placement)]
+                self._run(run, beside, device_word([node.device_type]), y + LANE * row)
             y, first = y + height + 2, False
         if planned:
             rows = _stacked([(one.expected_start, one.expected_end) for one in planned])  # type: ignore[misc]
@@ -157,8 +157,9 @@ class _Drawing:
     def _name(self, run: _Run) -> str:
         return run.task.name or run.task.id if self._viewer in (None, run.task.tenant_id) else "another tenant's task"
 
-    def _run(self, run: _Run, beside: Sequence[_Run], y: float) -> None:
-        """`beside`: those that ran or run on the same GPU meanwhile; their jobs train in the same steps."""
+    def _run(self, run: _Run, beside: Sequence[_Run], word: str, y: float) -> None:
+        """`beside`: those that ran or run on the same GPU meanwhile; their jobs train in the same steps. `word`: what the
+        GPU is called."""
         placement, task = run.placement, run.task
         named = self._viewer in (None, task.tenant_id)
         end = placement.ended_at or placement.expected_end or self._now
@@ -168,7 +169,7 @@ class _Drawing:
         words.append(f"ended: {placement.end_reason}" if placement.ended_at else f"ends {clock(placement.expected_end)}")
         if beside:
             verb = "shared" if placement.ended_at else "shares"
-            words.append(f"{verb} this GPU with {', '.join(sorted({self._name(one) for one in beside}))}")
+            words.append(f"{verb} this {word} with {', '.join(sorted({self._name(one) for one in beside}))}")
         colour = self._colours.get(task.tenant_id, "others")
         self._block(
             placement.created_at,

@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from contract.gpu_counts import device_word, devices, gpu_count
 from contract.wording.duration_words import duration as in_words
+from contract.wording.quota_words import quota_words
 
 NONE = "\u2013"
 
@@ -38,7 +39,10 @@ def count(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    return NONE if value is None or not math.isfinite(value) else f"{value:.4f}"
+    """Four decimals; a loss that these would hide has significant digits."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return significant(value) if 0 < abs(value) < 1e-3 else f"{value:.4f}"
 
 
 def percent(value: float | None) -> str:
@@ -74,11 +78,20 @@ def when(moment: datetime | str | None) -> str | Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), clock(at), relative(at, datetime.now(UTC)))
 
 
-def relative(at: datetime, now: datetime) -> str:
+def expected(moment: datetime | str | None) -> str | Markup:
+    """As `when`, of a moment that is expected: once it has passed it is overdue."""
+    if moment is None:
+        return NONE
+    at = _moment(moment)
+    words = '<time datetime="{}" title="{}" data-expected>{}</time>'
+    return Markup(words).format(at.isoformat(), clock(at), relative(at, datetime.now(UTC), "{} overdue"))
+
+
+def relative(at: datetime, now: datetime, past: str = "{} ago") -> str:
     seconds = (at - now).total_seconds()
     if abs(seconds) < 1:
         return "now"
-    return f"in {duration(seconds)}" if seconds > 0 else f"{duration(-seconds)} ago"
+    return f"in {duration(seconds)}" if seconds > 0 else past.format(duration(-seconds))
 
 
 def value_of(value: Any) -> str:
@@ -124,9 +137,11 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "clock": clock,
     "when": when,
+    "expected": expected,
     "code_spans": code_spans,
     "value": value_of,
     "gpus": gpu_count,
     "device_word": device_word,
     "devices": devices,
+    "quota_words": quota_words,
 }

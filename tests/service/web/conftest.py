@@ -12,6 +12,8 @@ from service.tenants.api_keys import Scope
 from tests.browser import Visitor, launched, visiting
 from tests.service.api import Caller
 from tests.service.live_server import Server
+from tests.service.web import sweeps
+from tests.service.web.page_samples import GRID
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -62,3 +64,10 @@ def node(database: Database) -> Node:
         )
         session.add(made)
     return made
+
+
+@pytest.fixture
+def sweep(tenant, database):
+    task = tenant.task(name="a sweep", search_space=GRID, labels={"team": "research"})
+    sweeps.begin(database, task["id"])
+    return task["id"]

@@ -8,8 +8,7 @@ from service.tenants.api_keys import Scope
 from service.webhooks.models import Webhook
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
-from tests.service.web.test_other_pages import FOLDER, run_on
-from tests.service.web.test_task_pages import GRID, drawn
+from tests.service.web.page_samples import FOLDER, GRID, drawn, run_on
 
 try:
     import axe_playwright_python

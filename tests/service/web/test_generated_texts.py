@@ -9,8 +9,8 @@ from service.tasks.models import Task
 from service.tasks.text_evaluations import store
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
+from tests.service.web.page_samples import FOLDER, GRID, HOSTILE, drawn
 from tests.service.web.test_accessibility import CUT, violations
-from tests.service.web.test_task_pages import FOLDER, GRID, HOSTILE, drawn
 
 ASKED = {"metrics": [{"type": "exact_match"}, {"type": "rouge_l", "name": "rouge"}], "max_prompts": 2}
 

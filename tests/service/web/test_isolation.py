@@ -6,15 +6,20 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.authentication import SESSION_COOKIE
+from service.tenants.member_roles import Role
 from service.web.page_route import PageRoute
 from service.webhooks.models import Webhook
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
 
-OPEN = {"/", "/sign-in", "/sign-in/{secret}", "/sign-out", "/theme"}
+OPEN = {
+    *("/", "/sign-in", "/sign-in/{secret}", "/sign-out", "/theme"),
+    *("/oidc/sign-in", "/oidc/callback", "/invitations/{secret}"),
+}
 ADMINS = ("/admin", "/cluster/nodes")
 ACTS = {"act": "cancel"}
+FIELDS = {"role": "viewer", "task": "task_none"}
 SECRET = "a-name-that-nobody-else-may-read"
 FOLDER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 
@@ -38,9 +43,10 @@ def asked(browser, csrf, method, path, **more):
 
 
 @pytest.fixture
-def theirs(new_tenant, database, storage) -> dict[str, str]:
+def theirs(new_tenant, new_member, database, storage) -> dict[str, str]:
     """One of everything, of another tenant, each with a name."""
     other = new_tenant()
+    owner = new_member(Role.OWNER, of=other, subject=SECRET)
     file_id = other.upload(jsonl(*chat_rows(20)), SECRET + ".jsonl").json()["id"]
     task = other.post("/v1/tasks", json=other.spec(file_id, name=SECRET, labels={SECRET: SECRET})).json()["id"]
     sweeps.begin(database, task)
@@ -57,6 +63,9 @@ def theirs(new_tenant, database, storage) -> dict[str, str]:
         "key_id": key,
         "delivery_id": "d",
         "job_id": "j",
+        "user_id": owner.get("/v1/me").json()["user_id"],
+        "invitation_id": owner.post("/v1/invitations", json={"email": f"{SECRET}@example.com"}).json()["id"],
+        "account_id": owner.post("/v1/service-accounts", json={"name": SECRET}).json()["id"],
     } | ACTS
 
 
@@ -70,14 +79,17 @@ def test_no_page_opens_without_a_session(app, client):
         assert answer.headers["location"].startswith("/sign-in?next="), path
 
 
-def test_no_page_shows_another_tenants_things(app, client, tenant, theirs):
+def test_no_page_shows_another_tenants_things(app, client, new_member, theirs):
+    tenant = new_member(Role.OWNER)
     browser, csrf = signed_in(client, tenant.key)
     for method, path in page_routes(app):
-        if path in OPEN or path.startswith(ADMINS):
+        if path in OPEN or path.startswith((*ADMINS, "/account/")):  # what ends the session has no id
             continue
         missing = set(re.findall(r"{(\w+)", path)) - set(theirs)
         assert not missing, f"{path}: give this test an id of another tenant for {missing}"
-        answer = asked(browser, csrf, method, re.sub(r":\w+}", "}", path).format(**theirs), task=theirs["task_id"])
+        answer = asked(
+            browser, csrf, method, re.sub(r":\w+}", "}", path).format(**theirs), task=theirs["task_id"], role="viewer"
+        )
         assert SECRET not in answer.text, path
         assert answer.status_code < 500, f"{method} {path}: {answer.text}"
         if re.search(r"{\w+_id}", path):

@@ -1,165 +1,18 @@
-"""New task, compare, cluster, usage, files, adapters, keys, webhooks, admin and the API reference, in a real browser."""
+"""Compare, cluster, usage, files, adapters, keys, webhooks, admin and the API reference, in a real browser."""
 
 import csv
 import io
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from service.fleet.models import BaseModel, Placement
 from service.tasks.models import Task
 from service.web.views.api_reference import operations
 from tests.browser import eventually
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement
 from tests.service.web import sweeps
-
-FOLDER = {"adapter_model.safetensors": b"x" * 10, "adapter_config.json": b"{}"}
-ROOT_MODEL = "examples/base-model"
-
-
-def jsonl_file(tmp_path, name="rows.jsonl", rows=30):
-    path = tmp_path / name
-    path.write_bytes(jsonl(*chat_rows(rows)))
-    return path
-
-
-def test_a_task_is_made_on_an_uploaded_file(visitor, tenant, tmp_path):
-    page = visitor.open("/tasks/new")
-    page.set_input_files("#upload-file", jsonl_file(tmp_path))
-    page.wait_for_selector("#upload [role=status]:has-text('30 rows')")
-    page.fill("[name='search_space.learning_rate']", "1e-4 3e-4")
-    page.fill("[name='search_space.rank']", "4, 8, 16")
-    page.fill("[name='search_space.batch_size']", "4")
-    page.fill("[name='training.max_seq_len']", "64")
-    page.wait_for_selector("#job-count:has-text('6 jobs')")
-    page.wait_for_selector("#outcome >> text=GPU time")
-    page.fill("[name='search_space.rank']", "4, eight")
-    page.wait_for_selector("[id='e-search_space.rank']:has-text('eight')")
-    page.wait_for_selector("[id='f-search_space.rank'][aria-invalid=true]")
-    page.fill("[name='search_space.rank']", "4, 9999")
-    page.wait_for_selector("[id='e-search_space.rank']:has-text('256')")
-    page.fill("[name='search_space.rank']", "4")
-    page.wait_for_selector("#job-count:has-text('2 jobs')")
-    page.wait_for_selector("[id='f-search_space.rank']:not([aria-invalid])")
-    page.fill("[name=deadline]", "next week")
-    page.wait_for_selector("#e-deadline:has-text('date')")
-    page.fill("[name=deadline]", "2026-12-31T18:00")
-    page.wait_for_selector("#e-deadline:has-text('zone')")
-    deadline = (datetime.now(UTC) + timedelta(days=30)).replace(microsecond=0)
-    page.fill("[name=deadline]", deadline.isoformat())
-    page.fill("[name=name]", "from the form")
-    page.fill("[name=labels]", "team=research")
-    page.wait_for_selector("#copy-YAML >> text=team: research", state="attached")
-    page.wait_for_timeout(5000)  # longer than lists wait between two reads: the form's page is not read again behind one's back
-    yaml = page.text_content("#copy-YAML")
-    curl = page.text_content("#copy-curl")
-    body = json.loads(re.search(r"-d '(.*)'$", curl, re.DOTALL)[1])
-    assert body["search_space"]["rank"] == [4]
-    assert "rank:\n  - 4" in yaml
-    compile(page.text_content("#copy-Python"), "copy", "exec")
-    page.click("text=Submit")
-    page.wait_for_url("**/tasks/task_*")
-    made = tenant.get("/v1/tasks").json()["data"][0]
-    assert (made["name"], made["labels"]) == ("from the form", {"team": "research"})
-    assert made["spec"]["search_space"]["learning_rate"] == body["search_space"]["learning_rate"] == [0.0001, 0.0003]
-    assert datetime.fromisoformat(made["spec"]["deadline"]) == deadline
-    again = visitor.open(f"/tasks/new?like={made['id']}")
-    assert again.input_value("[name='search_space.learning_rate']") == "0.0001, 0.0003"
-
-
-def test_the_form_asks_for_scored_texts(visitor, tenant, tmp_path):
-    page = visitor.open("/tasks/new")
-    assert not page.is_checked("[name=evaluation]")
-    page.set_input_files("#upload-file", jsonl_file(tmp_path))
-    page.fill("[name='training.max_seq_len']", "64")
-    page.wait_for_selector("#outcome >> text=GPU time")
-    assert "evaluation" not in page.text_content("#copy-YAML")
-    page.check("[name=evaluation]")
-    page.uncheck("[name=metrics][value=rouge_l]")
-    page.wait_for_selector("[id='e-evaluation.metrics']:has-text('at least 1')")
-    page.check("[name=metrics][value=exact_match]")
-    page.fill("[name='evaluation.max_prompts']", "5000")
-    page.wait_for_selector("[id='e-evaluation.max_prompts']:has-text('1024')")
-    page.fill("[name='evaluation.max_prompts']", "5")
-    page.wait_for_selector("#copy-YAML >> text=exact_match", state="attached")
-    asked = {"metrics": [{"type": "exact_match"}], "max_prompts": 5}
-    assert json.loads(re.search(r"-d '(.*)'$", page.text_content("#copy-curl"), re.DOTALL)[1])["evaluation"] == asked
-    assert "exact_match" in page.text_content("#copy-Python")
-    page.click("text=Submit")
-    page.wait_for_url("**/tasks/task_*")
-    made = tenant.get("/v1/tasks").json()["data"][0]
-    assert made["spec"]["evaluation"]["max_prompts"] == 5
-    again = visitor.open(f"/tasks/new?like={made['id']}")
-    assert again.is_checked("[name=evaluation]")
-    assert again.locator("[name=metrics]:checked").evaluate_all("all => all.map(one => one.value)") == ["exact_match"]
-    assert again.input_value("[name='evaluation.max_prompts']") == "5"
-
-
-def test_wrong_rows_are_named_by_line(visitor, tmp_path):
-    path = tmp_path / "broken.jsonl"
-    path.write_bytes(jsonl(*chat_rows(3)) + b'{"prompt": 5}\n')
-    page = visitor.open("/files")
-    page.set_input_files("#upload-file", path)
-    page.wait_for_selector("#upload li:has-text('line 4, prompt: ')")
-    path.write_bytes(jsonl(*chat_rows(3)) + b'{"prompt": "cut\n')
-    page.set_input_files("#upload-file", path)
-    page.wait_for_selector("#upload li:has-text('line 4 is not JSON: Unterminated string starting at column 12')")
-    assert page.locator("#upload [role=status]").inner_text().count("Unterminated") == 1
-    path.write_bytes(b"")
-    page.set_input_files("#upload-file", path)
-    page.wait_for_selector("#upload li:has-text('file holds no rows')")
-    assert page.text_content("#upload .error") == "broken.jsonl was not uploaded: nothing was kept."
-    visitor.expected("422")
-
-
-def test_a_wrong_form_says_what_to_mend_and_keeps_what_was_typed(visit, tenant):
-    visitor = visit(java_script_enabled=False)
-    visitor.sign_in(tenant.key)
-    page = visitor.open("/tasks/new")
-    page.fill("[name='search_space.learning_rate']", "fast")
-    page.fill("[name=name]", "kept")
-    page.click("text=Submit")
-    assert "'fast' is no number" in page.text_content("#outcome")
-    assert page.input_value("[name=name]") == "kept"
-    assert page.evaluate("document.activeElement.name") == "search_space.learning_rate"
-    visitor.expected("422")
-
-
-def test_without_scripts_a_file_is_uploaded_and_a_task_made_of_it(visit, tenant, tmp_path):
-    visitor = visit(java_script_enabled=False)
-    visitor.sign_in(tenant.key)
-    page = visitor.open("/files")
-    page.set_input_files("input[type=file]", jsonl_file(tmp_path))
-    page.click("text=Upload")
-    page.wait_for_url("**/tasks/new?file=*")
-    page.fill("[name='training.max_seq_len']", "64")
-    page.click("text=Estimate")
-    assert "16 jobs" in page.text_content("#outcome")
-    page.click("text=Submit")
-    page.wait_for_url("**/tasks/task_*")
-
-
-def test_a_preview_marks_what_is_learned(visitor, database, tmp_path, pytestconfig):
-    with database.begin() as session:
-        session.add(
-            BaseModel(
-                name="example",
-                source=str(pytestconfig.rootpath / ROOT_MODEL),
-                revision="b" * 64,
-                architecture="LlamaForCausalLM",
-                parameters=7_000_000,
-                max_position=1024,
-            )
-        )
-    page = visitor.open("/tasks/new")
-    page.select_option("[name=base_model]", "example")
-    page.set_input_files("#upload-file", jsonl_file(tmp_path))
-    page.wait_for_selector("#upload [role=status]:has-text('30 rows')")
-    page.click("text=Preview its rows")
-    page.wait_for_selector("#preview mark")
-    assert "line 1" in page.text_content("#preview")
-    assert "1" in "".join(page.locator("#preview mark").all_text_contents())
+from tests.service.web.page_samples import FOLDER, run_on
 
 
 def test_tasks_beside_each_other(visitor, tenant, database):
@@ -190,24 +43,6 @@ def test_tasks_beside_each_other(visitor, tenant, database):
     visitor.expected("400")
 
 
-def run_on(database, node, task, devices):
-    now = datetime.now(UTC)
-    with database.begin() as session:
-        session.get_one(Task, task).status = "running"
-        session.add(
-            Placement(
-                id=f"placement_{task[-10:]}",
-                task_id=task,
-                node_id=node.id,
-                device_indexes=devices,
-                fence=1,
-                created_at=now - timedelta(minutes=30),
-                lease_until=now + timedelta(hours=1),
-                expected_end=now + timedelta(minutes=40),
-            )
-        )
-
-
 def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admin_visitor, tenant, new_tenant, database, node):
     other = new_tenant()
     mine, theirs = tenant.task(name="mine")["id"], other.task(name="not to be read")["id"]
@@ -233,6 +68,16 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admi
     assert "80.0 GiB" in row.text_content()
     row.locator("text=Drain").first.click()
     ruler.wait_for_selector(f"#nodes tr:has-text('{node.name}') >> text=Undrain")
+
+
+def test_a_deleted_tasks_use_stays_and_leads_nowhere(visitor, tenant, database):
+    task = tenant.task(name="gone")["id"]
+    with database.begin() as session:
+        placement(session, task, tokens=100, gpu_seconds=1.0)
+        session.get_one(Task, task).deleted_at = datetime.now(UTC)
+    page = visitor.open("/usage")
+    assert "gone deleted" in " ".join(page.locator("table.list >> nth=1 >> tbody tr").inner_text().split())
+    assert page.locator(f"a[href='/tasks/{task}']").count() == 0
 
 
 def test_usage_is_shown_and_downloaded(visitor, tenant, database):

@@ -1,69 +1,15 @@
 """The task list and a task's page in a real browser: live, by keyboard, without scripts, under attack, cut off."""
 
 import re
-from datetime import UTC, datetime
-
-import pytest
-from sqlalchemy import update
 
 from service.tasks.models import Task
 from service.tasks.selection import Candidate, choose
-from service.tenants.api_keys import hash_of
-from service.tenants.models import ApiKey
 from service.web.views.formats import NONE
 from tests.browser import eventually
 from tests.service.live_server import live
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
-
-HOSTILE = """<script>window.hacked=1</script><img src=x onerror="window.hacked=2">'"{{7*7}}</textarea>"""
-GRID = {"learning_rate": [1e-4, 3e-4, 1e-3], "rank": [4, 8], "batch_size": [4]}
-FOLDER = {"adapter_model.safetensors": b"x" * 10, "adapter_config.json": b"{}"}
-
-
-def picture(page, id="plot"):
-    return page.evaluate(f"document.querySelector('#{id} canvas').toDataURL()")
-
-
-def drawn(page):
-    page.wait_for_selector("html[data-drawn]")
-    eventually(page, "document.querySelector('#plot canvas').width > 300")
-
-
-@pytest.fixture
-def sweep(tenant, database):
-    task = tenant.task(name="a sweep", search_space=GRID, labels={"team": "research"})
-    sweeps.begin(database, task["id"])
-    return task["id"]
-
-
-def test_signing_in_and_out(visit, tenant):
-    visitor = visit()
-    page = visitor.open("/tasks?status=running")
-    assert "/sign-in?next=" in page.url
-    page.fill("#key", "mk_wrong")
-    page.keyboard.press("Enter")
-    assert "not known here" in page.text_content("[role=alert]")
-    visitor.expected("401")
-    page.fill("#key", tenant.key)
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/tasks?status=running")
-    page.goto(visitor.url + "/tasks")
-    assert "Make the first task" in page.text_content(".empty")
-    page.click("text=Sign out")
-    page.wait_for_url("**/sign-in")
-    assert "/sign-in" in visitor.open("/tasks").url
-
-
-def test_a_one_time_link_signs_in(visit, server, tenant, http):
-    made = http.post("/v1/sign-in-links").json()["url"]
-    visitor = visit()
-    visitor.page.goto(made)
-    visitor.page.wait_for_url("**/tasks")
-    again = visit()
-    again.page.goto(made)
-    assert "used already" in again.page.text_content("[role=alert]")
-    again.expected("401")
+from tests.service.web.page_samples import FOLDER, GRID, HOSTILE, drawn, picture
 
 
 def test_the_list_filters_by_state_label_text_and_base(visitor, tenant, sweep):
@@ -111,65 +57,6 @@ def test_a_task_page_shows_its_jobs_and_moves_with_them(visitor, database, sweep
     sweeps.end(database, sweep)
     eventually(page, "document.getElementById('task-state').textContent.includes('succeeded')")
     page.wait_for_selector("#acts >> text=Delete…")
-
-
-def test_hovering_links_plot_and_table(visitor, sweep):
-    page = visitor.open(f"/tasks/{sweep}")
-    drawn(page)
-    before = picture(page)
-    page.locator("#job-rows tr").nth(2).hover()
-    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
-    page.locator("#plot canvas").scroll_into_view_if_needed()
-    box = page.locator("#plot canvas").bounding_box()
-    for height in range(40, 340, 6):
-        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + height)
-        if page.locator("#plot .tip").is_visible():
-            break
-    assert re.search(r"job \d: lr .* step \d+ · (validation|training) \d", page.text_content("#plot .tip"))
-    assert page.locator("#job-rows tr.lit").count() == 1
-
-
-def test_brushing_an_axis_filters_the_plot_and_the_table(visitor, sweep):
-    page = visitor.open(f"/tasks/{sweep}")
-    drawn(page)
-    page.locator("#parallel").scroll_into_view_if_needed()
-    box, before = page.locator("#parallel canvas").bounding_box(), picture(page)
-    x = box["x"] + 60  # the first axis
-    page.mouse.move(x, box["y"] + 24)
-    page.mouse.down()
-    page.mouse.move(x, box["y"] + 70, steps=4)
-    page.mouse.up()
-    out = page.locator("#job-rows tr.out")
-    assert 0 < out.count() < 6
-    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
-    page.mouse.click(x, box["y"] + 150)
-    assert out.count() == 0
-
-
-def test_the_plots_are_worked_by_keyboard(visitor, sweep):
-    page = visitor.open(f"/tasks/{sweep}")
-    drawn(page)
-    page.focus("#parallel canvas")
-    for key in ("ArrowRight", "ArrowLeft", "ArrowDown"):
-        page.keyboard.press(key)
-    out = page.locator("#job-rows tr.out")
-    assert 0 < out.count() < 6
-    page.keyboard.press("Shift+ArrowDown")
-    assert out.count() == 0
-    page.keyboard.press("ArrowUp")
-    assert 0 < out.count() < 6
-    page.keyboard.press("Escape")
-    assert out.count() == 0
-    page.focus("#plot canvas")
-    assert page.locator("#zoom-out").is_disabled()
-    before = picture(page)
-    for key in ("+", "ArrowRight"):
-        page.keyboard.press(key)
-        eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
-        before = picture(page)
-    assert page.locator("#zoom-out").is_enabled()
-    page.keyboard.press("Escape")
-    assert page.locator("#zoom-out").is_disabled()
 
 
 def test_pausing_resuming_and_cancelling(visitor, tenant, database, storage):
@@ -344,13 +231,3 @@ def test_a_dead_service_is_told_of_and_comes_back(visit, settings, tenant, sweep
         page.wait_for_selector("#job-rows tr:has-text('70/100')")
         page.close()
     visitor.complaints[:] = [one for one in visitor.complaints if "ERR_" not in one]  # said or not, as timing has it
-
-
-def test_a_revoked_keys_page_says_so(visitor, tenant, database, server):
-    page = visitor.open("/tasks")
-    with database.begin() as session:
-        session.execute(update(ApiKey).where(ApiKey.hash == hash_of(tenant.key)).values(revoked_at=datetime.now(UTC)))
-    server.state.keys.forget()
-    page.wait_for_selector("#connection:has-text('session has ended')")
-    page.click("#connection a")
-    assert "was revoked" in page.text_content("main")

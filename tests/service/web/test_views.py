@@ -45,7 +45,8 @@ def test_files_of_the_same_bytes_are_the_same():
 
 def test_a_form_like_a_task_keeps_metrics_with_settings():
     asked = {"metrics": [{"type": "regex", "pattern": "a+", "name": None}, {"type": "rouge_l", "name": None}], "max_prompts": 9}
-    fields, chosen = fields_of({"evaluation": asked}), choices_of({"evaluation": asked})
+    like = {"dataset": {"file_id": "file_1"}, "evaluation": asked}
+    fields, chosen = fields_of(like), choices_of(like)
     spec, mistakes = spec_of_form(fields, *chosen)
     assert not mistakes
     assert spec["evaluation"] == {"metrics": [{"type": "regex", "pattern": "a+"}, {"type": "rouge_l"}], "max_prompts": 9}

@@ -38,6 +38,8 @@ def spec_of_form(
         mistakes["search_space.n"] = "a random draw needs the number of jobs to draw"
     _labels(fields.get("labels", ""), spec, mistakes)
     _more(fields.get(MORE, ""), spec, mistakes)
+    if not isinstance(spec.get("dataset", {}), dict) or not spec.get("dataset", {}).get("file_id"):
+        mistakes["dataset.file_id"] = "choose a file, or upload one"
     return spec, mistakes
 
 

@@ -1,0 +1,67 @@
+"""Signing in and out in a real browser, and pages whose session ends."""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import delete, update
+
+from service.tenants.api_keys import hash_of
+from service.tenants.models import ApiKey, BrowserSession
+
+
+def test_signing_in_and_out(visit, tenant):
+    visitor = visit()
+    page = visitor.open("/tasks?status=running")
+    assert "/sign-in?next=" in page.url
+    page.fill("#key", "mk_wrong")
+    page.keyboard.press("Enter")
+    assert "not known here" in page.text_content("[role=alert]")
+    visitor.expected("401")
+    page.fill("#key", tenant.key)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tasks?status=running")
+    page.goto(visitor.url + "/tasks")
+    assert "Make the first task" in page.text_content(".empty")
+    page.click("text=Sign out")
+    page.wait_for_url("**/sign-in")
+    assert "/sign-in" in visitor.open("/tasks").url
+
+
+def test_a_one_time_link_signs_in(visit, server, tenant, http):
+    made = http.post("/v1/sign-in-links").json()["url"]
+    visitor = visit()
+    visitor.page.goto(made)
+    visitor.page.wait_for_url("**/tasks")
+    again = visit()
+    again.page.goto(made)
+    assert "used already" in again.page.text_content("[role=alert]")
+    again.expected("401")
+
+
+def test_what_is_typed_outlives_the_session(visitor, tenant, database, server):
+    page = visitor.open("/tasks/new")
+    page.fill("[name=name]", "kept")
+    page.uncheck("[name=schedule][value=constant]")
+    page.wait_for_selector("[id='e-dataset.file_id']:has-text('choose a file, or upload one')")
+    with database.begin() as session:
+        session.execute(delete(BrowserSession).where(BrowserSession.tenant_id == tenant.tenant_id))
+    server.state.keys.forget()
+    page.fill("[name=labels]", "a=b")
+    page.wait_for_selector("#connection:has-text('what is typed here is kept')")
+    page.click("aside button.primary")
+    page.fill("#key", tenant.key)
+    page.click("main button.primary")
+    page.wait_for_url("**/tasks/new")
+    assert (page.input_value("[name=name]"), page.input_value("[name=labels]")) == ("kept", "a=b")
+    assert not page.is_checked("[name=schedule][value=constant]")
+    visitor.open("/tasks")
+    assert visitor.open("/tasks/new").input_value("[name=name]") == "", "another page forgets the draft"
+
+
+def test_a_revoked_keys_page_says_so(visitor, tenant, database, server):
+    page = visitor.open("/tasks")
+    with database.begin() as session:
+        session.execute(update(ApiKey).where(ApiKey.hash == hash_of(tenant.key)).values(revoked_at=datetime.now(UTC)))
+    server.state.keys.forget()
+    page.wait_for_selector("#connection:has-text('session has ended')")
+    page.click("#connection a")
+    assert "was revoked" in page.text_content("main")

@@ -1,0 +1,65 @@
+"""The plots of a task page in a real browser: hover, brushes, keyboard."""
+
+import re
+
+from tests.browser import eventually
+from tests.service.web.page_samples import drawn, picture
+
+
+def test_hovering_links_plot_and_table(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    before = picture(page)
+    page.locator("#job-rows tr").nth(2).hover()
+    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    page.locator("#plot canvas").scroll_into_view_if_needed()
+    box = page.locator("#plot canvas").bounding_box()
+    for height in range(40, 340, 6):
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + height)
+        if page.locator("#plot .tip").is_visible():
+            break
+    assert re.search(r"job \d: lr .* step \d+ · (validation|training) \d", page.text_content("#plot .tip"))
+    assert page.locator("#job-rows tr.lit").count() == 1
+
+
+def test_brushing_an_axis_filters_the_plot_and_the_table(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    page.locator("#parallel").scroll_into_view_if_needed()
+    box, before = page.locator("#parallel canvas").bounding_box(), picture(page)
+    x = box["x"] + 60  # the first axis
+    page.mouse.move(x, box["y"] + 24)
+    page.mouse.down()
+    page.mouse.move(x, box["y"] + 70, steps=4)
+    page.mouse.up()
+    out = page.locator("#job-rows tr.out")
+    assert 0 < out.count() < 6
+    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    page.mouse.click(x, box["y"] + 150)
+    assert out.count() == 0
+
+
+def test_the_plots_are_worked_by_keyboard(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    page.focus("#parallel canvas")
+    for key in ("ArrowRight", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    out = page.locator("#job-rows tr.out")
+    assert 0 < out.count() < 6
+    page.keyboard.press("Shift+ArrowDown")
+    assert out.count() == 0
+    page.keyboard.press("ArrowUp")
+    assert 0 < out.count() < 6
+    page.keyboard.press("Escape")
+    assert out.count() == 0
+    page.focus("#plot canvas")
+    assert page.locator("#zoom-out").is_disabled()
+    before = picture(page)
+    for key in ("+", "ArrowRight"):
+        page.keyboard.press(key)
+        eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+        before = picture(page)
+    assert page.locator("#zoom-out").is_enabled()
+    page.keyboard.press("Escape")
+    assert page.locator("#zoom-out").is_disabled()
