@@ -44,6 +44,9 @@ class TenantLoad:
     long_polls: list[float] = field(default_factory=list)  # beyond the seconds asked for, where nothing changed
     made: dict[str, set[str]] = field(default_factory=dict)  # task ids answered, by Idempotency-Key
     wrong: list[str] = field(default_factory=list)
+    polls_per_second: float = POLLS_PER_SECOND
+    submissions_per_second: float = SUBMISSIONS_PER_SECOND
+    long_pollers: int = LONG_POLLERS
 
     async def run(self, seconds: float) -> None:
         """All tenants' requests for so many seconds."""
@@ -72,9 +75,9 @@ class TenantLoad:
 
         over = time.monotonic() + seconds
         await asyncio.gather(
-            _due(poll, POLLS_PER_SECOND, seconds, 0),
-            _due(submit, SUBMISSIONS_PER_SECOND, seconds, 1),
-            *(self._long_poll(caller, over) for caller in self.callers[:LONG_POLLERS]),
+            _due(poll, self.polls_per_second, seconds, 0),
+            _due(submit, self.submissions_per_second, seconds, 1),
+            *(self._long_poll(caller, over) for caller in self.callers[: self.long_pollers]),
         )
         for connection in (*connections, *submitters):
             await connection.__aexit__()
