@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -17,10 +18,14 @@ from starlette.testclient import TestClient
 from service.app import create_app
 from service.database.engine import Database
 from service.fleet.models import BaseModel
+from service.members.invitations import invite
+from service.members.tenant_entry import admit, give_key
+from service.oidc.identity import Identity
 from service.schema import roles, schema_upgrade
 from service.settings import Settings
 from service.storage.object_store import Storage
-from service.tenants.api_keys import Scope, mint_key
+from service.tenants.api_keys import Principal, Scope, mint_key
+from service.tenants.member_roles import Role
 from service.tenants.models import Tenant
 from tests.service.api import Caller
 from tests.service.live_server import PATIENCE, Server, live
@@ -174,6 +179,22 @@ def new_tenant(database, client, small_model) -> Callable[..., Caller]:
 
     def make(*scopes: Scope) -> Caller:
         return Caller(client, *_tenant_with_key(database, scopes or (Scope.READ, Scope.WRITE)))
+
+    return make
+
+
+@pytest.fixture
+def new_member(database, client, new_tenant) -> Callable[..., Caller]:
+    """Make a member with a key of their role: `new_member(Role.EDITOR)`, `new_member(Role.VIEWER, of=owner)` in its tenant."""
+
+    def make(role: Role, of: Caller | None = None, subject: str | None = None) -> Caller:
+        tenant_id = (of or new_tenant()).tenant_id
+        number = subject or f"s{next(_numbers)}-{secrets.token_hex(4)}"
+        with database.begin() as session:
+            _, link = invite(session, tenant_id, role, None, Principal("", "", frozenset()))
+            user, place = admit(session, Identity("https://id.example", number, f"{number}@example.com", number), link)
+            _, key, _ = give_key(session, user.id, place, "test", timedelta(days=1))
+        return Caller(client, tenant_id, key)
 
     return make
 

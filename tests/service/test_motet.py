@@ -163,7 +163,7 @@ def test_what_was_used_and_who_did_what(known):
     used = known("usage", "--json").json
     assert used["usage"]["total"]["trained_tokens"] == 0
     assert used["quotas"]["queued_tasks"]["used"] == 1
-    assert "queued tasks" in known("usage").out
+    assert "waiting tasks" in known("usage").out
     assert known("usage", "--month", "2026-13").code == 2
     assert [one["action"] for one in known("admin", "audit", "--json", "--action", "create_task", "-n", "1").json] == [
         "create_task"

@@ -20,7 +20,7 @@ from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
 _TABLES = (
-    *("queue_status", "task_usage", "tenant_usage", "swept_placements", "join_tokens"),
+    *("queue_status", "task_usage", "tenant_usage", "swept_placements", "ended_totals", "ended_totals_through", "join_tokens"),
     *(
         "placements",
         "adapters",

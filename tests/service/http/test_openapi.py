@@ -38,7 +38,7 @@ def test_every_operation_is_named_once_and_described(schema):
 
 def test_every_operation_behind_a_key_says_so_and_what_errors_look_like(schema):
     for path, method, one in operations(schema):
-        if path in ("/livez", "/readyz"):
+        if path in ("/livez", "/readyz") or path.startswith("/v1/sign-in/") or path == "/v1/sign-in":
             continue
         assert one["security"] == [{"ApiKey": []}], f"{method} {path}"
         assert {"401", "403"} <= set(one["responses"]), f"{method} {path}"

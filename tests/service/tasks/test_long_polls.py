@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from anyio import to_thread
 
-from service.database.engine import driver_url
+from service.database.engine import CHANNEL, driver_url
 from service.tasks.lifecycle import change_notices
 from tests.service.live_server import PATIENCE, until
 from tests.service.sample_tasks import change
@@ -103,7 +103,7 @@ def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, databas
     ids = [tenant.task()["id"] for _ in range(5)]
     monkeypatch.setattr(change_notices, "IDS_PER_NOTICE", 2)
     with psycopg.connect(driver_url(settings.database_url), autocommit=True) as listener:
-        listener.execute(f"LISTEN {change_notices.CHANNEL}")
+        listener.execute(f"LISTEN {CHANNEL}")
 
         async def wait() -> list[str]:
             async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
