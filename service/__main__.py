@@ -1,4 +1,4 @@
-"""python -m service migrate | bootstrap | api | queue | reconcile | move-storage | openapi
+"""python -m service migrate | bootstrap | api | queue | reconcile | move-storage | backup | restore | reseal | openapi
 
 Each command imports only its own modules: the solver alone takes a second and a hundred megabytes.
 """
@@ -24,6 +24,9 @@ _COMMANDS = {
     "queue": "service.background.queue_worker:run_worker",
     "reconcile": "service.background.reconciler:run",
     "move-storage": "service.storage.storage_move:run",
+    "backup": "service.backup.backup_creation:run",
+    "restore": "service.backup.restore:run",
+    "reseal": "service.background.resealing:run",
 }
 _NEED_TABLES = ("api", "queue", "reconcile")
 _OPENAPI = "service.app:openapi_yaml"

@@ -10,13 +10,20 @@ from fastapi import FastAPI
 import service.adapters.routes
 import service.audit.routes
 import service.batches.routes
+import service.completions.worker_routes
 import service.files.import_routes
 import service.files.routes
 import service.fleet.admin_routes
 import service.fleet.base_models.routes
 import service.fleet.join_token_routes
 import service.fleet.routes
+import service.members.device_routes
+import service.members.invitation_routes
+import service.members.member_routes
+import service.members.platform_routes
+import service.members.service_account_routes
 import service.metrics.routes
+import service.openai.completion_routes
 import service.openai.file_routes
 import service.openai.job_routes
 import service.openai.model_routes
@@ -57,6 +64,11 @@ _ROUTERS = (
     service.fleet.join_token_routes.router,
     service.tenants.routes.router,
     service.tenants.own_key_routes.router,
+    service.members.member_routes.router,
+    service.members.device_routes.router,
+    service.members.invitation_routes.router,
+    service.members.service_account_routes.router,
+    service.members.platform_routes.router,
     service.usage.routes.router,
     service.audit.routes.router,
     service.fleet.routes.router,
@@ -65,6 +77,8 @@ _ROUTERS = (
     service.openai.file_routes.router,
     service.openai.job_routes.router,
     service.openai.model_routes.router,
+    service.openai.completion_routes.router,
+    service.completions.worker_routes.router,
     health_routes.router,
     *service.web.routes.ROUTERS,
 )

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Annotated, cast
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from service.database.async_reader import AsyncReader
@@ -18,6 +19,7 @@ from service.lru_cache import LruCache
 from service.messaging.queue import Queue
 from service.messaging.wakeups import NodeWakeups
 from service.metrics.api_metrics import ApiMetrics
+from service.oidc.provider import Provider
 from service.scheduler.state.report_learning import ReportLearning
 from service.settings import Settings
 from service.storage.connect import storage_of
@@ -50,6 +52,8 @@ class State:
     semaphores: dict[str, asyncio.Semaphore]
     throttle: AuthThrottle
     keys: KeyCache
+    provider: Provider | None  # of identities; None: keys alone sign in
+    provider_threads: CapacityLimiter  # that wait for it, and for nothing that other requests need
     rates: Rates
     metrics: ApiMetrics
     tokenizers: Tokenizers
@@ -66,6 +70,8 @@ class State:
         system = Database(settings.database_url, connections, timeouts)
         change_listener = ChangeListener(settings.app_database_url, timeouts)
         throttle = AuthThrottle(settings.failed_authentications_per_minute)
+        keys = KeyCache(AsyncReader(settings.database_url, timeouts), throttle)
+        change_listener.on_change(keys.heard)
         readers = [AsyncReader(settings.app_database_url, timeouts) for _ in range(2)]
         return cls(
             settings=settings,
@@ -81,7 +87,9 @@ class State:
             submissions=SubmissionCoalescer(queue, semaphores["submissions"]),
             semaphores=semaphores,
             throttle=throttle,
-            keys=KeyCache(AsyncReader(settings.database_url, timeouts), throttle),
+            keys=keys,
+            provider=Provider(settings) if settings.oidc_issuer is not None else None,
+            provider_threads=CapacityLimiter(8),
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),
@@ -100,6 +108,11 @@ class State:
 
 def state_of(request: Request) -> State:
     return cast(State, request.app.state.motet)
+
+
+def public_url(request: Request, path: str) -> str:
+    """The address of a page of this service as its users open it."""
+    return f"{state_of(request).settings.public_url or str(request.base_url)}".rstrip("/") + f"/{path}"
 
 
 async def _service(request: Request) -> State:

@@ -78,7 +78,8 @@ class RequestLog:
         self._metrics.answered(scope["method"], template, status, seconds)
         level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
         if log.isEnabledFor(level):
-            said = {"method": scope["method"], "path": scope["path"], "status": status, "ms": round(seconds * 1000, 1)}
+            path = template if "{secret}" in template else scope["path"]  # a link's secret may still work
+            said = {"method": scope["method"], "path": path, "status": status, "ms": round(seconds * 1000, 1)}
             log.log(level, "request", extra=said)
 
 

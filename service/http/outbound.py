@@ -44,7 +44,7 @@ class Failed(Exception):
 @dataclass(frozen=True)
 class OutboundResponse:
     status: int
-    body: bytes  # its first KiB
+    body: bytes  # its beginning
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,13 @@ class Outbound:
             return  # `post` resolves the name again
         self._judge(parts.scheme, addresses)
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> OutboundResponse:
-        """POST the body; returns the answer of any status. Raises Refused or Failed."""
-        with self._call("POST", _split(url), headers, time.monotonic() + self._seconds, body) as response:
-            return OutboundResponse(response.status, _first(response.iter_stream(), _KEPT_BYTES))
+    def post(
+        self, url: str, body: bytes, headers: Mapping[str, str], most: int = _KEPT_BYTES, trusted: str = ""
+    ) -> OutboundResponse:
+        """POST; the answer of any status, `most` bytes of it. `trusted` as in `stream`. Raises Refused or Failed."""
+        parts, until = _split(url), time.monotonic() + self._seconds
+        with self._call("POST", parts, headers, until, body, judged=_origin(url) != _origin(trusted)) as response:
+            return OutboundResponse(response.status, _first(response.iter_stream(), most))
 
     def get(self, url: str, headers: Mapping[str, str], most: int, trusted: str = "", until: float | None = None) -> Fetched:
         """As `stream`, with at most `most` bytes of the body."""
@@ -131,7 +134,7 @@ class Outbound:
         if judged:
             self._judge(parts.scheme, addresses)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        where = httpcore.URL(scheme=parts.scheme, host=_ascii(parts.hostname or ""), port=parts.port, target=target)
+        where = httpcore.URL(scheme=parts.scheme, host=(parts.hostname or "").encode("ascii"), port=parts.port, target=target)
         sent = [("Host", _host_header(parts)), ("Connection", "close"), *headers.items()]
         backend, timeout = _Judged(addresses, until), dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
         try:
@@ -193,10 +196,6 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 def _port(parts: SplitResult) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _ascii(host: str) -> bytes:
-    return host.encode("ascii")
 
 
 def _host_header(parts: SplitResult) -> str:

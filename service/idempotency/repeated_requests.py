@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.app_state import Config, state_of
-from service.authentication import Admin, Reader, Writer
+from service.authentication import Admin, MemberOrWriter, Reader, Writer
 from service.idempotency import idempotency_store
 from service.idempotency.idempotency_store import Replayed
 from service.secret_box import SecretBox
@@ -73,6 +73,14 @@ async def claim_key_as_reader(
         yield claim
 
 
+async def claim_key_as_member(
+    request: Request, caller: MemberOrWriter, idempotency_key: IdempotencyKey = None
+) -> AsyncIterator[idempotency_store.Claim]:
+    """As `claim_key`, on a route that members may call whatever their role."""
+    async with _claim_around_async(request, caller, idempotency_key) as claim:
+        yield claim
+
+
 @asynccontextmanager
 async def _claim_around_async(request: Request, caller: Principal, key: str | None) -> AsyncIterator[idempotency_store.Claim]:
     if key is None:
@@ -105,7 +113,9 @@ def _claim_around(request: Request, caller: Principal, key: str | None, body: by
         yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
     db = state_of(request).db.for_tenant(caller.tenant_id)
-    found = idempotency_store.claim(db, caller, key, _fingerprint(request, body))
+    # of a member's own: another member of the tenant must not be sent an answer that may hold their secret
+    said = body if caller.user_id is None else b"\0".join((caller.user_id.encode(), body))
+    found = idempotency_store.claim(db, caller, key, _fingerprint(request, said))
     try:
         yield found
     finally:
@@ -119,4 +129,5 @@ def _fingerprint(request: Request, body: bytes) -> bytes:
 
 ClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key)]
 ReaderClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key_as_reader)]
+MemberClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key_as_member)]
 AdminClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key_as_admin)]

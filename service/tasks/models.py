@@ -87,6 +87,7 @@ class Task(Base):
     __table_args__ = (
         Index("ix_tasks_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
         Index("ix_tasks_open", "status", postgresql_where=text("status IN ('validating', 'queued', 'running', 'paused')")),
+        Index("ix_tasks_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
         Index("ix_tasks_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL AND emptied_at IS NULL")),
     )
 
@@ -140,7 +141,11 @@ class Job(Base):
 
     task: Mapped[Task] = relationship(back_populates="jobs")
 
-    __table_args__ = (UniqueConstraint("task_id", "index"),)
+    __table_args__ = (
+        UniqueConstraint("task_id", "index"),
+        Index("ix_jobs_open", "status", postgresql_where=text("ended_at IS NULL")),
+        Index("ix_jobs_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+    )
 
 
 class PointChunk(Base):

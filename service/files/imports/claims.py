@@ -75,7 +75,8 @@ class Claims:
                         row.attempts,
                         row.sealed or b"",
                     )
-                _end(session, row, Unavailable("The process that fetched it died each time; import it again, or upload it."))
+                died = Unavailable("The process that fetched it died each time; import it again, or upload it.")
+                _end(session, row, FAILED, died)
 
     def renew(self, claimed: Claimed, committing: bool = False) -> None:
         """Note the progress, and reserve what has come beyond the announced size. Raises Lost, QuotaExceeded."""
@@ -91,8 +92,8 @@ class Claims:
         """Make it a file. Raises Lost, QuotaExceeded."""
         with self._db.begin() as session:
             row = _own(session, claimed)
-            row.status, row.sealed, row.claim, row.claimed_until, row.error = READY, None, None, None, None
-            row.received_bytes, row.ended_at = claimed.received, clock(session)
+            row.received_bytes = claimed.received
+            _end(session, row, READY, None)
             session.flush()  # what it reserved is free from here on
             files.keep(session, _owner(row), row.name, data, id=row.id)
 
@@ -101,7 +102,7 @@ class Claims:
             row = _mine(session, claimed)
             if row is not None:
                 row.received_bytes = claimed.received
-                _end(session, row, why)
+                _end(session, row, FAILED, why)
 
     def retry(self, claimed: Claimed, why: Problem) -> None:
         """Try it again later, or fail it after the last attempt."""
@@ -143,9 +144,10 @@ def _own(session: Session, claimed: Claimed) -> FileImport:
     return row
 
 
-def _end(session: Session, row: FileImport, why: Problem) -> None:
-    row.status, row.sealed, row.claim, row.claimed_until = FAILED, None, None, None
-    row.error, row.ended_at = _said(why), clock(session)
+def _end(session: Session, row: FileImport, status: str, why: Problem | None) -> None:
+    """It ends for good: its secrets are deleted, and nobody has a claim on it."""
+    row.status, row.sealed, row.claim, row.claimed_until = status, None, None, None
+    row.error, row.ended_at = None if why is None else _said(why), clock(session)
 
 
 def _said(why: Problem) -> dict[str, object]:

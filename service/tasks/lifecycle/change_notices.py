@@ -3,10 +3,10 @@
 from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session
 
+from service.database.engine import CHANNEL
 from service.tasks.lifecycle.event_log import record_status
 from service.tasks.models import Task
 
-CHANNEL = "motet_tasks"  # a notice's payload is task ids, separated by spaces
 IDS_PER_NOTICE = 200  # task ids per notice (Postgres allows 8,000 bytes); a plan changes all waiting tasks
 
 

@@ -25,8 +25,9 @@ from contract.states import (
     check_job,
     check_task,
 )
+from service.database.engine import CHANNEL
 from service.database.prepared_statements import PreparedStatement
-from service.tasks.lifecycle.change_notices import CHANNEL, IDS_PER_NOTICE
+from service.tasks.lifecycle.change_notices import IDS_PER_NOTICE
 from service.tasks.lifecycle.event_log import STATUS_FIELDS, EventKind
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 
 import psycopg
 
-from service.database.engine import CONNECT, driver_url
+from service.database.engine import CHANNEL, CONNECT, driver_url
 from service.database.timeouts import Connection, Timeouts
-from service.tasks.lifecycle.change_notices import CHANNEL
 
 log = logging.getLogger(__name__)
 
