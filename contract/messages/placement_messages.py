@@ -81,6 +81,7 @@ class JobAssignment(Message):
     status: JobStatus
     exit_reason: ExitReason | None = None
     warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung
+    boundary_scores: RowScores | None = None  # behind that loss, on each validation row; while a cut of the task may need them
     rung_losses: list[float] = Field(default=[])  # of an ended job under asha: validation losses at the rungs it reached
     promoted: bool = False  # passed the warmup boundary; under asha still ranked at later rungs
     checkpoint: CheckpointRef | None = None

@@ -109,6 +109,7 @@ class JobMoved(Message):
     status: Literal[JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING]
     step: int
     warmup_val_loss: Loss = None  # with status parked, and with training if it was never parked
+    boundary_scores: RowScores | None = None  # behind that loss, on each validation row: the cut compares jobs by them
 
 
 # Under dpo, besides the losses: the share of pairs whose chosen answer has the higher reward, and the mean difference.

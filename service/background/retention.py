@@ -72,6 +72,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),
         "point_chunks": _forget_hidden(db, now - keep.deleted),
+        "boundary_scores": _forget_scores(db),
     }
     removed["tasks"] = _empty_deleted_tasks(db, now - keep.deleted)
     return removed
@@ -140,6 +141,23 @@ def _forget_hidden(db: Database, before: datetime) -> int:
     """Delete points hidden by rewinds, of ended tasks."""
     of_ended = select(Job.id).join(Task, Task.id == Job.task_id).where(Job.id == PointChunk.job_id, Task.ended_at < before)
     return delete_in_batches(db, PointChunk, PointChunk.hidden_by.is_not(None), of_ended.exists())
+
+
+def _forget_scores(db: Database) -> int:
+    """Clear the scores at the warmup boundary of ended tasks' jobs: the cut alone needs them."""
+    over = select(Task.id).where(Task.id == Job.task_id, Task.ended_at.is_not(None)).exists()
+    removed = 0
+    while True:
+        old = (
+            select(Job.id).where(Job.boundary_scores.is_not(None), over).limit(BATCH).with_for_update(skip_locked=True, of=Job)
+        )
+        with db.begin() as session:
+            clear = update(Job).where(Job.id.in_(old)).values(boundary_scores=None)
+            found = session.execute(clear.execution_options(synchronize_session=False))
+            assert isinstance(found, CursorResult)
+        removed += found.rowcount
+        if found.rowcount < BATCH:
+            return removed
 
 
 _OF_JOB = (PointChunk.job_id, CurveSummary.job_id)

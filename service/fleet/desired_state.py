@@ -75,7 +75,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
         prompts_file=_file(session, task.prompts_file_id) if task.prompts_file_id else None,
         spec=spec,
-        jobs=[_job(session, spec, task, job) for job in task.jobs],
+        jobs=_jobs(session, spec, task),
         base_val_loss=task.base_val_loss,
         base_scores=RowScores.model_validate(task.base_scores) if task.base_scores is not None else None,
         base_texts_evaluated=spec.evaluation is not None and base_is_known(session, task),
@@ -117,7 +117,16 @@ def _file(session: Session, file_id: str) -> FileRef:
     return FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
 
 
-def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> JobAssignment:
+def _jobs(session: Session, spec: TaskSpec, task: Task) -> list[JobAssignment]:
+    """The task's jobs, with the scores that they were ranked by for as long as the cut may need them."""
+    scores: dict[str, RowScores] = {}
+    if any(job.status not in JOB_TERMINAL and not job.promoted for job in task.jobs):
+        stored = select(Job.id, Job.boundary_scores).where(Job.task_id == task.id, Job.boundary_scores.is_not(None))
+        scores = {job_id: RowScores.model_validate(found) for job_id, found in session.execute(stored)}
+    return [_job(session, spec, task, job, scores.get(job.id)) for job in task.jobs]
+
+
+def _job(session: Session, spec: TaskSpec, task: Task, job: Job, scores: RowScores | None) -> JobAssignment:
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
@@ -129,6 +138,7 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> JobAssignmen
         status=JobStatus(job.status),
         exit_reason=ExitReason(job.exit_reason) if job.exit_reason else None,
         warmup_val_loss=job.warmup_val_loss,
+        boundary_scores=scores,
         rung_losses=rungs,
         promoted=job.promoted,
         checkpoint=CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,

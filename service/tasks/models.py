@@ -129,6 +129,9 @@ class Job(Base):
     total_steps: Mapped[int | None]
     warmup_steps: Mapped[int | None]
     warmup_val_loss: Mapped[float | None] = mapped_column(Double)
+    boundary_scores: Mapped[dict[str, Any] | None] = mapped_column(  # a RowScores, behind that loss; until its task ends
+        JSONB(none_as_null=True), deferred=True
+    )
     promoted: Mapped[bool] = mapped_column(default=False)
     exit_reason: Mapped[str | None] = mapped_column(String(16))
     exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
@@ -145,6 +148,7 @@ class Job(Base):
         UniqueConstraint("task_id", "index"),
         Index("ix_jobs_open", "status", postgresql_where=text("ended_at IS NULL")),
         Index("ix_jobs_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+        Index("ix_jobs_scored", "task_id", postgresql_where=text("boundary_scores IS NOT NULL")),
     )
 
 

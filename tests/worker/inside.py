@@ -84,7 +84,7 @@ def resumed(reported: Reported, key: str, base_val_loss: float | None = None) ->
     jobs = []
     for job in reported.placement.jobs:
         checkpoint = reported.checkpoints.get(job.index)
-        loss = reported.warmup_losses.get(job.index)
+        loss, scores = reported.warmup_losses.get(job.index), reported.boundary_scores.get(job.index)
         promoted = job.index in reported.promoted
         status = reported.status[job.index]
         if status not in JOB_TERMINAL:
@@ -96,9 +96,17 @@ def resumed(reported: Reported, key: str, base_val_loss: float | None = None) ->
                 at_boundary = loss is not None and bool(warmup) and checkpoint.step >= warmup[0].warmup_steps[job.index]
                 status = JobStatus.PARKED if at_boundary else JobStatus.WARMUP
             if status in (JobStatus.PENDING, JobStatus.WARMUP) and not promoted:
-                loss = None
+                loss = scores = None
         jobs.append(
-            job.model_copy(update={"status": status, "promoted": promoted, "warmup_val_loss": loss, "checkpoint": checkpoint})
+            job.model_copy(
+                update={
+                    "status": status,
+                    "promoted": promoted,
+                    "warmup_val_loss": loss,
+                    "boundary_scores": scores,
+                    "checkpoint": checkpoint,
+                }
+            )
         )
     return reported.placement.model_copy(
         update={"placement_id": key, "fence": 2, "token": f"token-{key}", "jobs": jobs, "base_val_loss": base_val_loss}

@@ -32,6 +32,7 @@ class Reported:
         self.manifests: dict[int, Any] = {}
         self.promoted = {job.index for job in placement.jobs if job.promoted}
         self.warmup_losses = {job.index: job.warmup_val_loss for job in placement.jobs if job.warmup_val_loss is not None}
+        self.boundary_scores = {job.index: job.boundary_scores for job in placement.jobs if job.boundary_scores is not None}
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -55,6 +56,8 @@ class Reported:
                 self.status[job] = check_job(self.status[job], event.status)
                 if event.warmup_val_loss is not None:
                     self.warmup_losses[job] = event.warmup_val_loss
+                if event.boundary_scores is not None:
+                    self.boundary_scores[job] = event.boundary_scores
                 if event.status == JobStatus.TRAINING:
                     self.promoted.add(job)
             case Checkpointed():

@@ -6,6 +6,7 @@ modules beside this one call a PlacementRun `task`: it is the task's one live pl
 
 import logging
 import math
+from typing import Literal
 
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.placement_messages import Placement
@@ -23,7 +24,7 @@ from contract.messages.report_messages import (
     Throughput,
 )
 from contract.row_scores import RowScores
-from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from contract.states import JOB_TERMINAL, JobStatus
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
 from worker.data.evaluation_prompts import PromptFile
@@ -151,15 +152,19 @@ class PlacementRun:
     def parked(self, run: JobRun) -> None:
         """The job finished its warmup, and its rank is still open."""
         run.apply(Parked())
-        self.record(JobMoved(job=run.index, status=JobStatus.PARKED, step=run.step, warmup_val_loss=run.warmup_val_loss))
+        self._moved(run, JobStatus.PARKED, run.warmup_val_loss)
 
     def promoted(self, run: JobRun) -> None:
         """The job continues past its rung; past the first, which ends its warmup, it is in training."""
         before = run.stage
         run.apply(Promoted())
         if before is not Stage.TRAINING:
-            loss = None if before is Stage.PARKED else run.warmup_val_loss
-            self.record(JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step, warmup_val_loss=loss))
+            self._moved(run, JobStatus.TRAINING, None if before is Stage.PARKED else run.warmup_val_loss)
+
+    def _moved(self, run: JobRun, status: Literal[JobStatus.PARKED, JobStatus.TRAINING], loss: float | None) -> None:
+        """Record its move past warmup. loss: what it is ranked by, unless that was told before."""
+        scores = run.progress.boundary_scores if loss is not None else None
+        self.record(JobMoved(job=run.index, status=status, step=run.step, warmup_val_loss=loss, boundary_scores=scores))
 
     def ending(self, run: JobRun) -> None:
         """The job is decided, and its adapter is being stored."""
@@ -235,7 +240,7 @@ class PlacementRun:
     def _standings(self) -> list[Standing]:
         """The contenders at rungs: jobs that finished warmup, even if they ended later, and those that still may."""
         ended = [
-            Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]))
+            Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]), job.boundary_scores)
             for job in self.placement.jobs
             if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
         ]
@@ -286,11 +291,3 @@ class PlacementRun:
 
 def _best(best: Best | None) -> tuple[int | None, float | None]:
     return (best.step, best.val_loss) if best is not None else (None, None)
-
-
-def keeps_adapter(verdict: Verdict | None, best: Best | None) -> bool:
-    """Whether a job that ends keeps its best adapter: every job that has one, except those ranked out (ALTO 5.2)."""
-    ranked_out = (
-        verdict is not None and verdict.reason is ExitReason.UNDERPERFORMING and not verdict.keeps_adapter_though_ranked_out
-    )
-    return best is not None and not ranked_out

@@ -28,12 +28,12 @@ from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
-from worker.executor.placement_run import PlacementRun, keeps_adapter
+from worker.executor.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
 from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Stop
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
-from worker.policy.job_record import RungReached, Stage
+from worker.policy.job_record import RungReached, Stage, keeps_adapter
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.row_scores import RowScores
-from contract.states import JobStatus
-from worker.policy.early_exit.policy_interface import History, smooth
+from contract.states import ExitReason, JobStatus
+from worker.policy.early_exit.policy_interface import History, Verdict, smooth
 
 
 class JobKey(NamedTuple):
@@ -77,7 +77,10 @@ class JobRecord:
         """The record of a job as the service assigned it, with the state of its checkpoint."""
         restored = progress or JobProgress()
         if assigned.warmup_val_loss is not None:  # also where the checkpoint is from before the boundary
-            restored = replace(restored, rung_losses=(assigned.warmup_val_loss, *restored.rung_losses[1:]))
+            scores = assigned.boundary_scores or restored.boundary_scores
+            restored = replace(
+                restored, rung_losses=(assigned.warmup_val_loss, *restored.rung_losses[1:]), boundary_scores=scores
+            )
         rungs_decided = max(1, len(restored.rung_losses)) if assigned.promoted else 0
         checkpoint = assigned.checkpoint if progress is not None else None
         return cls(_STAGES[assigned.status], assigned.promoted, restored, rungs_decided, checkpoint)
@@ -229,3 +232,11 @@ def _advanced(progress: JobProgress, change: ProgressChange) -> JobProgress:
             return replace(
                 progress, rung_losses=after, boundary_scores=change.scores if change.rung == 0 else progress.boundary_scores
             )
+
+
+def keeps_adapter(verdict: Verdict | None, best: Best | None) -> bool:
+    """Whether a job that ends keeps its best adapter: every job that has one, except those ranked out (ALTO 5.2)."""
+    ranked_out = (
+        verdict is not None and verdict.reason is ExitReason.UNDERPERFORMING and not verdict.keeps_adapter_though_ranked_out
+    )
+    return best is not None and not ranked_out

@@ -160,6 +160,7 @@ class ReportReducer:
         job.step = max(job.step, event.step)
         if event.warmup_val_loss is not None:
             job.warmup_val_loss = event.warmup_val_loss
+            job.boundary_scores = event.boundary_scores.model_dump(mode="json") if event.boundary_scores is not None else None
         self._events.job(job)
 
     def _points(self, event: Points) -> None:

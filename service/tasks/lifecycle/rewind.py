@@ -56,7 +56,7 @@ def _back(session: Session, job: Job, has_boundary: bool, fence: int) -> int:
     session.execute(delete(Adapter).where(Adapter.job_id == job.id))  # an adapter stored for an end that was never reported
     job.step = step or 0
     if status in (JobStatus.PENDING, JobStatus.WARMUP) and not job.promoted:
-        job.warmup_val_loss = None
+        job.warmup_val_loss = job.boundary_scores = None
     best = best_point(session, job.id, "val_loss")
     job.best_step, job.best_val_loss = best if best else (None, None)
     return kept

@@ -5,8 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from contract.row_scores import RowScores
 from contract.states import JOB_REWINDS, JobStatus
 from service.adapters.models import Adapter
+from service.background.retention import Retention, forget
 from service.tasks.lifecycle.rewind import status_at
 from service.tasks.models import Job, PointChunk
 from tests.service.fleet.scripted import completed, exited, moved, points
@@ -87,6 +89,30 @@ def test_promotion_outlives_a_rewind_to_the_very_start(placement, lost):
     again = lost(placement)
     job = again.given.jobs[0]
     assert (job.status, job.promoted, job.warmup_val_loss, job.checkpoint) == ("pending", True, 1.5, None)
+
+
+def test_scores_at_the_boundary_are_given_back_until_the_cut_is_decided(database, placement, lost):
+    """A job that ended, and one whose checkpoint is from before its boundary, are compared by them after a restart."""
+    sent = [RowScores(totals=[1.0 + job, 2.0], weights=[3, 4]) for job in range(5)]
+    told = [{"warmup_val_loss": 1.5 + job, "boundary_scores": sent[job].model_dump()} for job in range(5)]
+    placement.report(*(moved(job, "warmup") for job in range(5)), *(points(job, [1, 2]) for job in range(4)))
+    placement.report(moved(0, "parked", 2, **told[0]), exited(0, 2), moved(1, "training", 2, **told[1]))
+    placement.report(
+        placement.checkpoint({1: 1, 2: 2, 3: 1}), moved(2, "parked", 2, **told[2]), moved(3, "parked", 2, **told[3])
+    )
+    again = lost(placement)
+    given = again.given.jobs
+    assert [job.boundary_scores for job in given] == [sent[0], sent[1], sent[2], None, None], "3 and 4 reach it again"
+
+    again.report(moved(3, "parked", 2, **told[3]), moved(4, "warmup"), moved(4, "parked", 2, **told[4]))
+    again.report(*(exited(job, 2) for job in (2, 3, 4)))
+    after = lost(again)
+    assert [job.boundary_scores for job in after.given.jobs] == [None] * 5, "nobody's rank is open any more"
+
+    after.report(exited(1, 2))
+    assert forget(database, Retention())["boundary_scores"] == 5
+    with database.begin() as session:
+        assert not session.scalars(select(Job.id).where(Job.boundary_scores.is_not(None))).all()
 
 
 def test_an_adapter_whose_jobs_end_was_never_reported_is_made_again(database, placement, lost):

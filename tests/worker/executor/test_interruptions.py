@@ -10,6 +10,7 @@ from contract.messages.report_messages import (
     Checkpointed,
     Detached,
 )
+from contract.states import JobStatus
 from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside, resumed
 from worker.pipe_messages import Detach, Renew, Stop
@@ -45,6 +46,23 @@ def test_a_killed_task_resumes_bit_for_bit(fleet, placing, tmp_path, seed):
     assert curves == unbroken.curves
     assert {job: (e.kind, e.step) for job, e in ends.items()} == {j: (e.kind, e.step) for j, e in unbroken.ended.items()}
     assert {job: m.files for job, m in manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
+
+
+def test_the_cut_after_a_restart_is_the_cut_without_one(fleet, placing, tmp_path):
+    """The best job has ended by then, on another executor: the rest are compared with it row by row all the same."""
+    spec = {"training": {"epochs": 2}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
+    placement = placing(SPACE, **spec)
+    (unbroken,) = Inside(fleet, tmp_path / "unbroken").run(placement)
+    best = min(unbroken.warmup_losses, key=unbroken.warmup_losses.__getitem__)
+    cut = {job: end.evidence for job, end in unbroken.ended.items() if end.kind == "job_exited"}
+    assert any("paired" in evidence["pattern"] for evidence in cut.values()), "by rank alone, more would be kept"
+
+    known = {"status": JobStatus.COMPLETED, "promoted": True, "warmup_val_loss": unbroken.warmup_losses[best]}
+    known["boundary_scores"] = unbroken.boundary_scores[best]
+    jobs = [job.model_copy(update=known) if job.index == best else job for job in placement.jobs]
+    restarted = placement.model_copy(update={"placement_id": "again", "token": "token-again", "jobs": jobs})
+    (reported,) = Inside(fleet, tmp_path / "again").run(restarted)
+    assert {job: end.evidence for job, end in reported.ended.items() if end.kind == "job_exited"} == cut
 
 
 def test_an_outage_in_the_middle_changes_nothing(fleet, placing, tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
+from contract.row_scores import RowScores
 from contract.search_space import JobConfig
 from contract.states import JobStatus
 from worker.policy.early_exit.policy_interface import History
@@ -130,3 +131,9 @@ def test_a_job_as_it_is_assigned():
     assert JobRecord.of(promoted, seen).rungs_decided == 2
     lost = promoted.model_copy(update={"checkpoint": None})
     assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, JobProgress(rung_losses=(2.5,)), rungs_decided=1)
+    scores = RowScores(totals=[2.0, 3.0])
+    scored = JobRecord.of(lost.model_copy(update={"boundary_scores": scores}), JobProgress(step=1))
+    assert scored.progress.boundary_scores == scores, (
+        "its checkpoint is from before the boundary, and others wait for its scores"
+    )
+    assert JobRecord.of(parked, replace(seen, boundary_scores=scores)).progress.boundary_scores == scores

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contract.row_scores import RowScores
 from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.job_run import JobRun
-from worker.executor.placement_run import keeps_adapter
 from worker.policy.early_exit.policy_interface import Verdict
-from worker.policy.job_record import BestEvaluated, JobKey
+from worker.policy.job_record import BestEvaluated, JobKey, keeps_adapter
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult

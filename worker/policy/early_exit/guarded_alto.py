@@ -92,7 +92,7 @@ class GuardedAlto(Alto):
 
 def _rank(contenders: Sequence[Standing]) -> list[_Ranked]:
     """The jobs past their warmup, the best first. A job without scores counts by its loss; among scores of another metric it
-    is the last: it ended on another executor, where it was ranked."""
+    is the last."""
     by_error = any(one.scores is not None and one.scores.metric != "loss" for one in contenders)
     found = []
     for one in contenders:

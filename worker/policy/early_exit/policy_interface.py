@@ -40,7 +40,7 @@ class History:
 @dataclass(frozen=True)
 class Standing:
     """One job's validation losses at the rungs it has reached; empty while its warmup runs. scores: of each validation row at
-    the first rung, where they are known: those of a job that ended on another executor are not."""
+    the first rung, where they are known: an older executor did not report them."""
 
     job: int
     losses: tuple[float, ...]
