@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from motet.api.async_transport import AsyncTransport
-from motet.api.operations import account, adapters, batches, files, fleet, members, tasks
+from motet.api.operations import account, adapters, batches, completions, files, fleet, members, tasks
 from motet.api.steps import Listing, Operation
 from motet.api.sync_transport import Transport
 
@@ -114,6 +114,13 @@ class Adapters(Calls[D]):
     list = Paginated(adapters.adapters)
     delete = Call(adapters.delete_adapter)
     download = Call(adapters.download)
+
+
+class Completions(Calls[D]):
+    """Texts that a base or an adapter writes when it is asked; OpenAI's SDK has the other fields."""
+
+    create = Call(completions.create)
+    stream = Paginated(completions.stream)
 
 
 class Models(Calls[D]):

@@ -31,7 +31,8 @@ def sent(request: Send) -> dict[str, Any]:
 
 def streamed(request: Open) -> dict[str, Any]:
     timeout = httpx.Timeout(request.seconds, connect=CONNECT_SECONDS)
-    return {"method": "GET", "url": request.path, "headers": request.headers, "timeout": timeout}
+    method = "GET" if request.json is None else "POST"
+    return {"method": method, "url": request.path, "json": request.json, "headers": request.headers, "timeout": timeout}
 
 
 def unreachable(api_url: str, error: httpx.TransportError) -> Unreachable:

@@ -42,11 +42,13 @@ class Send:
 
 @dataclass(frozen=True)
 class Open:
-    """Send a GET and leave its body to `Read`; answered like Send. What was open before is closed."""
+    """Send a GET, or a POST of `json`, and leave the answer's body to `Read`; answered like Send. What was open before is
+    closed."""
 
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
     seconds: float = _SECONDS  # of silence
+    json: Any = None
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ def ask(path: str, json: Any) -> Operation[httpx.Response]:
     return _exchange(Send("POST", path, json=json), again=True)
 
 
-def change(method: str, path: str, json: Any = None) -> Operation[httpx.Response]:
+def change(method: str, path: str, json: Any = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
     """A change, sent once: when the answer is lost, the client cannot know whether the service applied it."""
-    return _exchange(Send(method, path, json=json), again=False)
+    return _exchange(Send(method, path, json=json, seconds=seconds), again=False)
 
 
 def make(path: str, json: Any = None, files: Any = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
@@ -161,9 +163,11 @@ def awaited(listing: Listing[T], done: Callable[[T], bool], timeout: float | Non
             return step.value, False
 
 
-def opened(path: str, headers: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
+def opened(
+    path: str, headers: Mapping[str, str] | None = None, seconds: float = _SECONDS, json: Any = None
+) -> Operation[httpx.Response]:
     """A body too large for memory, or without end, to be read by `Read`. Raises ApiError, Unreachable."""
-    return checked((yield Open(path, headers or {}, seconds)))
+    return checked((yield Open(path, headers or {}, seconds, json)))
 
 
 def chunk() -> Operation[bytes]:
@@ -172,6 +176,14 @@ def chunk() -> Operation[bytes]:
     if isinstance(found, Unreachable):
         raise found
     return cast(bytes, found)
+
+
+def data_of(frame: bytes) -> bytes | None:
+    """The data of a server-sent event's frame; None for a comment."""
+    for line in frame.split(b"\n"):
+        if line.startswith(b"data: "):
+            return line.removeprefix(b"data: ")
+    return None
 
 
 def checked(answer: httpx.Response | Unreachable) -> httpx.Response:
@@ -199,11 +211,20 @@ def _exchange(request: Send, again: bool) -> Operation[httpx.Response]:
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:
-    """The problem body, or a substitute for an answer that is none, such as a proxy's error page."""
+    """The problem body, or OpenAI's error as one, or a substitute for an answer that is none, such as a proxy's error page."""
     try:
         body = answer.json()
     except ValueError:
         body = None
     if isinstance(body, dict) and "detail" in body:
         return body
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        return problem_of(body["error"])
     return {"detail": f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}, and not in Motet's words"}
+
+
+def problem_of(error: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's error object as a problem body."""
+    message, code, param = str(error.get("message")), error.get("code"), error.get("param")
+    errors = [{"field": param, "code": code, "message": message}] if param is not None else []
+    return {"detail": message, "code": code, "errors": errors}

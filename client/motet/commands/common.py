@@ -36,13 +36,15 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at mo
 
 
 class Output:
-    """Where one command speaks. As JSON, the result alone is on standard output, and progress on standard error."""
+    """Where one command speaks. As JSON, or where progress is kept `aside`, the result alone is on standard output, and
+    progress on standard error."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    def __init__(self, as_json: bool = False, aside: bool = False) -> None:
         self.as_json = as_json
-        console = Console(highlight=False, stderr=as_json)
+        to_stderr = as_json or aside
+        console = Console(highlight=False, stderr=to_stderr)
         self.console_output = ConsoleOutput(
-            console if console.is_terminal else Console(highlight=False, stderr=as_json, width=_PLAIN_WIDTH)
+            console if console.is_terminal else Console(highlight=False, stderr=to_stderr, width=_PLAIN_WIDTH)
         )
 
     def say(self, what: RenderableType = "") -> None:
@@ -83,3 +85,14 @@ def resolve(client: Client, task_id: str) -> str:
     if newest is None:
         raise SpecError(f"there is no task yet; `{invocation.command()} submit examples/spec.yaml` makes one")
     return newest.id
+
+
+def winner_of(client: Client, task_id: str, output: Output) -> str:
+    """The id of the task's winning adapter; says so where it does not beat the base. Raises MotetError where there is none."""
+    found = client.tasks.get(resolve(client, task_id))
+    if found.winner is None:
+        why = f": {found.error}" if found.error else ""
+        raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
+    if found.selection is not None and found.selection.beats_base is False:
+        output.say(found.selection.verdict)
+    return found.winner.adapter_id

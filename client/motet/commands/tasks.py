@@ -7,10 +7,9 @@ import typer
 
 from contract.states import TaskStatus
 from motet.api.client import Client
-from motet.api.errors import MotetError
 from motet.api.resources import Task
 from motet.commands import invocation
-from motet.commands.common import Json, Limit, Output, TaskId, first, resolve
+from motet.commands.common import Json, Limit, Output, TaskId, first, resolve, winner_of
 from motet.commands.exit_codes import ExitCode
 from motet.display.comparison import comparison
 from motet.display.event_lines import line_of, worth_telling
@@ -174,15 +173,7 @@ def download(
     """Fetch the winner's adapter as a PEFT folder, checked by sha256."""
     output = Output(json)
     with Client() as client:
-        adapter_id = task
-        if not task.startswith("adapter_"):
-            found = client.tasks.get(resolve(client, task))
-            if found.winner is None:
-                why = f": {found.error}" if found.error else ""
-                raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
-            adapter_id = found.winner.adapter_id
-            if found.selection is not None and found.selection.beats_base is False:
-                output.say(found.selection.verdict)
+        adapter_id = task if task.startswith("adapter_") else winner_of(client, task, output)
         with output.console_output.doing(f"downloading {adapter_id}"):
             folder = client.adapters.download(adapter_id, out or Path(adapter_id))
     output.give({"adapter_id": adapter_id, "folder": str(folder)}, lambda: f"{adapter_id} is in {folder}")

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from motet import ApiError, Client
+from motet.api.resources import TokenCounts
 from openai import OpenAI
 from sqlalchemy import func, select, update
 
@@ -475,6 +477,22 @@ def test_rows_are_removed_after_an_hour(ask, executor, database) -> None:
     with database.begin() as session:
         session.execute(update(CompletionRequest).values(id=func.concat("cmpl_00", func.substr(CompletionRequest.id, 8))))
     assert forget(database, Retention())["completion_requests"] >= 1
+
+
+def test_motets_own_client_asks_by_the_same_routes(server, tenant, executor) -> None:
+    with Client(server.url, tenant.key) as client, ThreadPoolExecutor(2) as threads:
+        parts = threads.submit(lambda: list(client.completions.stream("small", "How many?", seed=3)))
+        work = executor.next()
+        executor.sends(piece(work, 1, text("fo")), piece(work, 2, text("ur", finish_reason="stop"), over=True))
+        assert "".join(part.text for part in parts.result()) == "four"
+        assert parts.result()[-1].usage == TokenCounts(prompt_tokens=5, completion_tokens=4)
+        whole = threads.submit(lambda: client.completions.create("small", "Once", plain=True, max_tokens=4))
+        work = executor.next()
+        executor.sends(piece(work, 1, text("upon", finish_reason="length"), over=True))
+        assert (whole.result().text, whole.result().finish_reason) == ("upon", "length")
+        with pytest.raises(ApiError) as caught:
+            client.completions.create("nothing", "How many?")
+        assert (caught.value.status, caught.value.code) == (404, "not_found")
 
 
 def test_a_claim_outlasts_a_poll_and_the_asker_outlasts_a_tick() -> None:

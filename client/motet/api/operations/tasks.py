@@ -18,6 +18,7 @@ from motet.api.steps import (
     awaited,
     change,
     chunk,
+    data_of,
     entries,
     gathered,
     get,
@@ -142,10 +143,10 @@ def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:
             held = b""
             while received := (yield from chunk()):
                 *frames, held = (held + received).split(b"\n\n")
-                for frame in frames:
-                    if (event := _event(frame)) is not None:
-                        after = event.number
-                        yield Emit(event)
+                for data in filter(None, map(data_of, frames)):
+                    event = Event.model_validate(json.loads(data))
+                    after = event.number
+                    yield Emit(event)
         except Unreachable:
             if not follow:
                 return
@@ -153,14 +154,6 @@ def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:
         if not follow:
             return
         yield Sleep(_RECONNECT)
-
-
-def _event(frame: bytes) -> Event | None:
-    """The event of a server-sent frame; None for a comment."""
-    for line in frame.split(b"\n"):
-        if line.startswith(b"data: "):
-            return Event.model_validate(json.loads(line.removeprefix(b"data: ")))
-    return None
 
 
 def _body(spec: Spec) -> dict[str, Any]:

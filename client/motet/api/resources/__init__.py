@@ -17,6 +17,7 @@ from motet.api.resources.account import (
 )
 from motet.api.resources.adapters import Adapter
 from motet.api.resources.batches import Batch, BatchEstimate, BatchTask
+from motet.api.resources.completions import Completion, CompletionPart, TokenCounts
 from motet.api.resources.files import (
     File,
     FileImport,
@@ -77,6 +78,8 @@ __all__ = [
     "BatchEstimate",
     "BatchTask",
     "Between",
+    "Completion",
+    "CompletionPart",
     "Curve",
     "Device",
     "DeviceSignIn",
@@ -123,6 +126,7 @@ __all__ = [
     "Tenant",
     "TextEvaluation",
     "TextSample",
+    "TokenCounts",
     "Usage",
     "Waiting",
     "WaitingTask",

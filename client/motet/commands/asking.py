@@ -1,0 +1,89 @@
+"""`motet ask`: what a base or an adapter answers. The answer alone is on standard output."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from motet.api.client import Client
+from motet.api.resources import CompletionPart
+from motet.commands.common import Json, Output, winner_of
+from motet.specs.spec_file import SpecError
+
+_STDIN = "-"
+_WAITS = "waiting for an executor of the base"
+
+
+def ask(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK_OR_MODEL", help="A task (its winner), `last`, an adapter, a job (its newest checkpoint), or a base."
+        ),
+    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What a user says; `-` reads it from standard input.")],
+    plain: Annotated[bool, typer.Option("--plain", help="Continue the prompt as it stands, without a chat template.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of the answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0: the likeliest token each time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; up to four.")] = None,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the answer as it comes.")] = True,
+    json: Json = False,
+) -> None:
+    """Ask an adapter or a base; the answer streams. With --json it comes whole, with what it used. For trying, not serving."""
+    output, asked = Output(json, aside=True), _read(prompt)
+    with Client() as client:
+        name = _model(client, model, output)
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stop": stop or ()}
+        if stream and not json:
+            _print(client.completions.stream(name, asked, plain=plain, **limits), output)
+            return
+        with output.console_output.doing(_WAITS):
+            answer = client.completions.create(name, asked, plain=plain, **limits)
+    if json:
+        output.give(answer, lambda: "")
+    else:
+        _write(f"{answer.text}\n")
+        _tell_cut(answer.finish_reason, output)
+
+
+def _read(prompt: str) -> str:
+    """The prompt, from standard input where it says so. Raises SpecError where it is empty."""
+    if prompt == _STDIN:
+        try:
+            prompt = sys.stdin.read().rstrip("\n")
+        except UnicodeDecodeError:
+            raise SpecError("standard input is not UTF-8 text") from None
+    if not prompt:
+        raise SpecError("the prompt is empty; write it behind the task or model, or `-` to read it from standard input")
+    return prompt
+
+
+def _model(client: Client, name: str, output: Output) -> str:
+    """What the API calls it: of a task, its winner's adapter. Raises MotetError where there is none yet."""
+    return winner_of(client, name, output) if name == "last" or name.startswith("task_") else name
+
+
+def _print(parts: Iterator[CompletionPart], output: Output) -> None:
+    with output.console_output.doing(_WAITS):
+        first = next(parts, None)
+    reason, part = None, first
+    while part is not None:
+        _write(part.text)
+        reason, part = part.finish_reason or reason, next(parts, None)
+    _write("\n")
+    _tell_cut(reason, output)
+
+
+def _tell_cut(reason: str | None, output: Output) -> None:
+    if reason == "length":
+        output.say("the answer was cut at the most tokens it might have; --max-tokens changes that")
+
+
+def _write(text: str) -> None:
+    """To a terminal without control characters, so that no answer can drive it."""
+    if sys.stdout.isatty():
+        text = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
