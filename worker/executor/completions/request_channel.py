@@ -49,6 +49,7 @@ class RequestChannel:
         self._room = 0
         self._held: frozenset[str] = frozenset()
         self._pieces: deque[CompletionPiece] = deque()
+        self._sent: list[CompletionPiece] = []  # sent again as they are until they are answered: the service may hold them
         self._absent_until = 0.0
         self._closed = threading.Event()
         for work in (self._ask, self._send):
@@ -127,6 +128,7 @@ class RequestChannel:
                 return
             self._lease = None
             self._pieces.clear()
+            self._sent = []
         self._lost()
 
     # ---- sending -----------------------------------------------------------------------------------------------------
@@ -134,22 +136,48 @@ class RequestChannel:
     def _send(self) -> None:
         while not self._closed.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._closed.is_set() or (self._pieces and self._lease is not None))
-                self._changed.wait_for(lambda: any(piece.over for piece in self._pieces), timeout=_GATHER_SECONDS)
-                lease, waiting = self._lease, list(self._pieces)[:_MOST_PIECES]
-            if lease is None or not waiting:
+                self._changed.wait_for(
+                    lambda: self._closed.is_set() or ((self._sent or self._pieces) and self._lease is not None)
+                )
+                if not self._sent:
+                    self._changed.wait_for(lambda: any(piece.over for piece in self._pieces), timeout=_GATHER_SECONDS)
+                    waiting = [self._pieces.popleft() for _ in range(min(_MOST_PIECES, len(self._pieces)))]
+                    self._sent = list(merged(waiting))
+                lease, sent = self._lease, self._sent
+            if lease is None or not sent:
                 continue
-            sent = CompletionPieces(fence=lease.fence, executor=self._executor, pieces=list(merged(waiting)))
             try:
-                taken = self._link.pieces(lease.placement_id, lease.token, sent)
+                self._deliver(lease, sent)
             except LinkError as error:
                 self._failed(lease, error)
                 continue
             with self._changed:
-                for _ in range(min(len(waiting), len(self._pieces))):
-                    self._pieces.popleft()
+                if self._sent is sent:
+                    self._sent = []
+
+    def _deliver(self, lease: Lease, pieces: list[CompletionPiece]) -> None:
+        """Send these, one of each request. A request whose piece is refused is given up, and costs no other its own. Raises
+        LinkError where the service is away, or knows the lease no more."""
+        try:
+            message = CompletionPieces(fence=lease.fence, executor=self._executor, pieces=pieces)
+            taken = self._link.pieces(lease.placement_id, lease.token, message)
+        except LinkError as error:
+            if _passes(error):
+                raise
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._deliver(lease, [piece])
+                return
+            log.warning("completion %s is given up, since the service refuses its text: %s", pieces[0].request_id, error)
+            self._gone([pieces[0].request_id])
+        else:
             if taken.gone:
                 self._gone(taken.gone)
+
+
+def _passes(error: LinkError) -> bool:
+    """Whether the service is away, or knows the lease no more: no fault of what was sent."""
+    return isinstance(error, Unreachable) or (isinstance(error, Refused) and error.status in (401, 409))
 
 
 def merged(pieces: list[CompletionPiece]) -> Iterator[CompletionPiece]:

@@ -1,0 +1,103 @@
+"""The executor's line to the service for completions, against a link that refuses."""
+
+import threading
+
+import pytest
+
+from contract.messages.completion_messages import ChoicePiece, CompletionPiece, CompletionsGiven, PiecesTaken
+from worker.api_client import Refused, Unreachable, Unreadable
+from worker.executor.completions.request_channel import RequestChannel
+from worker.executor.placement_lease import Lease
+
+
+class Link:
+    """Gives no requests, and answers pieces as `refuses` says: with an error, or by taking them."""
+
+    def __init__(self, refuses) -> None:
+        self.refuses, self.sendings = refuses, 0
+        self.texts: dict[str, str] = {}
+        self.last: dict[str, int] = {}
+        self.changed = threading.Condition()
+
+    def completions(self, placement_id, token, wanted):
+        return CompletionsGiven(requests=[], gone=[])
+
+    def pieces(self, placement_id, token, sent):
+        with self.changed:
+            self.sendings += 1
+            self.changed.notify_all()
+            error = self.refuses([piece.request_id for piece in sent.pieces], self.sendings)
+            if error is None or isinstance(error, Unreachable):  # an answer that was lost: the service has them
+                for piece in sent.pieces:
+                    if piece.number > self.last.get(piece.request_id, 0):
+                        self.last[piece.request_id] = piece.number
+                        self.texts[piece.request_id] = self.texts.get(piece.request_id, "") + piece.choices[0].text
+            if error is not None:
+                raise error
+            return PiecesTaken(gone=[])
+
+    def until(self, holds):
+        with self.changed:
+            assert self.changed.wait_for(holds, timeout=60), (self.texts, self.sendings)
+
+
+@pytest.fixture
+def channel_to():
+    made = []
+
+    def make(link):
+        gone, lost = [], threading.Event()
+
+        def told(ids):
+            with link.changed:
+                gone.extend(ids)
+                link.changed.notify_all()
+
+        channel = RequestChannel(link, lambda requests: None, told, lost.set)
+        channel.serve(Lease("p1", 1, "token", 1e12), 0, frozenset())
+        made.append(channel)
+        return channel, gone, lost
+
+    yield make
+    for channel in made:
+        channel.close()
+
+
+def piece(request, number, text, over=False):
+    return CompletionPiece(request_id=request, number=number, choices=[ChoicePiece(index=0, text=text)], over=over)
+
+
+@pytest.mark.parametrize("error", [Refused(422, "invalid", "the text cannot be stored", {}), Unreadable("no JSON")])
+def test_a_refused_request_is_given_up_and_costs_no_other_its_text(channel_to, error):
+    link = Link(lambda requests, sending: error if "bad" in requests else None)
+    channel, gone, lost = channel_to(link)
+    channel.send(piece("bad", 1, "x", over=True))
+    for request in ("a", "b"):
+        channel.send(piece(request, 1, f"of {request}", over=True))
+    link.until(lambda: len(link.texts) == 2 and gone)
+    assert (gone, link.texts) == (["bad"], {"a": "of a", "b": "of b"})
+    assert not lost.is_set()
+    refused = link.sendings
+    channel.send(piece("a", 2, ", more", over=True))
+    link.until(lambda: link.texts["a"] == "of a, more")
+    assert link.sendings == refused + 1, "what was refused is not sent again"
+
+
+def test_a_lost_answer_doubles_no_text(channel_to):
+    """The pieces are sent again as they were: merged with later ones, they would look like new ones."""
+    link = Link(lambda requests, sending: Unreachable("the answer was lost") if sending == 1 else None)
+    channel, gone, _ = channel_to(link)
+    channel.send(piece("a", 1, "one"))
+    link.until(lambda: link.sendings == 1)
+    channel.send(piece("a", 2, ", two", over=True))
+    link.until(lambda: link.last.get("a") == 2)
+    assert (link.texts, gone) == ({"a": "one, two"}, [])
+
+
+@pytest.mark.parametrize("status", [401, 409])
+def test_a_lease_that_the_service_does_not_know_loses_all_requests_at_once(channel_to, status):
+    link = Link(lambda requests, sending: Refused(status, "fence_stale", "the placement has ended", {}))
+    channel, gone, lost = channel_to(link)
+    channel.send(piece("a", 1, "one"))
+    assert lost.wait(60)
+    assert (channel.lease, gone, link.sendings) == (None, [], 1)
