@@ -1,30 +1,20 @@
-"""Sign-in by an identity provider on loopback: there and back, every lie it could tell, invitations, more than one tenant."""
+"""Sign-in by an identity provider on loopback: there and back, every lie it could tell, more than one tenant."""
 
 import time
 
 import httpx
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.authentication import SESSION_COOKIE
 from service.oidc.authorization_code import LASTS_SECONDS
 from service.tenants.member_roles import Role
-from service.tenants.models import Invitation, Membership, User
+from service.tenants.models import Membership
 from service.web.session.provider_sign_in import COOKIE
 from tests.service.members.conftest import PUBLIC, Browser
-
-
-def users(database, **of) -> list[User]:
-    with database.begin() as session:
-        return list(session.scalars(select(User).filter_by(**of)))
-
-
-def refused(browser: Browser, answer, said: str, status: int = 403) -> None:
-    assert (answer.status_code, said in answer.text) == (status, True), answer.text
-    assert SESSION_COOKIE not in browser.cookies
-    assert COOKIE not in browser.cookies  # what was under way is over
+from tests.service.members.sign_ins import refused, users
 
 
 def test_somebody_joins_by_invitation_and_signs_in_again(browser, provider, tenant, link, service, database):
@@ -167,54 +157,6 @@ def test_nobody_is_led_elsewhere_after_signing_in(browser, provider, tenant, lin
     answer = browser.sign_in(then)
     assert 'content="0;url=/tasks"' in answer.text
     assert "evil" not in answer.text
-
-
-def test_an_invitation_with_an_address_admits_that_address_alone(browser, provider, tenant, link, database):
-    for subject, email, verified in (("m1", "mallory@example.com", True), ("m2", "ada@example.com", False)):
-        made = link(tenant.tenant_id, Role.VIEWER, "ada@example.com")
-        provider.sign_in_as(subject, email, verified)
-        refused(browser, browser.join(made), "This invitation is for ada@example.com")
-        assert users(database, subject=subject) == []
-        provider.sign_in_as("a" + subject, "Ada@Example.com")
-        assert browser.join(made).status_code == 200  # the refusal used nothing up
-        assert browser.me()["role"] == "viewer"
-        browser.cookies.clear()
-
-
-def test_an_invitation_works_once_until_it_ends_or_is_taken_back(browser, provider, tenant, link, database, service):
-    provider.sign_in_as("uses")
-    made = link(tenant.tenant_id, Role.EDITOR)
-    path = made.removeprefix(PUBLIC)
-    evil = browser.post(path, origin="https://evil.example")
-    assert (evil.status_code, COOKIE in browser.cookies) == (403, False)  # no other site moves anybody into a tenant
-    browser.join(made)
-    assert browser.get(path).status_code == 404
-    provider.sign_in_as("late")
-    late = Browser(service.app)
-    assert late.post(path).status_code == 404
-    for change in ({"expires_at": func.now()}, {"revoked_at": func.now()}):
-        made = link(tenant.tenant_id)
-        with database.begin() as session:
-            session.execute(update(Invitation).where(Invitation.accepted_at.is_(None)).values(**change))
-        assert late.post(made.removeprefix(PUBLIC)).status_code == 404
-    assert late.get("/invitations/mi_nobody").status_code == 404
-
-
-def test_an_invitation_that_ends_during_the_sign_in_admits_nobody(browser, provider, tenant, link, database):
-    provider.sign_in_as("slow")
-    path = link(tenant.tenant_id).removeprefix(PUBLIC)
-    page = browser.post(path).text
-    with database.begin() as session:
-        session.execute(update(Invitation).where(Invitation.tenant_id == tenant.tenant_id).values(revoked_at=func.now()))
-    address = next(part for part in page.split('"') if "/authorize?" in part).removeprefix("0;url=").replace("&amp;", "&")
-    refused(browser, browser.get(browser.at_provider(address), cross_site=True), "taken back", 404)
-
-
-def test_an_invitation_raises_a_role_and_never_lowers_it(browser, provider, tenant, link):
-    provider.sign_in_as("rise")
-    for role, then in ((Role.VIEWER, "viewer"), (Role.OWNER, "owner"), (Role.EDITOR, "owner")):
-        browser.join(link(tenant.tenant_id, role))
-        assert browser.me()["role"] == then
 
 
 def test_a_removed_member_is_out_at_once_and_a_lower_role_holds_at_once(browser, provider, tenant, link, service, new_member):

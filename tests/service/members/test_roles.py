@@ -141,6 +141,21 @@ def test_an_owner_who_goes_leaves_no_way_back(new_member, database):
         assert session.scalars(select(BrowserSession).where(BrowserSession.tenant_id == owner.tenant_id)).all() == []
 
 
+def test_an_owner_who_is_lowered_has_open_invitations_taken_back(new_member, database):
+    """Else the link to an owner's role would be a way back up."""
+    owner = new_member(Role.OWNER)
+    lowered = new_member(Role.OWNER, of=owner)
+    made = [
+        who.post("/v1/invitations", json={"role": role}).json()["id"]
+        for who in (owner, lowered)
+        for role in ("owner", "viewer")
+    ]
+    assert owner.patch(f"/v1/members/{me(lowered)['user_id']}", json={"role": "editor"}).json()["role"] == "editor"
+    with database.begin() as session:
+        open_ones = set(session.scalars(select(Invitation.id).where(Invitation.revoked_at.is_(None))))
+    assert open_ones & set(made) == set(made[: len(Role)]), "the other owner's still lead in"
+
+
 def test_members_make_keys_of_their_own_that_do_no_more_than_they(new_member):
     owner = new_member(Role.OWNER)
     viewer, editor = (new_member(role, of=owner) for role in (Role.VIEWER, Role.EDITOR))
