@@ -1,10 +1,16 @@
-"""A page's form as its fields, read before the handler runs."""
+"""A page's form as its fields, read before the handler runs, and as the API's models."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData
+
+from service.http.problem_handlers import field_error
+from service.http.problems import Invalid
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -26,3 +32,11 @@ async def _form(request: Request) -> Fields:
 
 
 Form = Annotated[Fields, Depends(_form)]
+
+
+def read_as(model: type[Model], **fields: Any) -> Model:
+    """The form's fields as the API's model. Raises Invalid, which names the field."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise Invalid([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in error.errors()]) from None

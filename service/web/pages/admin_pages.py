@@ -1,12 +1,10 @@
 """For admins: tenants with quotas and keys, base models, join tokens, the audit log. Nodes are on the page Cluster."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import BaseModel, ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -20,12 +18,10 @@ from service.fleet.base_models import routes as base_model_routes
 from service.fleet.models import BaseModel as Base
 from service.fleet.models import Node
 from service.http.pagination import Cursor
-from service.http.problem_handlers import field_error
-from service.http.problems import Invalid
 from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.tenants import routes as tenants
 from service.tenants.models import Tenant
-from service.web.forms import Form
+from service.web.forms import Form, read_as
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
@@ -33,7 +29,6 @@ from service.web.session.viewer import Looking
 router = pages()
 
 _SHOWN = 100
-Model = TypeVar("Model", bound=BaseModel)
 
 
 @router.get("/admin")
@@ -65,7 +60,7 @@ def _page(request: Request, db: AdminDb, cursor: str | None = None, audit_cursor
 
 @router.post("/admin/tenants")
 def create_tenant(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
-    new = _read(tenants.NewTenant, name=form.one("name"), weight=_number(form.one("weight")) or 1.0)
+    new = read_as(tenants.NewTenant, name=form.one("name"), weight=_number(form.one("weight")) or 1.0)
     tenants.create_tenant(new, db, claim)
     return _back()
 
@@ -90,7 +85,7 @@ def _tenant_page(request: Request, db: AdminDb, tenant_id: str, secret: str | No
 @router.post("/admin/tenants/{tenant_id}")
 def change_tenant(tenant_id: str, db: AdminDb, queue: QueueDep, form: Form) -> Response:
     quotas = {name: _number(form.one(name)) for name in tenants.QuotaLimits.model_fields}
-    change = _read(tenants.TenantChange, weight=_number(form.one("weight")), quotas=quotas)
+    change = read_as(tenants.TenantChange, weight=_number(form.one("weight")), quotas=quotas)
     tenants.change_tenant(tenant_id, change, db, queue)
     return RedirectResponse(f"/admin/tenants/{tenant_id}", 303)
 
@@ -101,7 +96,7 @@ def create_key(
 ) -> Response:
     days = _number(form.one("days"))
     expires_at = datetime.now(UTC) + timedelta(days=float(days)) if days else None
-    new = _read(tenants.NewKey, name=form.one("name") or "key", scopes=form.all("scope"), expires_at=expires_at)
+    new = read_as(tenants.NewKey, name=form.one("name") or "key", scopes=form.all("scope"), expires_at=expires_at)
     return _tenant_page(request, db, tenant_id, tenants.create_key(tenant_id, new, db, claim, answers).secret)
 
 
@@ -114,7 +109,7 @@ def revoke_key(key_id: str, db: AdminDb, service: Service) -> Response:
 @router.post("/admin/models")
 def allow_model(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
     base_model_routes.allow_model(
-        _read(base_model_routes.NewModel, name=form.one("name"), source=form.one("source")), db, claim
+        read_as(base_model_routes.NewModel, name=form.one("name"), source=form.one("source")), db, claim
     )
     return _back()
 
@@ -123,7 +118,7 @@ def allow_model(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
 def create_join_token(
     viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminClaimedKey, answers: AnswerBox
 ) -> Response:
-    new = _read(join_token_routes.NewJoinToken, node_name=form.one("node_name"))
+    new = read_as(join_token_routes.NewJoinToken, node_name=form.one("node_name"))
     made = join_token_routes.create_join_token(new, db, claim, answers)
     return _page(request, db, secret=made.secret, what=f"The join token of {made.node_name}: its MOTET_JOIN_TOKEN")
 
@@ -142,14 +137,6 @@ def _quota_words(session: Session) -> dict[str, str]:
 
 def _back() -> Response:
     return RedirectResponse("/admin", 303)
-
-
-def _read(model: Callable[..., Model], **fields: Any) -> Model:
-    """The form's fields as the API's model. Raises Invalid, which names the field."""
-    try:
-        return model(**fields)
-    except ValidationError as error:
-        raise Invalid([field_error({**one, "loc": ("body", *one["loc"])}, []) for one in error.errors()]) from None
 
 
 def _number(text: str) -> float | int | str | None:

@@ -3,19 +3,16 @@
 from datetime import UTC, datetime, timedelta
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from service.app_state import Config, Service, state_of
 from service.authentication import KeysDb, Reader
-from service.http.problem_handlers import field_error
-from service.http.problems import Invalid
 from service.idempotency.repeated_requests import AnswerBox, MemberClaimedKey
 from service.members import member_routes, service_account_routes
 from service.tenants import own_key_routes
 from service.tenants.api_keys import Scope
 from service.tenants.own_key_routes import MemberOrWriter, NewOwnKey
 from service.tenants.routes import KeyResource
-from service.web.forms import Form
+from service.web.forms import Form, read_as
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
@@ -43,12 +40,8 @@ def create_key(
 ) -> Response:
     days = form.one("days")
     expires_at = datetime.now(UTC) + timedelta(days=int(days)) if days.isdecimal() and int(days) in _DAYS else None
-    try:
-        said = {"name": form.one("name") or "key", "scopes": form.all("scope"), "expires_at": expires_at}
-        new = NewOwnKey.model_validate(said | ({"role": form.one("role")} if form.one("role") else {}))
-    except ValidationError as error:
-        errors = [field_error({**one, "loc": ("body", *one["loc"])}, [NewOwnKey]) for one in error.errors()]
-        raise Invalid(errors) from None
+    said = {"name": form.one("name") or "key", "scopes": form.all("scope"), "expires_at": expires_at}
+    new = read_as(NewOwnKey, **said, **({"role": form.one("role")} if form.one("role") else {}))
     return _page(request, viewer.principal, db, own_key_routes.create_own_key(new, maker, db, config, claim, answers))
 
 

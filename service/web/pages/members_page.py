@@ -1,24 +1,20 @@
 """A tenant's members, invitations and service accounts, and the account of who looks."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import BaseModel, ValidationError
 
 from service.app_state import Service
 from service.authentication import KeysDb, Owner, Reader
-from service.http.problem_handlers import field_error
-from service.http.problems import Forbidden, Invalid
+from service.http.problems import Forbidden
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.members import invitation_routes, member_routes, service_account_routes
 from service.members.service_account_routes import NewServiceAccount
 from service.tenants.api_keys import Principal
 from service.tenants.member_roles import Role
 from service.tenants.routes import NewKey
-from service.web.forms import Form
+from service.web.forms import Form, read_as
 from service.web.page_route import SIGN_IN, pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
@@ -26,7 +22,6 @@ from service.web.session.viewer import Looking
 router = pages()
 
 _SHOWN = 100
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class NoAccount(Forbidden):
@@ -42,7 +37,7 @@ def show_members(viewer: Looking, reader: Reader, db: KeysDb, request: Request) 
 def invite(
     viewer: Looking, owner: Owner, db: KeysDb, form: Form, request: Request, claim: ClaimedKey, answers: AnswerBox
 ) -> Response:
-    new = _read(invitation_routes.NewInvitation, role=form.one("role"), email=form.one("email").strip() or None)
+    new = read_as(invitation_routes.NewInvitation, role=form.one("role"), email=form.one("email").strip() or None)
     made = invitation_routes.create_invitation(new, owner, db, request, claim, answers)
     return _page(request, owner, db, made.url, f"The invitation of {made.email or 'whoever has this link'}")
 
@@ -55,7 +50,7 @@ def take_invitation_back(invitation_id: str, owner: Owner, db: KeysDb) -> Respon
 
 @router.post("/members/{user_id}/role")
 def change_role(user_id: str, owner: Owner, db: KeysDb, form: Form, service: Service) -> Response:
-    change = _read(member_routes.MemberChange, role=form.one("role"))
+    change = read_as(member_routes.MemberChange, role=form.one("role"))
     member_routes.change_member(user_id, change, owner, db, service)
     return _back()
 
@@ -68,7 +63,7 @@ def remove(user_id: str, owner: Owner, db: KeysDb, service: Service) -> Response
 
 @router.post("/members/service-accounts")
 def create_service_account(owner: Owner, db: KeysDb, form: Form, claim: ClaimedKey) -> Response:
-    new = _read(NewServiceAccount, name=form.one("name"), role=form.one("role"))
+    new = read_as(NewServiceAccount, name=form.one("name"), role=form.one("role"))
     service_account_routes.create_service_account(new, owner, db, claim)
     return _back()
 
@@ -130,11 +125,3 @@ def _user(reader: Principal) -> str:
 
 def _back() -> Response:
     return RedirectResponse("/members", 303)
-
-
-def _read(model: Callable[..., Model], **fields: Any) -> Model:
-    """The form's fields as the API's model. Raises Invalid, which names the field."""
-    try:
-        return model(**fields)
-    except ValidationError as error:
-        raise Invalid([field_error({**one, "loc": ("body", *one["loc"])}, []) for one in error.errors()]) from None

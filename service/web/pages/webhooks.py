@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import ValidationError
 
 from service.app_state import QueueDep
 from service.authentication import Db, Writer
-from service.http.problem_handlers import field_error
 from service.http.problems import BadRequest, Invalid
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
-from service.web.forms import Form
+from service.web.forms import Form, read_as
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
@@ -32,13 +30,7 @@ class WebhookForm:
 
     def read(self) -> NewWebhook:
         """Raises Invalid."""
-        said = {"url": self.url, "events": self.events, "description": self.description or None}
-        try:
-            return NewWebhook.model_validate(said)
-        except ValidationError as error:
-            raise Invalid(
-                [field_error({**one, "loc": ("body", *one["loc"])}, [NewWebhook]) for one in error.errors()]
-            ) from None
+        return read_as(NewWebhook, url=self.url, events=self.events, description=self.description or None)
 
 
 _EMPTY = WebhookForm("", "", [event for event in WANTED if event.startswith("task.")])
