@@ -68,6 +68,7 @@ def ended_task(motet: RunningStack) -> tuple[str, dict[str, str]]:
     paths = (*("tasks", "batches", "files", "adapters", "webhooks", "models", "keys", "audit", "schedule"),)
     admins = ("nodes", "plans", "join-tokens", "tenants", "audit")
     found = {f"/v1/{name}": f"/v1/{name}" for name in paths} | {f"/v1/admin/{name}": f"/v1/admin/{name}" for name in admins}
+    found |= {f"/openai/v1/{name}": f"/openai/v1/{name}" for name in ("files", "models", "fine_tuning/jobs")}
     found |= {"/v1/tasks?status=succeeded": "/v1/tasks?status=succeeded", "/v1/tasks?status=queued": "/v1/tasks?status=queued"}
     found |= {
         f"/v1/tasks/{{task_id}}/{name}": f"/v1/tasks/{task_id}/{name}" for name in ("jobs", "plan-history", "evaluations")

@@ -63,7 +63,9 @@ _TENANTS = "tenant_id = (SELECT tenant_id FROM tasks WHERE id = %(task)s)"
 _TABLES: dict[str, tuple[str, dict[str, str], str]] = {
     "tasks": (
         "tasks",
-        {"id": _numbered("task"), "created_at": _AGE, "queued_at": _AGE, "started_at": _AGE, "name": "'search ' || n"} | _ENDED,
+        {"id": _numbered("task"), "created_at": _AGE, "queued_at": _AGE, "started_at": _AGE, "name": "'search ' || n"}
+        | {"winner_job_id": _numbered("job") + " || '_1'"}
+        | _ENDED,
         "s.id = %(task)s",
     ),
     "task_events": ("tasks", _OF_TASK, _OWN),

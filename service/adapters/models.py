@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Double, ForeignKey
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -13,7 +13,7 @@ class Adapter(Base):
     __tablename__ = "adapters"
 
     id: Mapped[Id]
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
     step: Mapped[int]
@@ -23,3 +23,5 @@ class Adapter(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; counts towards the stored-bytes quota
     created_at: Mapped[Now]
     deleted_at: Mapped[At | None]  # afterwards it uses no quota, and garbage collection deletes its objects
+
+    __table_args__ = (Index("ix_adapters_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)

@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import select
+from sqlalchemy import Row, and_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.batches.actions import batch_tasks
+from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
 from service.tasks.models import Batch, Task
 from service.tasks.plan_status import queue_status
@@ -63,18 +63,36 @@ class BatchResource(BaseModel):
     plan: BatchPlanResource | None
 
 
+# the tasks `ids` that are not deleted, with their live placements: columns as `_task` reads them
+_TASKS = (
+    select(
+        *(Task.id, Task.tenant_id, Task.name, Task.status, Task.fence, Task.gpus, Task.waiting),
+        *(Task.started_at, Task.ended_at),
+        Node.name.label("node"),
+        Placement.created_at.label("placed_at"),
+        Placement.expected_end.label("placed_until"),
+    )
+    .outerjoin(Placement, and_(Placement.task_id == Task.id, Placement.ended_at.is_(None)))
+    .outerjoin(Node, Node.id == Placement.node_id)
+    .where(among_ids(Task.id), Task.deleted_at.is_(None))
+)
+
+
 def render(session: Session, batches: Sequence[Batch]) -> list[BatchResource]:
-    """The batches' resources, in the same order."""
-    return [_render(session, batch) for batch in batches]
+    """The batches' resources, in the same order, by one query for the tasks of all; one more where tasks wait."""
+    session.flush()
+    rows = session.execute(_TASKS, {"ids": [id for batch in batches for id in batch.task_ids]}).all()
+    waiting = [row.id for row in rows if row.status == TaskStatus.QUEUED]
+    entries = queue_status.NONE
+    if waiting:
+        entries = queue_status.entries_of(session.execute(queue_status.OF_TASKS, {"ids": waiting}).all())
+    by_id = {row.id: row for row in rows}
+    return [_render(batch, [by_id[id] for id in batch.task_ids if id in by_id], entries) for batch in batches]
 
 
-def _render(session: Session, batch: Batch) -> BatchResource:
-    tasks = batch_tasks(session, batch)
-    ids = [task.id for task in tasks]
-    packed = session.execute(queue_status.OF_TASKS, {"ids": ids}).all()
-    entries = queue_status.entries_of(packed)
-    placed = _placements(session, ids)
-    shown = [_task(task, placed.get(task.id), queue_status.waiting_of(task, entries)) for task in tasks]
+def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entries) -> BatchResource:
+    tasks = [row for row in rows if row.tenant_id == batch.tenant_id]
+    shown = [_task(task, queue_status.waiting_of(task, entries)) for task in tasks]
     status, ended = _status(tasks), _last([task.ended_at for task in tasks])
     expected = None if ended is not None else _last([one.expected_end for one in shown if one.status not in TASK_TERMINAL])
     end = ended or expected
@@ -97,28 +115,18 @@ def _render(session: Session, batch: Batch) -> BatchResource:
     )
 
 
-def _placements(session: Session, task_ids: Sequence[str]) -> dict[str, tuple[Placement, str]]:
-    """The live placements with their nodes' names, by task."""
-    live = select(Placement, Node.name).join(Node, Node.id == Placement.node_id)
-    live = live.where(Placement.task_id.in_(task_ids), Placement.ended_at.is_(None))
-    found: dict[str, tuple[Placement, str]] = {}
-    for placement, node in session.execute(live).all():
-        found[placement.task_id] = (placement, node)
-    return found
-
-
-def _task(task: Task, placed: tuple[Placement, str] | None, waiting: dict[str, Any] | None) -> BatchTask:
+def _task(task: Row[Any], waiting: dict[str, Any] | None) -> BatchTask:
     said: dict[str, Any] = waiting or {}
     node, start, end = (said.get(name) for name in ("node", "expected_start", "expected_end"))
-    if placed is not None:
-        node, start, end = placed[1], placed[0].created_at, placed[0].expected_end
+    if task.node is not None:
+        node, start, end = task.node, task.placed_at, task.placed_until
     status = TaskStatus(task.status)
     return BatchTask(
         id=task.id, name=task.name, status=status, gpus=task.gpus, node=node, expected_start=start, expected_end=end
     )
 
 
-def _status(tasks: Sequence[Task]) -> BatchStatus:
+def _status(tasks: Sequence[Row[Any]]) -> BatchStatus:
     held = {TaskStatus(task.status) for task in tasks}
     if not held <= TASK_TERMINAL:
         return "queued" if held <= set(_WAITS) else "running"

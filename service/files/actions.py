@@ -61,9 +61,10 @@ def files_of(principal: Principal, unused: bool | None = None) -> Select[File]:
     files = scoped(_THERE, File, principal)
     if unused is None:
         return files
-    named = reads_file(File.id)
-    tasks = exists().where(Task.tenant_id == File.tenant_id, Task.deleted_at.is_(None), named)
-    return files.where(~tasks if unused else tasks)
+    same = (Task.tenant_id == File.tenant_id, Task.deleted_at.is_(None))
+    columns = (Task.train_file_id, Task.validation_file_id, Task.prompts_file_id)
+    naming = [exists().where(column == File.id, *same) for column in columns]  # apart: each column has its index
+    return files.where(*(~one for one in naming)) if unused else files.where(or_(*naming))
 
 
 def find_file(session: Session, principal: Principal, file_id: str) -> File:

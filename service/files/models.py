@@ -11,7 +11,7 @@ class File(Base):
     __tablename__ = "files"
 
     id: Mapped[Id]
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str] = mapped_column(String(255))
     format: Mapped[str] = mapped_column(String(32))  # chat or completion
     bytes: Mapped[Big]
@@ -20,6 +20,8 @@ class File(Base):
     created_at: Mapped[Now]
     expires_at: Mapped[At | None]  # afterwards it counts as deleted
     deleted_at: Mapped[At | None]
+
+    __table_args__ = (Index("ix_files_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)
 
 
 class FileImport(Base):

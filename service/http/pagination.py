@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, Field
-from sqlalchemy import Select, tuple_
+from sqlalchemy import Select, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.database.engine import Base
@@ -43,8 +43,10 @@ def page(
     if cursor is not None:
         created_at, id = read_cursor(cursor)
         statement = statement.where(tuple_(*key) < tuple_(created_at, id))
-    statement = statement.order_by(*(column.desc() for column in key)).limit(limit + 1)
-    rows: list[Any] = list(session.scalars(statement))
+    order = [column.desc() for column in key]
+    # ids first, which an index that covers the conditions can answer; whole rows of the page alone
+    ids = statement.with_only_columns(key[1], maintain_column_froms=True).order_by(*order).limit(limit + 1)
+    rows: list[Any] = list(session.scalars(select(model).where(key[1].in_(ids)).order_by(*order)))
     more, rows = len(rows) > limit, rows[:limit]
     return Page(data=render(rows), next_cursor=write_cursor(rows[-1]) if more else None)
 

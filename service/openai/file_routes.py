@@ -4,7 +4,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy import false
 
 from service.adapters.routes import additional_files, send_archive
@@ -19,7 +19,7 @@ from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyK
 from service.idempotency.repeated_requests import claim_key_of_body
 from service.openai import result_files
 from service.openai.error_objects import PREFIX
-from service.openai.list_envelope import After, ListOf, listed
+from service.openai.list_envelope import USUAL, After, ListOf, LongLimit, listed
 from service.openai.resource_objects import FileDeleted, FileObject, file_object
 from service.storage.downloads import attachment, send_object
 
@@ -62,7 +62,7 @@ def list_files(
     reader: Reader,
     db: Db,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    limit: LongLimit = USUAL,
     order: Literal["asc", "desc"] = "desc",
     purpose: str | None = None,
 ) -> ListOf[FileObject]:

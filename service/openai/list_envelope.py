@@ -17,6 +17,9 @@ Row = TypeVar("Row", bound=Base)
 
 After = Annotated[str | None, Query(max_length=128, description="Id of the last entry of the page before")]
 Limit = Annotated[int, Query(ge=1, le=100)]
+# of lists whose entries are small; OpenAI's page of files has 10,000 if nothing is said, which takes long to make
+LongLimit = Annotated[int, Query(ge=1, le=10_000)]
+USUAL = 500
 
 
 class ListOf(BaseModel, Generic[Item]):

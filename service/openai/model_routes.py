@@ -1,7 +1,7 @@
 """/openai/v1/models: the enabled base models, and the tenant's winning adapters."""
 
 from fastapi import APIRouter
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 
 from service.adapters import actions
 from service.adapters.models import Adapter
@@ -10,8 +10,8 @@ from service.fleet.models import BaseModel
 from service.http.problems import invalid_field
 from service.openai.asked_models import tuned_model
 from service.openai.error_objects import PREFIX
-from service.openai.list_envelope import ListOf, list_of
-from service.openai.resource_objects import DeletedModel, ModelObject, model_object, tuned_object
+from service.openai.list_envelope import USUAL, After, ListOf, LongLimit, list_of, unix
+from service.openai.resource_objects import DeletedModel, ModelObject, model_object, tuned, tuned_object
 from service.tasks.models import Task
 from service.tenants.tenant_scope import scoped
 
@@ -19,13 +19,27 @@ router = APIRouter(prefix=f"{PREFIX}/models", include_in_schema=False)
 
 
 @router.get("")
-def list_models(reader: Reader, db: Db) -> ListOf[ModelObject]:
+def list_models(reader: Reader, db: Db, after: After = None, limit: LongLimit = USUAL) -> ListOf[ModelObject]:
+    """The bases, then the winning adapters, those of the newest tasks first. OpenAI's list of models has no pages: a client
+    that knows none gets the newest and `has_more`; every other one can be retrieved by its name."""
     with db.begin() as session:
-        bases = session.scalars(select(BaseModel).where(BaseModel.enabled).order_by(BaseModel.name))
-        own = select(Adapter, Task.name).join(Task, Task.winner_job_id == Adapter.job_id)
-        own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None)).order_by(Adapter.created_at.desc())
-        winners = session.execute(scoped(own, Adapter, reader))
-        return list_of([model_object(base) for base in bases] + [tuned_object(a, name) for a, name in winners], False)
+        own = select(Adapter.id, Adapter.tenant_id, Adapter.created_at, Task.base_model, Task.name)
+        own = own.select_from(Task).join(Adapter, Adapter.job_id == Task.winner_job_id)
+        own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
+        bases: list[ModelObject] = []
+        if after is None:
+            enabled = select(BaseModel).where(BaseModel.enabled).order_by(BaseModel.name)
+            bases = [model_object(base) for base in session.scalars(enabled)]
+        else:
+            _, last = tuned_model(session, reader, after)
+            own = own.where(tuple_(Task.created_at, Task.id) < tuple_(last.created_at, last.id))
+        newest = scoped(own.order_by(Task.created_at.desc(), Task.id.desc()).limit(limit + 1), Task, reader)
+        found = session.execute(newest).all()
+    winners = [
+        ModelObject(id=tuned(row.base_model, row.name, row.id), created=unix(row.created_at), owned_by=row.tenant_id)
+        for row in found[:limit]
+    ]
+    return list_of([*bases, *winners], len(found) > limit)
 
 
 @router.get("/{model_id:path}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, literal_column, select
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
@@ -117,7 +117,7 @@ def select_tasks(
     if archived is not None:
         tasks = tasks.where(Task.archived_at.is_not(None) if archived else Task.archived_at.is_(None))
     if labels:
-        tasks = tasks.where(Task.labels.contains(dict(labels)))
+        tasks = tasks.where(Task.labels.contains(dict(labels)), Task.labels != literal_column("'{}'::jsonb"))  # of the index
     if base_model is not None:
         tasks = tasks.where(Task.base_model == base_model)
     if text:

@@ -85,7 +85,23 @@ class Task(Base):
     jobs: Mapped[list["Job"]] = relationship(order_by="Job.index", back_populates="task")
 
     __table_args__ = (
-        Index("ix_tasks_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
+        # of lists: what they are filtered by lies in the index, so rows that do not match are not read
+        Index(
+            *("ix_tasks_listed", "tenant_id", text("created_at DESC"), text("id DESC")),
+            postgresql_include=["status", "base_model", "name", "archived_at"],
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index(
+            *("ix_tasks_labels", "labels"),
+            postgresql_using="gin",
+            postgresql_ops={"labels": "jsonb_path_ops"},
+            postgresql_where=text("labels <> '{}'::jsonb"),
+        ),
+        Index("ix_tasks_train_file_id", "train_file_id"),
+        *(
+            Index(f"ix_tasks_{name}", name, postgresql_where=text(f"{name} IS NOT NULL"))
+            for name in ("validation_file_id", "prompts_file_id")
+        ),
         Index("ix_tasks_open", "status", postgresql_where=text("status IN ('validating', 'queued', 'running', 'paused')")),
         Index("ix_tasks_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
         Index("ix_tasks_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL AND emptied_at IS NULL")),

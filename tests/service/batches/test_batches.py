@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 from motet import Client
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
 
 from contract.batch_spec import BatchSpec
 from service.tasks.models import Batch, Task
@@ -43,6 +43,30 @@ def test_a_batch_is_its_tasks(tenant):
     assert tenant.get("/v1/batches").json()["data"] == [made]
     entries = tenant.get("/v1/audit", params={"action": "create_batch"}).json()["data"]
     assert [made["id"] in entry["targets"] for entry in entries] == [True]
+
+
+def test_a_list_reads_all_batches_at_once(tenant, app):
+    """As many statements for three batches as for one: a page's time does not grow by a round trip with each batch."""
+    engine, statements = app.state.motet.db.engine, list[str]()
+
+    def heard(connection, cursor, statement, *rest):
+        statements.append(statement)
+
+    def listed() -> tuple[int, int]:
+        statements.clear()
+        batches = tenant.get("/v1/batches").json()["data"]
+        return len(batches), len(statements)
+
+    event.listen(engine, "before_cursor_execute", heard)
+    try:
+        post(tenant)
+        one, read = listed()
+        for count in (2, 5):
+            post(tenant, count=count)
+        assert (one, listed()) == (1, (3, read))
+        assert read > 1
+    finally:
+        event.remove(engine, "before_cursor_execute", heard)
 
 
 def test_a_task_alone_has_no_batch(tenant):

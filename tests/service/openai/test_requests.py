@@ -154,15 +154,36 @@ def test_a_jobs_expected_end_is_told_while_it_waits_and_while_it_runs(tenant, ne
     assert (metrics["step"], metrics["train_loss"], metrics["valid_loss"]) == (2, 2.5, 2.75)
 
 
-def test_a_tuned_model_is_deleted_by_its_name_and_a_base_is_not(tenant, new_tenant, new_node, plan):
+@pytest.fixture
+def tuned_model(tenant, new_node, plan):
+    """Trains a job of one configuration; returns its model's name."""
     node = new_node()
-    body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3]}}
-    job = tenant.post("/openai/v1/fine_tuning/jobs", json=body).json()["id"]
-    plan()
-    taken = node.take(job)
-    taken.report(taken.attached(), moved(0, "warmup"), points(0, [1]))
-    taken.report(taken.adapter(0, 1.25), completed(0, 20, 18, 1.25))
-    name = tenant.get(f"/openai/v1/fine_tuning/jobs/{job}").json()["fine_tuned_model"]
+
+    def train() -> str:
+        body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3]}}
+        job = tenant.post("/openai/v1/fine_tuning/jobs", json=body).json()["id"]
+        plan()
+        taken = node.take(job)
+        taken.report(taken.attached(), moved(0, "warmup"), points(0, [1]))
+        taken.report(taken.adapter(0, 1.25), completed(0, 20, 18, 1.25))
+        return str(tenant.get(f"/openai/v1/fine_tuning/jobs/{job}").json()["fine_tuned_model"])
+
+    return train
+
+
+def test_the_list_of_models_has_pages(tenant, tuned_model):
+    """Bases come on the first page, besides its models."""
+    first, second = tuned_model(), tuned_model()
+    newest = tenant.get("/openai/v1/models", params={"limit": 1}).json()
+    bases = [model["id"] for model in newest["data"] if model["owned_by"] == "motet"]
+    assert ([model["id"] for model in newest["data"]], newest["has_more"]) == ([*bases, second], True)
+    assert "small" in bases
+    rest = tenant.get("/openai/v1/models", params={"limit": 1, "after": newest["last_id"]}).json()
+    assert ([model["id"] for model in rest["data"]], rest["has_more"]) == ([first], False)
+
+
+def test_a_tuned_model_is_deleted_by_its_name_and_a_base_is_not(tenant, new_tenant, tuned_model):
+    name = tuned_model()
     assert new_tenant().delete(f"/openai/v1/models/{name}").status_code == 404
     assert tenant.delete(f"/openai/v1/models/{name}").json() == {"id": name, "object": "model", "deleted": True}
     assert tenant.get(f"/openai/v1/models/{name}").status_code == 404
