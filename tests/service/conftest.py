@@ -3,7 +3,6 @@
 import itertools
 import os
 import secrets
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -27,6 +26,7 @@ from service.storage.object_store import Storage
 from service.tenants.api_keys import Principal, Scope, mint_key
 from service.tenants.member_roles import Role
 from service.tenants.models import Tenant
+from tests import free_ports
 from tests.service.api import Caller
 from tests.service.live_server import PATIENCE, Server, live
 
@@ -71,13 +71,7 @@ def database(database_url) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Find a TCP port that nobody listens on."""
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
-
-    return find
+    return free_ports.free_port
 
 
 @pytest.fixture(scope="session")

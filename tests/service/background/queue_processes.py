@@ -1,6 +1,5 @@
 """The service's three processes, as an operator would start them, on a port of their own."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -9,12 +8,6 @@ from pathlib import Path
 import httpx
 
 from service.settings import Settings
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 class Service:

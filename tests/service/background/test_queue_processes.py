@@ -11,8 +11,9 @@ from service.database.engine import Database
 from service.messaging.wakeups import stream_of
 from service.tenants.api_keys import Scope, mint_key
 from service.tenants.models import Tenant
+from tests.free_ports import free_port
 from tests.service.api import Caller
-from tests.service.background.queue_processes import Service, free_port
+from tests.service.background.queue_processes import Service
 from tests.service.background.test_queue import until
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode, completed, moved, points

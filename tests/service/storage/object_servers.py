@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.free_ports import free_port
 
 _READY_SECONDS = 60.0
 KINDS = ("moto", "localbucket")
@@ -66,12 +67,6 @@ def object_server(kind: str, folder: Path, port: int | None = None, **environmen
         yield server
     finally:
         server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _await(server: ObjectServer, log: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
     (alone,) = Inside(fleet, tmp_path / "alone").run(again(first, "p9"))
     real, load, guard = Trainer._train_pass, Backbone.load, threading.Lock()
     inside: dict[Trainer, list[str]] = {}
-    shared, loaded, met = [], [], threading.Event()
+    shared, loaded, passes, met, measured = [], [], [], threading.Event(), threading.Event()
 
     def watched(self, segments, recompute):
         thread = threading.current_thread().name
@@ -55,7 +55,12 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
                 shared.append(list(inside[self]))
         try:
             if thread == "preparations" and loaded and any(reported.step[0] for reported in fleet.reported.values()):
+                measured.set()
                 met.wait(30)  # for a step of the loop
+            elif thread != "preparations":
+                passes.append(thread)
+                if len(passes) > 10:  # of 40 steps: on a busy machine the joiner is slow to come
+                    measured.wait(1)
             return real(self, segments, recompute)
         finally:
             with guard:
