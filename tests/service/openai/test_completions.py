@@ -1,115 +1,21 @@
-"""Completions through the unmodified SDK, a scripted executor behind the real service: objects, streams, limits, losses."""
+"""Completions through the unmodified SDK, a scripted executor behind the real service: objects, streams, models, mistakes."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import httpx
 import openai
 import pytest
 from motet import ApiError, Client
 from motet.api.resources import TokenCounts
-from openai import OpenAI
 from sqlalchemy import func, select, update
 
-from service.background.retention import Retention, forget
-from service.completions import executor_claims, following
 from service.completions.models import CompletionPieces, CompletionRequest
 from service.tasks.models import Job
-from service.tenants.models import Tenant
 from service.usage.models import CompletionUsage
-from tests.service.fleet.scripted import ScriptedNode, ScriptedPlacement, completed, moved, points
-from tests.service.live_server import Server, until
-
-USER = [{"role": "user", "content": "How many?"}]
-
-
-@dataclass
-class Executor:
-    """What an executor does for completions, under one placement."""
-
-    placement: ScriptedPlacement
-    name: str = "executor-1"
-
-    def wants(self, room: int = 8, held: tuple[str, ...] = (), wait: float = 0.0) -> dict[str, Any]:
-        said = {"fence": self.placement.given.fence, "executor": self.name, "room": room, "held": list(held), "wait": wait}
-        answer = self.placement.call("POST", "completions", said)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def next(self) -> dict[str, Any]:
-        """The next request, which must come."""
-        found: list[dict[str, Any]] = []
-        until(lambda: found.extend(self.wants(room=1)["requests"]) or found)
-        return found[0]
-
-    def sends(self, *pieces: dict[str, Any]) -> list[str]:
-        said = {"fence": self.placement.given.fence, "executor": self.name, "pieces": list(pieces)}
-        answer = self.placement.call("POST", "completion-pieces", said)
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["gone"])
-
-
-def piece(work: dict[str, Any], number: int, *choices: dict[str, Any], over: bool = False, **more: Any) -> dict[str, Any]:
-    said = {"prompt_tokens": 5, "completion_tokens": 2 * number, "seconds": 0.25}
-    return {"request_id": work["request_id"], "number": number, "choices": list(choices), "over": over, **said, **more}
-
-
-def text(said: str, index: int = 0, **more: Any) -> dict[str, Any]:
-    return {"index": index, "text": said, **more}
-
-
-@pytest.fixture
-def training(tenant, new_node, plan) -> Callable[..., ScriptedPlacement]:
-    """A task of a tenant that runs on a node of its own."""
-
-    def start(caller: Any = None, node: ScriptedNode | None = None, **changes: Any) -> ScriptedPlacement:
-        node = node or new_node(said={"capabilities": None})
-        task = (caller or tenant).task(**changes)
-        plan()
-        placement = node.take(task["id"])
-        node.leases(placement.pulse())
-        placement.report(placement.attached(), moved(0, "warmup"), moved(1, "warmup"))
-        return placement
-
-    return start
-
-
-@pytest.fixture
-def executor(training) -> Executor:
-    return Executor(training())
-
-
-@contextmanager
-def asking(server: Server, key: str) -> Iterator[Callable[..., Future[Any]]]:
-    """Ask in a thread: `ask("chat", model=..., ...)`."""
-    with OpenAI(base_url=f"{server.url}/openai/v1", api_key=key, max_retries=0) as client, ThreadPoolExecutor(16) as threads:
-        calls = {"chat": client.chat.completions.create, "text": client.completions.create}
-        yield lambda kind, **said: threads.submit(lambda: calls[kind](**{"model": "small", **said}))
-
-
-@pytest.fixture
-def ask(server, tenant) -> Iterator[Callable[..., Future[Any]]]:
-    with asking(server, tenant.key) as made:
-        yield made
-
-
-def adapter_of(placement: ScriptedPlacement) -> str:
-    """The task's first job ends with an adapter: its id."""
-    placement.report(placement.adapter(0, 1.25), completed(0))
-    return placement.given.jobs[0].job_id
-
-
-def refused(future: Future[Any], kind: type[openai.APIStatusError], code: str, param: str | None = None) -> Any:
-    with pytest.raises(kind) as caught:
-        future.result()
-    assert (caught.value.code, caught.value.param) == (code, param), caught.value.message
-    return caught.value
+from tests.service.fleet.scripted import points
+from tests.service.openai.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
 
 
 def test_a_chat_completion_has_openais_shape_and_is_billed(ask, executor, tenant, database) -> None:
@@ -304,181 +210,6 @@ def test_a_wrong_prompt_is_told_by_the_executor_and_is_a_400(ask, executor) -> N
     assert "9 positions" in refused(answer, openai.BadRequestError, "context_length_exceeded", "messages").message
 
 
-def test_limits_of_requests_and_tokens(ask, executor, tenant, server, app, database, admin, monkeypatch) -> None:
-    for state in (server.state, app.state.motet):
-        changes = {"completion_requests_at_once": 2, "completion_tokens_per_minute": 1000}
-        for name, value in changes.items():
-            monkeypatch.setitem(state.settings.__dict__, name, value)
-    first = ask("chat", messages=USER, max_tokens=100)
-    work = executor.next()
-    big = refused(ask("chat", messages=USER, max_tokens=901), openai.RateLimitError, "rate_limit_exceeded")
-    assert "1000 tokens a minute" in big.message
-    assert big.response.headers["retry-after"] == "60"
-    second = ask("chat", messages=USER, max_tokens=100)
-    other = executor.next()
-    many = refused(ask("chat", messages=USER, max_tokens=10), openai.RateLimitError, "rate_limit_exceeded")
-    assert "2 at once" in many.message
-    for one in (work, other):
-        executor.sends(piece(one, 1, text("yes", finish_reason="stop"), over=True))
-    assert [one.result().choices[0].message.content for one in (first, second)] == ["yes", "yes"]
-    third = ask("chat", messages=USER, max_tokens=900)  # what the first took less than it might have is free again
-    executor.sends(piece(executor.next(), 1, text("yes", finish_reason="stop"), over=True))
-    third.result()
-    with database.begin() as session:
-        session.execute(update(Tenant).where(Tenant.id == tenant.tenant_id).values(month_tokens_quota=20))
-    over = refused(ask("chat", messages=USER, max_tokens=10), openai.PermissionDeniedError, "quota_exceeded")
-    assert "month tokens is 20" in over.message
-
-
-def test_an_executor_that_ends_before_it_sent_anything_has_another_answer(ask, executor, monkeypatch, database) -> None:
-    answer = ask("chat", messages=USER)
-    work = executor.next()
-    executor.sends(piece(work, 1, text("lo")))  # not streamed: nothing has left yet
-    with database.begin() as session:
-        session.execute(
-            update(CompletionRequest).where(CompletionRequest.id == work["request_id"]).values(claimed_until=func.now())
-        )
-    other = Executor(executor.placement, "executor-2")
-    again = other.next()
-    assert again == work
-    assert executor.sends(piece(work, 2, text("st", finish_reason="stop"), over=True)) == [work["request_id"]]
-    assert executor.wants(held=(work["request_id"],))["gone"] == [work["request_id"]]
-    other.sends(piece(again, 1, text("whole", finish_reason="stop"), over=True))
-    said = answer.result()
-    assert said.choices[0].message.content == "whole"
-
-
-def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
-    answer = ask("chat", messages=USER, stream=True)
-    work = executor.next()
-    executor.sends(piece(work, 1, text("lo")))
-    stream = iter(answer.result())
-    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
-    with database.begin() as session:
-        session.execute(
-            update(CompletionRequest).where(CompletionRequest.id == work["request_id"]).values(claimed_until=func.now())
-        )
-    with pytest.raises(openai.APIError, match="executor ended before the answer did"):
-        next(stream)
-
-
-def test_a_request_that_ends_two_executors_is_not_given_to_a_third(ask, executor, database) -> None:
-    answer = ask("chat", messages=USER)
-    for _ in range(2):
-        work = executor.next()
-        with database.begin() as session:
-            own = CompletionRequest.id == work["request_id"]
-            session.execute(update(CompletionRequest).where(own).values(claimed_until=func.now()))
-    refused(answer, openai.InternalServerError, "completion_lost")
-
-
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_goes_away_cancels_its_request(server, tenant, executor, streams, database) -> None:
-    gone = threading.Event()
-
-    def leave() -> None:
-        client = httpx.Client(timeout=60)
-        said = {"model": "small", "messages": USER, "stream": streams}
-        with client.stream("POST", f"{server.url}/openai/v1/chat/completions", headers=tenant.headers, json=said) as answer:
-            if streams:
-                next(answer.iter_text())
-            gone.set()
-
-    def leave_unanswered() -> None:
-        said = {"model": "small", "messages": USER}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/openai/v1/chat/completions", headers=tenant.headers, json=said, timeout=2)
-        gone.set()
-
-    thread = threading.Thread(target=leave if streams else leave_unanswered)
-    thread.start()
-    work = executor.next()
-    executor.sends(piece(work, 1, text("lo")))
-    thread.join()
-    assert gone.is_set()
-    held = (work["request_id"],)
-    until(lambda: executor.wants(room=0, held=held)["gone"] == [work["request_id"]])
-    executor.sends(piece(work, 2, over=True))
-    with database.begin() as session:
-        used = session.scalars(select(CompletionUsage).where(CompletionUsage.tenant_id == tenant.tenant_id)).one()
-        assert (used.prompt_tokens, used.completion_tokens) == (5, 4), "what was generated until then is billed"
-
-
-def test_whose_api_process_has_died_waits_for_nobody(ask, executor, database) -> None:
-    answer = ask("chat", messages=USER)
-    work = executor.next()
-    assert executor.wants(held=(work["request_id"],))["gone"] == []
-    with database.begin() as session:
-        session.execute(
-            update(CompletionRequest).where(CompletionRequest.id == work["request_id"]).values(asker_until=func.now())
-        )
-    assert executor.wants(held=(work["request_id"],))["gone"] == [work["request_id"]]
-    executor.sends(piece(work, 1, text("x", finish_reason="stop"), over=True))
-    answer.result()
-
-
-def test_isolation_a_dedicated_executor_answers_its_tenant_alone(ask, training, new_tenant, server, tenant, database) -> None:
-    dedicated = Executor(training(isolation="dedicated"))
-    with asking(server, new_tenant().key) as theirs:
-        other = theirs("chat", messages=USER)
-        until(lambda: not dedicated.wants()["requests"])
-        mine = ask("chat", messages=USER)
-        work = dedicated.next()
-        assert work["tenant_id"] == tenant.tenant_id
-        assert dedicated.wants()["requests"] == []
-        dedicated.sends(piece(work, 1, text("mine", finish_reason="stop"), over=True))
-        assert mine.result().choices[0].message.content == "mine"
-        shared = Executor(training(new_tenant()), "executor-2")
-        work = shared.next()
-        shared.sends(piece(work, 1, text("theirs", finish_reason="stop"), over=True))
-        assert other.result().choices[0].message.content == "theirs"
-    dedicated.placement.report(points(0, [1, 2, 3]), dedicated.placement.checkpoint({0: 3}))
-    job = dedicated.placement.given.jobs[0].job_id
-    secret = ask("chat", messages=USER, model=job)
-    work = dedicated.next()
-    assert work["checkpoint"]["file"]["step"] == 3
-    dedicated.sends(piece(work, 1, text("secret", finish_reason="stop"), over=True))
-    assert secret.result().choices[0].message.content == "secret"
-    again = ask("chat", messages=USER, model=job)
-    with database.begin() as session:
-        until(lambda: session.scalar(select(CompletionRequest.id).where(CompletionRequest.state == "waiting")))
-    assert shared.wants()["requests"] == [], "the adapter of a task that shares with nobody goes where its tenant is alone"
-    dedicated.sends(piece(dedicated.next(), 1, text("again", finish_reason="stop"), over=True))
-    assert again.result().choices[0].message.content == "again"
-
-
-def test_tokens_of_other_placements_are_refused(executor, training) -> None:
-    said = {"fence": 1, "executor": "executor-1", "room": 1, "held": [], "wait": 0}
-    other = training()
-    answer = executor.placement.node.call("POST", f"placements/{executor.placement.id}/completions", other.given.token, said)
-    assert (answer.status_code, answer.json()["code"]) == (401, "placement_token_refused")
-    executor.placement.node.lost(executor.placement)
-    answer = executor.placement.call("POST", "completions", said)
-    assert (answer.status_code, answer.json()["code"]) == (409, "fence_stale")
-
-
-def test_an_executor_that_waits_is_woken_by_a_request(ask, executor, server) -> None:
-    path = f"{server.url}/internal/v1/placements/{executor.placement.id}/completions"
-    said = {"fence": executor.placement.given.fence, "executor": "executor-1", "room": 1, "held": [], "wait": 30}
-    headers = {"Authorization": f"Bearer {executor.placement.given.token}"}
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(lambda: httpx.post(path, json=said, headers=headers, timeout=60))
-        answer = ask("chat", messages=USER)
-        work = waiting.result().json()["requests"][0]
-    executor.sends(piece(work, 1, text("yes", finish_reason="stop"), over=True))
-    assert answer.result().choices[0].message.content == "yes"
-
-
-def test_rows_are_removed_after_an_hour(ask, executor, database) -> None:
-    answer = ask("chat", messages=USER)
-    executor.sends(piece(executor.next(), 1, text("yes", finish_reason="stop"), over=True))
-    answer.result()
-    assert forget(database, Retention())["completion_requests"] == 0
-    with database.begin() as session:
-        session.execute(update(CompletionRequest).values(id=func.concat("cmpl_00", func.substr(CompletionRequest.id, 8))))
-    assert forget(database, Retention())["completion_requests"] >= 1
-
-
 def test_motets_own_client_asks_by_the_same_routes(server, tenant, executor) -> None:
     with Client(server.url, tenant.key) as client, ThreadPoolExecutor(2) as threads:
         parts = threads.submit(lambda: list(client.completions.stream("small", "How many?", seed=3)))
@@ -493,8 +224,3 @@ def test_motets_own_client_asks_by_the_same_routes(server, tenant, executor) -> 
         with pytest.raises(ApiError) as caught:
             client.completions.create("nothing", "How many?")
         assert (caught.value.status, caught.value.code) == (404, "not_found")
-
-
-def test_a_claim_outlasts_a_poll_and_the_asker_outlasts_a_tick() -> None:
-    assert executor_claims.CLAIM_SECONDS > 5.0
-    assert following.ASKER_SECONDS > 10 * following._TICK_SECONDS
