@@ -33,6 +33,7 @@ import service.tasks.routes
 import service.tasks.submission.routes
 import service.tenants.own_key_routes
 import service.tenants.routes
+import service.usage.price_routes
 import service.usage.routes
 import service.web.routes
 import service.webhooks.routes
@@ -70,6 +71,7 @@ _ROUTERS = (
     service.members.service_account_routes.router,
     service.members.platform_routes.router,
     service.usage.routes.router,
+    service.usage.price_routes.router,
     service.audit.routes.router,
     service.fleet.routes.router,
     service.metrics.routes.router,

@@ -39,6 +39,7 @@ from deploy.devstack.state_folder import State
 from service.database.engine import Database, driver_url
 from service.metrics.ended_totals import fold
 from service.schema import roles
+from service.usage.daily_rollup import roll_up
 from tests.walk.running_stack import RunningStack, running_stack
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,14 @@ def scraped(admin: httpx.Client, owner: str) -> dict[str, bool]:
             (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE status = %s", [ended]).fetchone() or (-1,)
             agree[table] = float(said[f'motet_{table}{{status="{ended}"}}']) == count
     return agree
+
+
+def busiest_month(owner: str) -> str:
+    """The month in which most tasks ran, as 2026-11."""
+    with psycopg.connect(driver_url(owner)) as connection:
+        busiest = "SELECT to_char(month, 'YYYY-MM') FROM task_usage GROUP BY month ORDER BY count(*) DESC LIMIT 1"
+        ((month,),) = connection.execute(busiest).fetchall()
+    return str(month)
 
 
 async def _drill(fleet: Fleet, load: TenantLoad, seconds: float, settle: float) -> None:
@@ -171,10 +180,11 @@ def measure(history: History, nodes: int, seconds: float, megabytes: int, proces
             print(filled, flush=True)
             db = Database(motet.database_url, pool_size=1)
             fold(db)  # as the sweep does every ten minutes
+            roll_up(db)
             db.engine.dispose()
             many, agree = metrics_ms(admin), scraped(admin, owner)
             lists = list_times(motet.http, admin, paths)
-            usage = list_times(motet.http, admin, {"/v1/usage": "/v1/usage"})[0]
+            usage = list_times(motet.http, admin, {"/v1/usage": f"/v1/usage?month={busiest_month(owner)}"})[0]
             print(few, many, lists[:3], usage, flush=True)
             began = time.monotonic()
             file, sent = upload(motet, megabytes * 10**6)

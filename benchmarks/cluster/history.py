@@ -69,7 +69,11 @@ _TABLES: dict[str, tuple[str, dict[str, str], str]] = {
         "s.id = %(task)s",
     ),
     "task_events": ("tasks", _OF_TASK, _OWN),
-    "task_usage": ("tasks", {"task_id": _numbered("task")}, _OWN),
+    "task_usage": (
+        "tasks",
+        {"task_id": _numbered("task"), "month": f"date_trunc('month', ({_AGE}) AT TIME ZONE 'UTC')::date"},
+        _OWN,
+    ),
     "placements": ("tasks", _OF_TASK | _ENDED | {"id": _numbered("placement")}, _OWN),
     "adapters": (
         "tasks",

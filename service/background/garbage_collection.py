@@ -19,6 +19,7 @@ from service.fleet.models import BaseModelFile
 from service.metrics.ended_totals import fold
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task, reads_file
+from service.usage.daily_rollup import roll_up
 from service.usage.usage_ledger import drift, month_at
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
         expired = update(File).where(File.deleted_at.is_(None), File.expires_at <= clock(session))
         session.execute(expired.values(deleted_at=File.expires_at))
     fold(db)  # before placements are deleted, which stay counted
+    roll_up(db)
     forgotten = {table: rows for table, rows in forget(db, keep).items() if rows}
     if forgotten:
         log.info("removed rows that were kept long enough: %s", forgotten)

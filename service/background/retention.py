@@ -22,6 +22,7 @@ from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
 from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent, TextEvaluation
+from service.usage.models import RolledUpThrough
 from service.webhooks.models import Delivery
 
 BATCH = 1000  # rows of a transaction
@@ -123,11 +124,11 @@ _FORGET_PLACEMENTS = text(
 
 
 def _forget_placements(db: Database, before: datetime) -> int:
-    """Delete old placements of ended tasks, adding their totals to swept_placements; none that `ended_totals` has yet to count.
-    task_usage holds what is billed."""
+    """Delete old placements of ended tasks, adding their totals to swept_placements; none that `ended_totals` or usage by day
+    has yet to count. task_usage holds what is billed."""
     with db.begin() as session:
-        counted = session.scalar(select(EndedTotalsThrough.moment))
-    before = before if counted is None else min(before, counted)
+        counted = [session.scalar(select(kind.moment)) for kind in (EndedTotalsThrough, RolledUpThrough)]
+    before = min([before, *(moment for moment in counted if moment is not None)])
     values, removed = {"before": before, "ended": sorted(TASK_TERMINAL), "batch": BATCH}, 0
     while True:
         with db.begin() as session:

@@ -19,6 +19,7 @@ from service.scheduler.state import snapshot
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.models import Batch
 from service.tasks.submission.spec_checks import ResolvedRefs
+from service.usage.prices import read_prices
 
 
 class BatchEstimateResource(BaseModel):
@@ -41,7 +42,7 @@ def batch_dry_run(
     asked = [asked_of(tenant_id, one, files, batch.id) for one, files in zip(spec.tasks, refs, strict=True)]
     seen = snapshot.read(session, dependencies, asked=asked, batch=batch)
     plan = joined_plan_by_rules(seen.problem)
-    draft = DraftPlan(seen, plan)
+    draft = DraftPlan(seen, plan, read_prices(session, dependencies.settings))
     tasks = [draft.estimate(dependencies, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
     last = _last(seen, plan.starts, {one.task.id for one in asked}, len(asked))
     end = None if last is None else seen.at + timedelta(seconds=last)

@@ -4,7 +4,7 @@ Stores nothing. Plans by the rules alone (rules.py), since a request must not wa
 tasks come from the cache. Not thread-safe.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -33,6 +33,7 @@ from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons
 from service.tasks.submission.spec_checks import ResolvedRefs, columns_of
+from service.usage.prices import Prices, read_prices
 
 _ANY = "an accelerator"  # a GPU type that no node has yet
 _LISTED = 50  # most rows listed
@@ -65,6 +66,12 @@ class EstimateResource(BaseModel):
     gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
     gpu_seconds: Between = Field(description="At that width")
     widths: list[WidthEstimate] = Field(description="Each width that the spec allows, ascending")
+    cost: Between | None = Field(
+        default=None,
+        description="At that width, by the price of the type that it would start on; where its start is unknown, from the "
+        "cheapest of the types that it fits to the dearest. Null where one of these has no price",
+    )
+    currency: str = Field(default="", description="Of the cost")
     device_type: str | None = Field(description="The estimate is for this one, the fleet's fastest that it fits")
     expected_start: datetime | None = Field(description="Null where no node has room for it")
     expected_end: datetime | None
@@ -83,14 +90,15 @@ def dry_run(
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = asked_of(tenant_id, spec, refs)
     seen = snapshot.read(session, dependencies, asked=[asked])
-    return DraftPlan(seen, joined_plan_by_rules(seen.problem)).estimate(dependencies, asked.task, spec, refs)
+    prices = read_prices(session, dependencies.settings)
+    return DraftPlan(seen, joined_plan_by_rules(seen.problem), prices).estimate(dependencies, asked.task, spec, refs)
 
 
 class DraftPlan:
     """A snapshot that holds tasks without rows, and a plan of it; what it says of all tasks is worked out once."""
 
-    def __init__(self, seen: Snapshot, plan: Decision) -> None:
-        self._seen, self._held = seen, plan.held
+    def __init__(self, seen: Snapshot, plan: Decision, prices: Prices) -> None:
+        self._seen, self._held, self._prices = seen, plan.held, prices
         self._joins = {join.task: join for join in plan.joins}
         shared = (Start(join.task, join.node, 0, join.end, seen.tasks[join.task].gpus) for join in plan.joins)
         sooner = {made.task: made for made in shorter_first(seen.problem, plan)}
@@ -133,6 +141,8 @@ class DraftPlan:
             gpus=taken.gpus,
             gpu_seconds=taken.gpu_seconds,
             widths=widths,
+            cost=self._cost(task, taken.gpus, kind, [seen.nodes[start.node].device_type] if start is not None else list(kinds)),
+            currency=dependencies.settings.currency,
             device_type=kind or None,
             **self._moments(start),
             waiting=self._why(start, task.id),
@@ -140,6 +150,19 @@ class DraftPlan:
             base_download=None if start is None or task.id in self._joins else download_first(seen, start),
             problems=[*_idle(spec), *_rows(dependencies, spec, refs)],
         )
+
+    def _cost(self, task: Task, gpus: int, fastest: str, kinds: Sequence[str]) -> Between | None:
+        """By what GPUs of each of these types would cost; expected is the fastest's where it is among them."""
+        day, found = self._seen.at.date(), dict[str, Between]()
+        for kind in kinds:
+            hour, used = self._prices.per_hour(kind, day), _width(self._seen.work.estimate(task, kind, gpus), gpus).gpu_seconds
+            if hour is None:
+                return None
+            found[kind] = Between(**{name: value / 3600 * hour for name, value in used})
+        if not found:
+            return None
+        lows, highs = [one.low for one in found.values()], [one.high for one in found.values()]
+        return Between(expected=found.get(fastest, found[kinds[0]]).expected, low=min(lows), high=max(highs))
 
     def _sharing(self, id: str) -> dict[str, Any]:
         join = self._joins.get(id)

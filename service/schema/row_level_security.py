@@ -12,6 +12,7 @@ _TENANT = "(SELECT current_setting('motet.tenant', true))"
 _SHARED: Mapping[str, str] = {
     "base_models": "SELECT",
     "base_model_files": "SELECT",
+    **dict.fromkeys(("gpu_prices", "usage_rolled_up_through"), "SELECT"),
     "nodes": "SELECT, UPDATE (desired_version)",
     "plan_requests": "SELECT, INSERT",
 }
@@ -22,6 +23,7 @@ _NARROWER: Mapping[str, str | None] = {
     **dict.fromkeys(("memberships", "invitations", "service_accounts"), None),
     "audit_entries": "SELECT, INSERT",
     **dict.fromkeys(("queue_status", "task_usage", "tenant_usage", "completion_usage"), "SELECT"),
+    **dict.fromkeys(("daily_usage", "tenant_daily_usage", "monthly_savings"), "SELECT"),
 }
 _EVERYTHING = "SELECT, INSERT, UPDATE, DELETE"
 _MARK = "alembic_version"  # its comment holds a hash of the applied statements

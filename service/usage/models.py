@@ -1,8 +1,8 @@
 """Usage tables: totals that outlive the placements and curves they were computed from."""
 
-from datetime import date
+from datetime import date, datetime
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, SmallInteger, String
+from sqlalchemy import BigInteger, DateTime, Double, ForeignKey, Index, SmallInteger, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.engine import Base, Big
@@ -23,7 +23,7 @@ class TaskUsageRecord(Base):
     rewound_evaluation_tokens: Mapped[Big]
     rewound_gpu_seconds: Mapped[float] = mapped_column(Double)
 
-    __table_args__ = (Index("ix_task_usage_tenant_id_month", "tenant_id", "month"),)
+    __table_args__ = (Index("ix_task_usage_listed", "tenant_id", "month", text("task_id DESC")),)
 
 
 class TenantUsage(Base):
@@ -51,3 +51,65 @@ class CompletionUsage(Base):
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
     gpu_seconds: Mapped[float] = mapped_column(Double)
+
+
+class DailyUsage(Base):
+    """A task's billed usage by placements that began on one day, in UTC, on one type of GPU, as far as it is rolled up
+    (daily_rollup.py). Seconds are summed over GPUs."""
+
+    __tablename__ = "daily_usage"
+
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
+    day: Mapped[date] = mapped_column(primary_key=True)
+    device_type: Mapped[str] = mapped_column(String(128), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tokens: Mapped[Big]
+    evaluation_tokens: Mapped[Big]
+    rewound_tokens: Mapped[Big]  # not billed
+    gpu_seconds: Mapped[float] = mapped_column(Double)
+
+    __table_args__ = (Index("ix_daily_usage_tenant_id_day", "tenant_id", "day"),)
+
+
+class TenantDailyUsage(Base):
+    """The same of all the tenant's tasks."""
+
+    __tablename__ = "tenant_daily_usage"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    day: Mapped[date] = mapped_column(primary_key=True)
+    device_type: Mapped[str] = mapped_column(String(128), primary_key=True)
+    tokens: Mapped[Big]
+    evaluation_tokens: Mapped[Big]
+    rewound_tokens: Mapped[Big]
+    gpu_seconds: Mapped[float] = mapped_column(Double)
+
+
+class MonthlySavings(Base):
+    """What early exits spared a tenant's ended tasks in all their time, by each month in which these ran."""
+
+    __tablename__ = "monthly_savings"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    month: Mapped[date] = mapped_column(primary_key=True)
+    saved_tokens: Mapped[Big]
+    saved_gpu_seconds: Mapped[float] = mapped_column(Double)
+
+
+class RolledUpThrough(Base):
+    """One row: placements and tasks that ended before `moment` are in the three tables above."""
+
+    __tablename__ = "usage_rolled_up_through"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=1)
+    moment: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
+class GpuPrice(Base):
+    """What an hour of one GPU of a type costs from a day on, in UTC, in MOTET_CURRENCY."""
+
+    __tablename__ = "gpu_prices"
+
+    device_type: Mapped[str] = mapped_column(String(128), primary_key=True)
+    from_day: Mapped[date] = mapped_column(primary_key=True)
+    per_hour: Mapped[float] = mapped_column(Double)

@@ -1,19 +1,38 @@
 """Usage and quota routes: a tenant's use by task and in total, and its limits."""
 
-from datetime import datetime
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
-from sqlalchemy import Row, desc, func, select, tuple_
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
 
+from service.app_state import Config
 from service.authentication import Db, Reader
 from service.http.pagination import Cursor, Limit, read_cursor, write_cursor
-from service.http.response_schemas import problems
+from service.http.response_schemas import bytes_of, problems
 from service.scheduler.state import usage_shares
 from service.tenants.models import Tenant
 from service.usage import quotas
-from service.usage.usage_queries import Period, completions_of, device_types_of, month_of, usage_of, used_tokens
+from service.usage.prices import Prices, costs_of_tasks, read_prices
+from service.usage.usage_queries import (
+    UNKNOWN_TYPE,
+    DayUsage,
+    Period,
+    completions_of,
+    device_types_of,
+    month_of,
+    names_of,
+    page_of,
+    savings_of,
+    usage_by_day,
+    usage_by_day_of_tasks,
+    used_tokens,
+)
 
 router = APIRouter(prefix="/v1", tags=["usage"], responses=problems(401, 403))
 
@@ -29,6 +48,17 @@ class Amounts(BaseModel):
     rewound_tokens: int = Field(description="Trained, then lost with a node or an executor; not billed")
     saved_tokens: int = Field(description="What early exits spared these tasks, in all their time")
     saved_gpu_seconds: float
+    cost: float | None = Field(default=None, description="Of the GPU seconds; null where some of them have no price")
+
+
+class DayAmounts(BaseModel):
+    """A day in UTC and a type of GPU; a run counts for the day it began on."""
+
+    day: date
+    device_type: str = Field(description="`unknown`: the type was not kept; such use stands on the first of its month")
+    trained_tokens: int
+    gpu_seconds: float
+    cost: float | None
 
 
 class CompletionAmounts(BaseModel):
@@ -58,6 +88,8 @@ class Usage(BaseModel):
         default=[], description="That the month's tasks ran on; `cpu`: GPU seconds are of CPU slots"
     )
     total: Amounts
+    currency: str
+    days: list[DayAmounts] = Field(description="The same total by day and type of GPU")
     completions: CompletionAmounts
     data: list[TaskUsage] = Field(description="The tasks that ran in the month, the newest first")
     next_cursor: str | None
@@ -79,28 +111,59 @@ class Quotas(BaseModel):
 
 
 @router.get("/usage", operation_id="get_usage", summary="Get what was used in a month", responses=problems(422))
-def get_usage(reader: Reader, db: Db, month: Month = None, cursor: Cursor = None, limit: Limit = 20) -> Usage:
+def get_usage(reader: Reader, db: Db, settings: Config, month: Month = None, cursor: Cursor = None, limit: Limit = 20) -> Usage:
+    after = read_cursor(cursor)[1] if cursor is not None else None
     with db.begin() as session:
-        period = month_of(session) if month is None else _period(month)
-        used = usage_of(reader, period).subquery()
-        total = session.execute(select(*(func.sum(used.c[name]).label(name) for name in Amounts.model_fields))).one()
-        tasks = select(used).order_by(desc(used.c.created_at), desc(used.c.id)).limit(limit + 1)
-        if cursor is not None:
-            tasks = tasks.where(tuple_(used.c.created_at, used.c.id) < tuple_(*read_cursor(cursor)))
-        rows = session.execute(tasks).all()
-        kinds = device_types_of(session, reader, period)
+        period = period_of(session, month)
+        prices = read_prices(session, settings)
+        days = usage_by_day(session, reader, period)
+        saved = savings_of(session, reader, period)
+        rows = session.execute(page_of(reader, period, after, limit + 1)).all()
+        costs = costs_of_tasks(session, reader, prices, period, [row.id for row in rows[:limit]])
+        kinds = {one.device_type for one in days} - {UNKNOWN_TYPE} or device_types_of(session)
         asked = completions_of(session, reader, period)
-    page = [_task(row) for row in rows[:limit]]
-    more = write_cursor(rows[limit - 1]) if len(rows) > limit else None
     return Usage(
         start=period.start,
         end=period.end,
-        device_types=kinds,
-        total=_amounts(total),
+        device_types=sorted(kinds),
+        total=_total(days, saved, prices),
+        currency=settings.currency,
+        days=[_day(one, prices) for one in days],
         completions=CompletionAmounts(**asked),
-        data=page,
-        next_cursor=more,
+        data=[_task(row, costs) for row in rows[:limit]],
+        next_cursor=write_cursor(rows[limit - 1]) if len(rows) > limit else None,
     )
+
+
+_COST_COLUMNS = (
+    *("day", "task_id", "task", "device_type", "trained_tokens", "evaluation_tokens", "gpu_seconds"),
+    *("price_per_hour", "cost", "currency"),
+)
+
+
+@router.get(
+    "/usage/costs.csv",
+    operation_id="export_costs",
+    summary="Export a month's costs by day, task and type of GPU",
+    description=f"CSV with the columns {', '.join(_COST_COLUMNS)}. Price and cost are empty where the type has no price.",
+    response_class=Response,
+    responses=bytes_of("text/csv", "One line for each day, task and type of GPU") | problems(422),
+)
+def export_costs(reader: Reader, db: Db, settings: Config, month: Month = None) -> Response:
+    text = io.StringIO()
+    lines = csv.writer(text)
+    lines.writerow(_COST_COLUMNS)
+    with db.begin() as session:
+        period, prices = period_of(session, month), read_prices(session, settings)
+        names = {id: name for id, name in session.execute(names_of(reader, period))}
+        for task_id, used in usage_by_day_of_tasks(session, reader, period):
+            price, cost = prices.per_hour(used.device_type, used.day), prices.cost(used)
+            amounts = (used.tokens, used.evaluation_tokens, f"{used.gpu_seconds:.3f}")
+            told = ("" if price is None else price, "" if cost is None else f"{cost:.6f}", settings.currency)
+            lines.writerow([used.day, task_id, plain_cell(names.get(task_id)), plain_cell(used.device_type), *amounts, *told])
+    name = f"costs-{period.start:%Y-%m}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text.getvalue(), headers=headers, media_type="text/csv; charset=utf-8")
 
 
 @router.get("/quotas", operation_id="get_quotas", summary="Get the tenant's quotas and what is used of them")
@@ -115,15 +178,41 @@ def get_quotas(reader: Reader, db: Db) -> Quotas:
         )
 
 
-def _period(month: str) -> Period:
+def period_of(session: Session, month: str | None) -> Period:
+    """The period of `Month`."""
+    if month is None:
+        return month_of(session)
     year, _, number = month.partition("-")
     return Period.month(int(year), int(number))
 
 
-def _amounts(row: Row[*tuple[Any, ...]]) -> Amounts:
-    return Amounts(**{name: value or 0 for name, value in row._mapping.items()})
+def plain_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
-def _task(row: Row[*tuple[Any, ...]]) -> TaskUsage:
+def _total(days: Sequence[DayUsage], saved: tuple[int, float], prices: Prices) -> Amounts:
+    return Amounts(
+        trained_tokens=sum(one.tokens for one in days),
+        evaluation_tokens=sum(one.evaluation_tokens for one in days),
+        gpu_seconds=sum(one.gpu_seconds for one in days),
+        rewound_tokens=sum(one.rewound_tokens for one in days),
+        saved_tokens=saved[0],
+        saved_gpu_seconds=saved[1],
+        cost=prices.total(days),
+    )
+
+
+def _day(used: DayUsage, prices: Prices) -> DayAmounts:
+    return DayAmounts(
+        day=used.day,
+        device_type=used.device_type,
+        trained_tokens=used.tokens,
+        gpu_seconds=used.gpu_seconds,
+        cost=prices.cost(used),
+    )
+
+
+def _task(row: Row[*tuple[Any, ...]], costs: Mapping[str, float | None]) -> TaskUsage:
     said = dict(row._mapping)
-    return TaskUsage(task_id=said.pop("id"), **said)
+    return TaskUsage(task_id=said.pop("id"), cost=costs.get(row.id), **said)

@@ -45,6 +45,9 @@ class Caller:
     def post(self, path: str, **how: Any) -> Any:
         return self.request("POST", path, **how)
 
+    def put(self, path: str, **how: Any) -> Any:
+        return self.request("PUT", path, **how)
+
     def patch(self, path: str, **how: Any) -> Any:
         return self.request("PATCH", path, **how)
 

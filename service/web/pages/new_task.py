@@ -221,7 +221,6 @@ def _page(
         stored, models = _files(session, writer), _models(session)
     api_url = str(request.base_url).rstrip("/")
     spec = draft.spec
-    price = settings.gpu_hour_price
     return render(
         request,
         "new_task.html",
@@ -231,8 +230,6 @@ def _page(
         models=models,
         estimate=estimate,
         times=None if estimate is None else EstimateTimes.of(estimate, datetime.now(UTC)),
-        price=None if price is None or estimate is None else estimate.gpu_seconds.expected / 3600 * price,
-        currency=settings.currency,
         shown=shown,
         jobs=draft.checked.search_space.size if draft.checked is not None else None,
         copies={

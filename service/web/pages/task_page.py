@@ -23,6 +23,7 @@ from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import PlanChangeResource
 from service.tasks.resource import render as resources_of
 from service.tenants.tenant_scope import find, scoped
+from service.usage.prices import costs_of_tasks, read_prices
 from service.usage.usage_queries import gpu_seconds_of
 from service.web.page_route import pages
 from service.web.rendering import render
@@ -56,10 +57,10 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         told = happenings(newest(session, reader, task_id, TOLD, _EVENTS), [PlanChangeResource.of(one) for one in plans])
         passes = session.scalar(scoped(_PASSES.where(Task.id == task_id), Task, reader)) or 0
         seconds, ends, last_event = gpu_seconds_of(session, reader, task_id), planned_end(session, task_id), row.last_event
+        cost = costs_of_tasks(session, reader, read_prices(session, settings), None, [task_id])[task_id]
         texts = generated_texts(session, reader, row, task.winner.index if task.winner is not None else None)
     table = job_table(jobs, sort)
     exits = Counter(job.exit.reason.value for job in jobs if job.exit is not None)
-    price = settings.gpu_hour_price
     return render(
         request,
         "task.html",
@@ -77,7 +78,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         done=progress(task),
         ends=expected_end(task, ends),
         gpu_seconds=seconds,
-        cost=None if price is None else seconds / 3600 * price,
+        cost=cost,
         currency=settings.currency,
         last_event=last_event,
         open=task.status not in TASK_TERMINAL,

@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request, Response
-from sqlalchemy.orm import Session
 
 from service.app_state import Config
 from service.authentication import Db
 from service.database.engine import Database
 from service.tenants.api_keys import Principal
 from service.usage import routes as usage_routes
-from service.usage.usage_queries import Period, month_of, usage_by_day, usage_of
+from service.usage.usage_queries import usage_of
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
@@ -37,19 +36,15 @@ def show_usage(
     month: usage_routes.Month = None,
     cursor: usage_routes.Cursor = None,
 ) -> Response:
-    used = usage_routes.get_usage(viewer.principal, db, month, cursor, 50)
-    with db.begin() as session:
-        days = usage_by_day(session, viewer.principal, Period(used.start, used.end))
+    used = usage_routes.get_usage(viewer.principal, db, settings, month, cursor, 50)
     return render(
         request,
         "usage.html",
         used=used,
         quotas=usage_routes.get_quotas(viewer.principal, db),
-        bars=day_bars(used.start, used.end, days),
+        bars=day_bars(used.start, used.end, ((one.day, one.trained_tokens, one.gpu_seconds) for one in used.days)),
         month=f"{used.start:%Y-%m}",
         months=list(_months(used.start)),
-        price=settings.gpu_hour_price,
-        currency=settings.currency,
     )
 
 
@@ -73,20 +68,10 @@ def _csv(db: Database, principal: Principal, month: str | None) -> str:
     lines = csv.writer(text)
     lines.writerow(_COLUMNS)
     with db.begin() as session:
-        for row in session.execute(usage_of(principal, _period(session, month))):
+        for row in session.execute(usage_of(principal, usage_routes.period_of(session, month))):
             lines.writerow([_plain(getattr(row, column)) for column in _COLUMNS])
     return text.getvalue()
 
 
-def _period(session: Session, month: str | None) -> Period:
-    if month is None:
-        return month_of(session)
-    year, _, number = month.partition("-")
-    return Period.month(int(year), int(number))
-
-
 def _plain(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
+    return value.isoformat() if isinstance(value, datetime) else usage_routes.plain_cell(value)

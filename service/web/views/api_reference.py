@@ -26,6 +26,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "allow_model": {"name": "llama-3.2-1b", "source": "/models/llama-3.2-1b"},
     "create_join_token": {"node_name": "gpu-7"},
     "drain_node": {"evict": True},
+    "set_price": {"device_type": "NVIDIA H100 80GB HBM3", "per_hour": 2.5},
     "change_member": {"role": "viewer"},
     "create_invitation": {"email": "ada@example.com", "role": "editor"},
     "create_invitation_of": {"email": "ada@example.com", "role": "owner"},

@@ -1,9 +1,16 @@
 """What the planner learns from reports, and what it tells: durations, speeds, histories, the schedule, estimates."""
 
-from sqlalchemy import select
+from datetime import UTC, date, datetime
+from types import SimpleNamespace
 
-from service.fleet.models import Placement
+import pytest
+from sqlalchemy import select, update
+
+from service.fleet.models import Node, Placement
+from service.scheduler.dry_run import DraftPlan
 from service.scheduler.models import Plan, PlanRequest, SurvivalRow, ThroughputProfile
+from service.tasks.models import Task
+from service.usage.prices import Prices
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
 from tests.service.scheduler.planned import start
@@ -144,3 +151,41 @@ def test_an_estimate_says_what_a_task_would_take_and_stores_nothing(tenant, new_
     refused = tenant.post("/v1/tasks/estimate", json=spec | {"base_model": "smal"})
     assert refused.status_code == 422
     assert "did you mean 'small'" in refused.text
+
+
+def test_an_estimates_cost_is_by_the_type_that_it_would_start_on(tenant, admin, new_node, plan, database):
+    nodes = [new_node(), new_node()]
+    with database.begin() as session:
+        for node, kind in zip(nodes, ("cpu", "L4"), strict=True):
+            of = update(Node).where(Node.name == node.name)
+            session.execute(of.values(devices=[{"index": 0, "type": kind, "memory_bytes": 8 * 2**30}]))
+    spec = tenant.spec(tenant.file())
+
+    def estimate(**changes):
+        return tenant.post("/v1/tasks/estimate", json=spec | changes).json()
+
+    def price(kind, hour):
+        assert admin.put("/v1/admin/prices", json={"device_type": kind, "per_hour": hour}).status_code == 200
+
+    assert (estimate()["cost"], estimate()["currency"]) == (None, "USD")
+    price("cpu", 3600.0)
+    price("L4", 3600.0)
+    said = estimate()
+    assert said["expected_start"] is not None
+    assert said["cost"] == pytest.approx(said["gpu_seconds"])  # both speeds are the same, as long as nothing was learned
+    assert estimate(gpus=2)["cost"] is None  # no node has two
+
+
+def test_an_estimate_without_a_start_costs_between_the_cheapest_and_the_dearest_type():
+    """An hour, half as long on the faster type; which of them it will be is not known."""
+    took = {"slow": 3600.0, "fast": 1800.0, "unpriced": 60.0}
+    work = SimpleNamespace(
+        estimate=lambda task, kind, gpus: SimpleNamespace(seconds=took[kind], low=took[kind] / 2, high=took[kind] * 2)
+    )
+    draft = object.__new__(DraftPlan)
+    draft._seen = SimpleNamespace(at=datetime(2026, 5, 1, tzinfo=UTC), work=work)
+    draft._prices = Prices({"slow": ((date(2026, 5, 1), 1.0),), "fast": ((date(2026, 1, 1), 10.0),)}, None)
+    assert draft._cost(Task(), 2, "fast", ["slow", "fast"]).model_dump() == {"expected": 10.0, "low": 1.0, "high": 20.0}
+    assert draft._cost(Task(), 2, "fast", ["slow"]).model_dump() == {"expected": 2.0, "low": 1.0, "high": 4.0}
+    assert draft._cost(Task(), 2, "fast", ["slow", "unpriced"]) is None
+    assert draft._cost(Task(), 2, "", []) is None

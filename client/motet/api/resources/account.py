@@ -16,6 +16,7 @@ class Amounts(Message):
     rewound_tokens: int = 0
     saved_tokens: int = 0
     saved_gpu_seconds: float = 0.0
+    cost: float | None = None  # of the GPU seconds; None where some of them have no price
 
 
 class TaskUsage(Amounts):
@@ -35,6 +36,7 @@ class Usage(Message):
     end: datetime
     device_types: list[str] = Field(default=[])  # that the month's tasks ran on
     total: Amounts
+    currency: str = ""
     data: list[TaskUsage] = Field(default=[])
 
 
