@@ -9,6 +9,7 @@ import hmac
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import IO
 
 import psycopg
@@ -18,6 +19,7 @@ from contract.compatibility.version import VERSION
 from service.backup.catalogue import Catalogue, Manifest, StoredPart, catalogue_at
 from service.backup.postgres_programs import dumping
 from service.database.engine import Database, driver_url
+from service.metrics.models import NewestBackup
 from service.settings import Settings, SettingsError, say
 from service.storage.connect import storage_at, storage_of
 from service.storage.object_store import BLOCK, Storage
@@ -40,10 +42,18 @@ def run(settings: Settings) -> None:
     target.check()
     catalogue = catalogue_at(url, settings)
     made = back_up(owner, source, target, catalogue, settings)
+    _record(db, made)
     removed = remove_surplus(target, catalogue, settings.backups_kept)
     db.engine.dispose()
     say(f"backup {made.name}: {sum(made.rows.values())} rows, {made.objects} objects of {made.object_bytes} bytes, in {url}")
     say(f"{removed} objects of older backups removed; keep MOTET_SECRET_KEY elsewhere: a backup does not hold it")
+
+
+def _record(db: Database, made: Manifest) -> None:
+    """Have /metrics tell how old the newest backup is."""
+    taken_at = datetime.strptime(made.name, "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC)
+    with db.begin() as session:
+        session.merge(NewestBackup(id=1, name=made.name, taken_at=taken_at))
 
 
 def required(settings: Settings) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import TROUBLES, trouble_of
 from service.metrics.ended_totals import SUMS, by_status, placements_by_end
+from service.metrics.models import NewestBackup
 from service.scheduler.models import Plan, PlanRequest
 from service.settings import Settings
 from service.tasks.models import Job, Task
@@ -29,6 +30,8 @@ class FleetMetrics:
         yield from self._scheduler()
         yield from self._fleet()
         yield from self._executors()
+        taken = select(func.extract("epoch", NewestBackup.taken_at))  # no sample before the first backup
+        yield self._by("motet_backup_newest_timestamp_seconds", "When the newest backup was taken", taken, [])
 
     def _queue(self) -> Iterator[Metric]:
         yield self._by("motet_tasks", "Tasks by status", by_status(Task), ["status"])

@@ -1,4 +1,4 @@
-"""Tables of what /metrics counts without reading it anew: rows that ended and will not change."""
+"""Tables of what /metrics tells without reading it anew: rows that ended and will not change, and the newest backup."""
 
 from datetime import datetime
 
@@ -31,3 +31,13 @@ class EndedTotalsThrough(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=1)
     moment: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
+class NewestBackup(Base):
+    """One row: the newest whole backup of this database, as its own state was at `taken_at`."""
+
+    __tablename__ = "newest_backup"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, default=1)
+    name: Mapped[str] = mapped_column(String(40))
+    taken_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))

@@ -5,17 +5,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from service.database.engine import Database, driver_url
 from service.files.models import File
 from service.fleet.models import BaseModel
+from service.metrics.fleet_metrics import FleetMetrics
+from service.metrics.models import NewestBackup
 from service.schema import roles
 from service.settings import Settings
 from service.storage.connect import storage_of
@@ -90,6 +93,18 @@ def counts(url: str) -> dict[str, int]:
         return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}  # type: ignore[index]
 
 
+def told_of_backup(of: Deployment) -> float:
+    """When the newest backup was taken, as /metrics tells: the moment in its name."""
+    db = Database(of.settings.database_url, pool_size=1)
+    with db.begin() as session:
+        families = FleetMetrics(session, of.settings).collect()
+        (sample,) = next(one.samples for one in families if one.name == "motet_backup_newest_timestamp_seconds")
+        named = session.scalars(select(NewestBackup.name)).one()
+    db.engine.dispose()
+    assert f"{datetime.fromtimestamp(sample.value, UTC):%Y%m%dT%H%M%S}" == named[:15]
+    return float(sample.value)
+
+
 def test_nothing_is_lost_after_the_last_backups_point(stack, new_database_url, deploy, places, tmp_path):
     here, there = places
     lost = deploy(new_database_url, **here)
@@ -99,8 +114,10 @@ def test_nothing_is_lost_after_the_last_backups_point(stack, new_database_url, d
     hook = lost.caller.post("/v1/webhooks", json={"url": "https://1.1.1.1/", "events": ["task.succeeded"]}).json()
     first = lost.command("backup")
     assert first.returncode == 0, first.stderr
+    first_told = told_of_backup(lost)
     later = lost.upload(ROWS * 2)
     assert lost.command("backup").returncode == 0
+    assert told_of_backup(lost) > first_told > 0.0
     at_backup = counts(new_database_url)
     after = lost.upload(ROWS * 4)
 

@@ -124,7 +124,7 @@ def test_which_tables_are_nobodys():
         "survivals",
         "throughput_profiles",
     }
-    counted = {"swept_placements", "ended_totals", "ended_totals_through", "usage_rolled_up_through"}
+    counted = {"swept_placements", "ended_totals", "ended_totals_through", "usage_rolled_up_through", "newest_backup"}
     assert fleets | counted | {"users"} == NOBODYS
 
 
