@@ -75,11 +75,14 @@ app.add_typer(admin, name="admin", rich_help_panel="Account")
 
 def main() -> None:
     """The entry point. Mistakes and refusals become a sentence on stderr and an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of this process
+        getattr(sys, name).reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _terminated)
     try:
         code = typer.main.get_command(app).main(prog_name="motet", standalone_mode=False)
+        sys.stdout.flush()
     except MotetError as error:
         _complain(str(error), error)
         code = exit_codes.of(error)
@@ -87,10 +90,28 @@ def main() -> None:
         code = _mistyped(error)
     except (KeyboardInterrupt, typer.Abort):
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the program that read the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.DONE
+    except BrokenPipeError:
+        code = _unread()
+    except SystemExit as ended:  # what rich and typer make of a broken pipe
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        code = _unread()
+    except OSError as error:
+        _complain(f"cannot write: {error.strerror}{f': {error.filename}' if error.filename else ''}")
+        _discard_output()
+        code = ExitCode.FAILED
     sys.exit(int(code or 0))
+
+
+def _unread() -> ExitCode:
+    """The program that read the output has closed it, as `head` does: it has what it wanted."""
+    _discard_output()
+    return ExitCode.DONE
+
+
+def _discard_output() -> None:
+    """What is still in the buffer cannot be written, and the interpreter would try so at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminated(*_: object) -> None:

@@ -4,7 +4,7 @@ Events: starting, started, finished {name}; ready {api_url, state_dir, attached,
 pid}; stopping {name}; stopped; failed {message, fix}. Exit code 0 after a stop, 1 after failed.
 
 If a stack of the same state folder already runs, this process attaches: it starts nothing, prints ready with attached true, and
-stays until it is stopped or the other stack ends.
+stays until it is stopped or the other stack ends. It fails where it was given other options than that stack runs with.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
@@ -59,6 +60,13 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
     return options, chosen.stop_on_eof
 
 
+def unmet(options: Options, running: dict[str, Any]) -> list[str]:
+    """The options that were given, and that the running stack does not run with."""
+    given = {name: value for name, value in asdict(options).items() if value != getattr(Options(), name)}
+    runs = running.get("options", {})
+    return [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if runs.get(name) != value]
+
+
 def own(state: State, options: Options) -> None:
     """Start the stack and supervise it until told to stop."""
     stack = Stack(state, options)
@@ -68,6 +76,7 @@ def own(state: State, options: Options) -> None:
 
             def description() -> dict[str, Any]:
                 said = {"api_url": stack.api_url, "state_dir": str(state.folder), "pids": supervisor.pids}
+                said["options"] = asdict(options) | {"port": stack.port}
                 return said | ({"instead_of_port": stack.instead_of} if stack.instead_of is not None else {})
 
             state.announce(description())
@@ -78,13 +87,16 @@ def own(state: State, options: Options) -> None:
         stack.sweep()
 
 
-def attach(state: State) -> bool:
+def attach(state: State, options: Options) -> bool:
     """Wait until the stack that owns the folder ends. Returns False if it ended before it was ready: then this process may own
-    the folder."""
+    the folder. Raises StackError if it runs with other options than were given."""
     while (running := state.running) is None:
         if state.lock():
             return False
         time.sleep(_POLL_SECONDS)  # polled: the other process's start sends no event
+    if others := unmet(options, running):
+        fix = "stop it first, or leave these out to attach to it; MOTET_STATE_DIR names another folder for a second one"
+        raise StackError(f"Motet runs already at {running['api_url']}, without {' '.join(others)}", fix)
     emit({"event": "ready", "attached": True, **running})
     state.await_owner()
     return True
@@ -113,7 +125,7 @@ def main() -> int:
         stop_at_eof()
     try:
         state = State(default_folder())
-        if state.lock() or not attach(state):
+        if state.lock() or not attach(state, options):
             own(state, options)
     except StopAsked:
         pass

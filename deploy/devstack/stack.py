@@ -60,6 +60,11 @@ class Stack:
         return f"http://{host}:{self._port.number}"
 
     @property
+    def port(self) -> int:
+        """Of the API."""
+        return self._port.number
+
+    @property
     def instead_of(self) -> int | None:
         """The default port, if the API has another one because that was taken."""
         return self._port.instead_of

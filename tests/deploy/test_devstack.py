@@ -117,6 +117,15 @@ def test_a_second_start_attaches_and_leaves_the_first_running(running: tuple[Eve
     second.process.send_signal(signal.SIGINT)
     second.await_event("stopped")
     assert second.process.wait() == 0
+    port = first["api_url"].rpartition(":")[2]
+    for words, without in ((["--port", "1"], "--port 1"), (["--port", port, "--workers", "3"], "without --workers 3")):
+        failed = begin(folder / "state", *words).await_event("failed")
+        assert without in failed["message"], "an option is not ignored without a word"
+        assert "leave these out to attach" in failed["fix"]
+    third = begin(folder / "state", "--port", port)
+    third.await_event("ready", attached=True)
+    third.process.send_signal(signal.SIGINT)
+    assert third.process.wait() == 0
     assert tasks_of_demo(folder / "state").status_code == 200
 
 

@@ -36,7 +36,8 @@ def test_one_that_does_not_answer(monkeypatch, free_port):
     monkeypatch.setattr("motet.api.steps.PAUSES", ())
     url = f"http://127.0.0.1:{free_port()}"
     (only,) = examine(lambda: Client(url, "mk_x"))
-    assert only.what == f"{url} does not answer"
+    assert (only.what, only.no_service) == ("no service to talk to", True)
+    assert f"{url} does not answer" in only.mend
 
 
 def test_a_key_that_nobody_knows(server: Server):

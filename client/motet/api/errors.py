@@ -20,6 +20,10 @@ class NoCredentials(MotetError):
     """No API address or no usable key was found."""
 
 
+class BadId(MotetError):
+    """What was given as an id cannot be one."""
+
+
 class DownloadDamaged(MotetError):
     """A downloaded file does not match the manifest."""
 
@@ -81,6 +85,13 @@ class ApiError(MotetError):
         if len(told) <= _ON_A_LINE:
             return f"{about}{self.title}: {'; '.join(told)}"
         return "\n  ".join([f"{about}{self.title}:", *told])
+
+
+class NotMotet(ApiError):
+    """Something answered that is no Motet of this version: another program at this address, or a proxy before it."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(status, {"detail": detail})
 
 
 def _told(field: str | None, message: str, lines: list[int]) -> str:

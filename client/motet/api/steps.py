@@ -9,17 +9,19 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
+from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from motet.api.errors import ApiError, Unreachable
+from motet.api.errors import ApiError, BadId, NotMotet, Unreachable
 
 PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each retry of a read: a restarting API is back within their sum
 CONNECT_SECONDS = 5.0
 _IN_HAND_SECONDS = 75.0  # the service drops a request whose process died after 60; until then its key is taken
 _IN_HAND = "idempotency_in_flight"
 _SECONDS = 30.0  # of one request
+_SEE = "see that the address is a Motet's, of this version, and what stands between"
 _WAITING_ANSWERS = {502, 503, 504}
 
 Query = Mapping[str, Any]
@@ -73,6 +75,15 @@ Operation = Generator[Action, Any, T]  # a call with one answer
 Listing = Generator[Action | Emit[T], Any, None]  # a call with many
 
 
+def at(template: str, *ids: str, nested: bool = False) -> str:
+    """The path with each id in its `{}`, quoted. Raises BadId for what would lead to another path. `nested`: they may hold
+    slashes, as a model's name."""
+    for id in ids:
+        if ("/" in id and not nested) or any(part in ("", ".", "..") for part in id.split("/")):
+            raise BadId(f"{id!r} is no id; the lists, such as `motet tasks`, show ids")
+    return template.format(*(quote(id) for id in ids))
+
+
 def get(
     path: str, query: Query | None = None, headers: Mapping[str, str] | None = None, wait: float = 0
 ) -> Operation[httpx.Response]:
@@ -100,14 +111,14 @@ def make(path: str, json: Any = None, files: Any = None, seconds: float = _SECON
 
 def one(model: type[M], answer: Operation[httpx.Response]) -> Operation[M]:
     """The answer's body as this resource."""
-    return model.model_validate((yield from answer).json())
+    return resource(model, (yield from answer))
 
 
 def pages(path: str, query: Query | None = None) -> Listing[dict[str, Any]]:
     """Each page of a paginated list as received."""
     cursor = None
     while True:
-        page = (yield from get(path, {**(query or {}), "cursor": cursor})).json()
+        page = contents((yield from get(path, {**(query or {}), "cursor": cursor})))
         yield Emit(page)
         cursor = page.get("next_cursor")
         if cursor is None:
@@ -124,8 +135,10 @@ def entries(model: type[M], path: str, query: Query | None = None) -> Listing[M]
         except StopIteration:
             return
         if isinstance(step, Emit):
+            if "data" not in step.value:
+                raise NotMotet(200, f"{path} answered without a list; {_SEE}")
             for entry in step.value["data"]:
-                yield Emit(model.model_validate(entry))
+                yield Emit(validated(model, entry, path))
             answer = None
         else:
             answer = yield step
@@ -186,13 +199,38 @@ def data_of(frame: bytes) -> bytes | None:
     return None
 
 
+def contents(answer: httpx.Response) -> dict[str, Any]:
+    """The body, an object of JSON. Raises NotMotet."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise NotMotet(answer.status_code, _strange(answer))
+    return body
+
+
+def resource(model: type[M], answer: httpx.Response) -> M:
+    """The body as this resource. Raises NotMotet."""
+    return validated(model, contents(answer), answer.request.url.path)
+
+
+def validated(model: type[M], body: Any, path: str) -> M:
+    """What `path` answered as this resource. Raises NotMotet."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise NotMotet(200, f"{path} answered what is no {model.__name__}; {_SEE}") from error
+
+
 def checked(answer: httpx.Response | Unreachable) -> httpx.Response:
     """The answer, unless it is a refusal: ApiError, or no answer: Unreachable."""
     if isinstance(answer, Unreachable):
         raise answer
     if answer.is_success or answer.status_code == 304:
         return answer
-    raise ApiError(answer.status_code, _problem(answer))
+    problem = _problem(answer)
+    raise ApiError(answer.status_code, problem) if problem else NotMotet(answer.status_code, _strange(answer))
 
 
 def _exchange(request: Send, again: bool) -> Operation[httpx.Response]:
@@ -211,16 +249,16 @@ def _exchange(request: Send, again: bool) -> Operation[httpx.Response]:
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:
-    """The problem body, or OpenAI's error as one, or a substitute for an answer that is none, such as a proxy's error page."""
+    """The problem body, or OpenAI's error as one; empty where the answer is neither, such as a proxy's error page."""
     try:
         body = answer.json()
     except ValueError:
-        body = None
+        return {}
     if isinstance(body, dict) and "detail" in body:
         return body
     if isinstance(body, dict) and isinstance(body.get("error"), dict):
         return problem_of(body["error"])
-    return {"detail": f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}, and not in Motet's words"}
+    return {}
 
 
 def problem_of(error: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,3 +266,7 @@ def problem_of(error: Mapping[str, Any]) -> dict[str, Any]:
     message, code, param = str(error.get("message")), error.get("code"), error.get("param")
     errors = [{"field": param, "code": code, "message": message}] if param is not None else []
     return {"detail": message, "code": code, "errors": errors}
+
+
+def _strange(answer: httpx.Response) -> str:
+    return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}, and not in Motet's words; {_SEE}"

@@ -29,8 +29,9 @@ def login(
     tenant: Annotated[str | None, typer.Option(help="With --sso: one of your tenants; left out, the last one.")] = None,
     json: Json = False,
 ) -> None:
-    """Keep a service's address and key, and use it from now on. The key is asked for, or read from standard input. With --sso
-    you sign in by the service's identity provider, and the key is made for you."""
+    """Keep a service's address and key, and use it from now on. The key is asked for, or read from standard input.
+
+    With --sso you sign in by the service's identity provider, and the key is made for you."""
     url = url.strip().rstrip("/")
     key = _signed_in(url, tenant, Output(json)) if sso else _asked("API key")
     admin_key = _asked("admin key") if admin else None

@@ -64,7 +64,7 @@ def keys(tenant: TenantId, limit: Limit = 100, json: Json = False) -> None:
     output = Output(json)
     with Client() as client:
         found = first(limit, client.admin.keys(_tenant(client, tenant)))
-    output.give(found, lambda: keys_table(found))
+    output.give(found, lambda: keys_table(found) if found else "no keys")
 
 
 @admin.command()
@@ -111,7 +111,7 @@ def members(tenant: TenantId, limit: Limit = 100, json: Json = False) -> None:
     output = Output(json)
     with Client() as client:
         found = first(limit, client.admin.members(_tenant(client, tenant)))
-    output.give(found, lambda: members_table(found))
+    output.give(found, lambda: members_table(found) if found else "no members")
 
 
 @admin.command("remove-member")
@@ -189,7 +189,7 @@ def audit(
     with Client() as client:
         of = _tenant(client, tenant) if tenant is not None else None
         found = first(limit, client.admin.audit(of, action))
-    output.give(found, lambda: audit_table(found))
+    output.give(found, lambda: audit_table(found) if found else "nothing is recorded")
 
 
 def _tenant(client: Client, named: str) -> str:

@@ -14,7 +14,6 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands import invocation
 from motet.display.console_output import ConsoleOutput
-from motet.specs.spec_file import SpecError
 
 _PLAIN_WIDTH = 140  # columns when the output is not a terminal
 _OFFERED = 20  # ids that a shell completes
@@ -83,7 +82,7 @@ def resolve(client: Client, task_id: str) -> str:
         return task_id
     newest = next(client.tasks.list(), None)
     if newest is None:
-        raise SpecError(f"there is no task yet; `{invocation.command()} submit examples/spec.yaml` makes one")
+        raise MotetError(f"there is no task yet; `{invocation.command()} submit examples/spec.yaml` makes one")
     return newest.id
 
 

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from motet.api.errors import ApiError, MotetError, NoCredentials, Unreachable
+from motet.api.errors import ApiError, BadId, MotetError, NoCredentials, NotMotet, Unreachable
 from motet.specs.data_checks import DataError
 from motet.specs.spec_file import SpecError
 
@@ -22,8 +22,8 @@ TEXT = (
 
 
 def of(error: MotetError) -> ExitCode:
-    if isinstance(error, SpecError | DataError):
+    if isinstance(error, SpecError | DataError | BadId):
         return ExitCode.USAGE
-    if isinstance(error, Unreachable | NoCredentials) or (isinstance(error, ApiError) and error.status == 401):
+    if isinstance(error, Unreachable | NoCredentials | NotMotet) or (isinstance(error, ApiError) and error.status == 401):
         return ExitCode.NO_SERVICE
     return ExitCode.FAILED

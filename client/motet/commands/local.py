@@ -26,7 +26,7 @@ def up(
     device: Device = None,
     api_processes: Annotated[int | None, typer.Option(min=1, help="How many processes serve the API.")] = None,
 ) -> None:
-    """Run the whole of Motet here, until Ctrl-C. A second one attaches to the first."""
+    """Run the whole of Motet here, until Ctrl-C. A second one attaches to the first, whose options hold."""
     given = {"--host": host, "--port": port, "--workers": workers, "--slots": slots, "--device": device}
     given |= {"--api-processes": api_processes}
     run_up(Output().console_output, _words(given))
@@ -51,7 +51,7 @@ def doctor(json: Json = False) -> None:
     if json:
         output.give([vars(finding) for finding in findings], lambda: "")
     if not all(finding.well for finding in findings):
-        raise typer.Exit(ExitCode.FAILED)
+        raise typer.Exit(ExitCode.NO_SERVICE if findings[-1].no_service else ExitCode.FAILED)
 
 
 def _told(finding: Finding) -> str:

@@ -32,7 +32,7 @@ def list_members(context: typer.Context, limit: Limit = 100, json: Json = False)
         output = Output(json)
         with Client() as client:
             found = first(limit, client.members.list())
-        output.give(found, lambda: members_table(found))
+        output.give(found, lambda: members_table(found) if found else "no members; `motet members invite` makes a link for one")
 
 
 @members.command()
@@ -54,7 +54,7 @@ def invitations(limit: Limit = 100, json: Json = False) -> None:
     output = Output(json)
     with Client() as client:
         found = first(limit, client.members.invitations())
-    output.give(found, lambda: invitations_table(found))
+    output.give(found, lambda: invitations_table(found) if found else "no invitations")
 
 
 @members.command("take-back")
@@ -93,7 +93,7 @@ def list_accounts(context: typer.Context, limit: Limit = 100, json: Json = False
         output = Output(json)
         with Client() as client:
             found = first(limit, client.members.service_accounts())
-        output.give(found, lambda: service_accounts_table(found))
+        output.give(found, lambda: service_accounts_table(found) if found else "no service accounts")
 
 
 @accounts.command("create")

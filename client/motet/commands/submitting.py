@@ -35,7 +35,7 @@ def submit(
         if watch:
             tasks.follow(client, task.id, output)
         elif wait:
-            with output.console_output.doing(f"{task.id} is under way"):
+            with tasks.going_on(task.id, output), output.console_output.doing(f"{task.id} is under way"):
                 task = client.tasks.wait(task.id)
             output.give(task, lambda: task.id)
             tasks.finish(task, output)
@@ -64,6 +64,6 @@ def preview(
     output.give(found, lambda: drawn(found))
 
 
-def schema() -> None:
+def schema(json: Json = False) -> None:
     """The JSON Schema of a spec, for editors: the first line `# yaml-language-server: $schema=spec.schema.json` names it."""
     sys.stdout.write(jsons.dumps(json_schema(), indent=2) + "\n")

@@ -1,5 +1,7 @@
 """Commands about tasks that exist: list, look, follow, compare, pause, cancel, download, delete."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -57,12 +59,19 @@ def watch(task: TaskId, json: Json = False) -> None:
 
 def follow(client: Client, task_id: str, output: Output) -> None:
     """Watch the task to its end, and exit this process with the matching code."""
-    try:
+    with going_on(task_id, output):
         ended = _lines(client, task_id, output) if output.as_json else watch_task(client, task_id, output.console_output).task
+    finish(ended, output)
+
+
+@contextmanager
+def going_on(task_id: str, output: Output) -> Iterator[None]:
+    """Inside the context, Ctrl-C says that the task goes on without this process."""
+    try:
+        yield
     except KeyboardInterrupt:
         output.say(f"the task goes on; {invocation.command()} watch {task_id} shows it again")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finish(ended, output)
 
 
 def finish(ended: Task, output: Output) -> None:

@@ -34,7 +34,14 @@ class Columns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         kept = self._fitting(options.max_width)
-        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+        headed = any(column.heading for column in self._columns)
+        table = Table(
+            box=None,
+            padding=(0, _GAP, 0, 0),
+            pad_edge=False,
+            header_style="dim",
+            show_header=headed,
+        )
         for at in kept:
             column = self._columns[at]
             folds = {"overflow": "fold", "min_width": min(_LEAST, self._width(at))} if column.folds else {"no_wrap": True}

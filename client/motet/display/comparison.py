@@ -14,14 +14,15 @@ from motet.display.columns import Column, Columns
 
 def comparison(one: Task, other: Task) -> RenderableType:
     """Results first, then every field of the specs that differs."""
-    columns = (Column(""), Column(one.name or one.id, folds=True), Column(other.name or other.id, folds=True))
+    columns = (Column(""), Column(one.name or "first", folds=True), Column(other.name or "second", folds=True))
     results = [(name, *(tell(task) for task in (one, other))) for name, tell in _RESULTS.items()]
     specs = [dict(_fields(task.spec)) for task in (one, other)]
     names = dict.fromkeys((*specs[0], *specs[1]))
     differing = [
         (name, *(str(spec.get(name, "")) for spec in specs)) for name in names if specs[0].get(name) != specs[1].get(name)
     ]
-    head = Columns(columns, results)
+    ids = [Text(f"{task.id}  {task.name or ''}".rstrip()) for task in (one, other)]  # at 80 columns they do not fit abreast
+    head = Group(*ids, Text(), Columns(columns, results))
     if not differing:
         return Group(head, Text(), Text("Their specs are the same."))
     return Group(head, Text(), Text("What differs in their specs:", style="dim"), Columns(columns, differing))
@@ -52,7 +53,6 @@ def _saved(task: Task) -> str:
 
 _NAMED = ("learning_rate", "rank", "batch_size")  # of a winner's configuration
 _RESULTS = {
-    "id": lambda task: task.id,
     "status": lambda task: task.status.value,
     "best val loss": lambda task: _loss(task.winner.val_loss if task.winner is not None else None),
     "base val loss": lambda task: _loss(task.base_val_loss),

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from contract import reproducibility
-from contract.gpu_counts import gpu_count
+from contract.gpu_counts import device_word, gpu_count
 from contract.states import TaskStatus
 from motet.api.client import Client
-from motet.api.errors import ApiError, NoCredentials, Unreachable
+from motet.api.errors import ApiError, NoCredentials, NotMotet, Unreachable
 from motet.api.resources import Node, Task
 
 _LOSES = 3  # executors lost in a row before a GPU is named
@@ -32,19 +32,20 @@ _TROUBLES = {  # of nodes that send heartbeats, and how to fix them
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result. `mend` says what to do if it failed."""
+    """One check's result. `mend` says what to do if it failed. `no_service`: there is none, or it refuses the key."""
 
     well: bool
     what: str
     mend: str = ""
+    no_service: bool = False
 
 
 def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
     """Yield findings as they are made. If the service cannot be reached, the last finding says why."""
     try:
         client = connect()
-    except NoCredentials as error:
-        yield Finding(False, "no service to talk to", str(error))
+    except (NoCredentials, Unreachable) as error:
+        yield Finding(False, "no service to talk to", str(error), no_service=True)
         return
     with client:
         try:
@@ -53,10 +54,11 @@ def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
             yield from _models(client)
             yield from _nodes(client)
             yield from _tasks(client)
-        except Unreachable as error:
-            yield Finding(False, f"{client.api_url} does not answer", str(error))
+        except (Unreachable, NotMotet) as error:
+            yield Finding(False, "no service to talk to", str(error), no_service=True)
         except ApiError as error:
-            yield Finding(False, f"{client.api_url} refused ({error.status} {error.code})", error.detail)
+            refused = error.status == 401
+            yield Finding(False, f"{client.api_url} refused ({error.status} {error.code})", error.detail, no_service=refused)
 
 
 def _service(client: Client) -> Iterator[Finding]:
@@ -128,9 +130,11 @@ def _tasks_said(number: int, one: str, several: str) -> str:
 
 
 def _devices(node: Node) -> Iterator[Finding]:
+    types = {device.index: device.type for device in node.devices}
     for index, lost in node.device_losses.items():
         if lost >= _LOSES and len(node.devices) > 1:
-            what = f"GPU {index} of node {node.name} lost {lost} executors in a row, and is taken last"
+            word = device_word([types.get(index)])
+            what = f"{word} {index} of node {node.name} lost {lost} executors in a row, and is taken last"
             yield Finding(False, what, "its worker's log tells how they ended; a task that goes well there mends it")
 
 

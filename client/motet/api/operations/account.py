@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from motet.api.resources import AuditEntry, Key, Quotas, SignInLink, Tenant, Usage
-from motet.api.steps import Listing, Operation, change, entries, gathered, get, make, one, pages
+from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages, validated
 
 
 def usage(month: str | None = None) -> Operation[Usage]:
     """What was used in a month, such as 2026-11; left out, this one."""
     first, *others = yield from gathered(pages("/v1/usage", {"month": month}))
-    return Usage.model_validate(first | {"data": [task for page in (first, *others) for task in page["data"]]})
+    tasks = [task for page in (first, *others) for task in page.get("data", ())]
+    return validated(Usage, first | {"data": tasks}, "/v1/usage")
 
 
 def quotas() -> Operation[Quotas]:
@@ -35,7 +36,7 @@ def create_key(name: str, scopes: Sequence[str] = ("read", "write"), expires_at:
 
 def revoke_key(key_id: str) -> Operation[Key]:
     """Revoke one of this tenant's keys."""
-    return one(Key, change("DELETE", f"/v1/keys/{key_id}"))
+    return one(Key, change("DELETE", at("/v1/keys/{}", key_id)))
 
 
 def sign_in_link() -> Operation[SignInLink]:
@@ -58,24 +59,25 @@ def change_tenant(
 ) -> Operation[Tenant]:
     """Change a tenant's weight, or all its quotas."""
     body: dict[str, Any] = {} if weight is None else {"weight": weight}
-    return one(Tenant, change("PATCH", f"/v1/admin/tenants/{tenant_id}", body | ({"quotas": dict(quotas)} if quotas else {})))
+    body |= {"quotas": dict(quotas)} if quotas else {}
+    return one(Tenant, change("PATCH", at("/v1/admin/tenants/{}", tenant_id), body))
 
 
 def keys_of(tenant_id: str) -> Listing[Key]:
     """A tenant's keys, newest first."""
-    return entries(Key, f"/v1/admin/tenants/{tenant_id}/keys")
+    return entries(Key, at("/v1/admin/tenants/{}/keys", tenant_id))
 
 
 def create_key_of(
     tenant_id: str, name: str, scopes: Sequence[str] = ("read", "write"), expires_at: str | None = None
 ) -> Operation[Key]:
     """Give a tenant a key; `secret` is shown this once."""
-    return one(Key, make(f"/v1/admin/tenants/{tenant_id}/keys", json=_key(name, scopes, expires_at)))
+    return one(Key, make(at("/v1/admin/tenants/{}/keys", tenant_id), json=_key(name, scopes, expires_at)))
 
 
 def revoke_key_of(key_id: str) -> Operation[Key]:
     """Revoke any tenant's key."""
-    return one(Key, change("DELETE", f"/v1/admin/keys/{key_id}"))
+    return one(Key, change("DELETE", at("/v1/admin/keys/{}", key_id)))
 
 
 def whole_audit(tenant_id: str | None = None, action: str | None = None) -> Listing[AuditEntry]:

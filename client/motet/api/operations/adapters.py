@@ -9,14 +9,14 @@ from pathlib import Path
 from contract.messages.adapter_manifest import AdapterFile
 from motet.api.errors import ApiError, DownloadDamaged, MotetError
 from motet.api.resources import Adapter
-from motet.api.steps import Listing, Operation, change, chunk, entries, get, one, opened
+from motet.api.steps import Listing, Operation, at, change, chunk, entries, get, one, opened
 
 README = "README.md"
 
 
 def adapter(adapter_id: str) -> Operation[Adapter]:
     """The adapter's manifest."""
-    return one(Adapter, get(f"/v1/adapters/{adapter_id}"))
+    return one(Adapter, get(at("/v1/adapters/{}", adapter_id)))
 
 
 def adapters() -> Listing[Adapter]:
@@ -27,7 +27,7 @@ def adapters() -> Listing[Adapter]:
 def delete_adapter(adapter_id: str) -> Operation[None]:
     """Delete the adapter for good. Raises ApiError (`adapter_in_use`) until its task, and tasks that start from it, have
     ended."""
-    yield from change("DELETE", f"/v1/adapters/{adapter_id}")
+    yield from change("DELETE", at("/v1/adapters/{}", adapter_id))
 
 
 def download(adapter_id: str, folder: str | Path) -> Operation[Path]:
@@ -58,7 +58,7 @@ def download(adapter_id: str, folder: str | Path) -> Operation[Path]:
 
 def _fetch(adapter: Adapter, file: AdapterFile, path: Path) -> Operation[None]:
     digest = hashlib.sha256()
-    yield from opened(f"/v1/adapters/{adapter.id}/files/{file.path}")
+    yield from opened(at("/v1/adapters/{}/files/{}", adapter.id, file.path, nested=True))
     with path.open("wb") as out:
         while block := (yield from chunk()):
             digest.update(block)
@@ -73,7 +73,7 @@ def _fetch_readme(adapter: Adapter, draft: Path) -> Operation[None]:
     if any(file.path == README for file in adapter.files):
         return
     try:
-        text = (yield from get(f"/v1/adapters/{adapter.id}/files/{README}")).content
+        text = (yield from get(at("/v1/adapters/{}/files/{}", adapter.id, README))).content
     except ApiError as error:
         if error.status != 404:  # not written yet
             raise

@@ -5,7 +5,7 @@ from typing import Any
 
 from contract.batch_spec import BatchSpec
 from motet.api.resources import Batch, BatchEstimate
-from motet.api.steps import Listing, Operation, ask, change, entries, get, make, one
+from motet.api.steps import Listing, Operation, ask, at, change, entries, get, make, one
 
 Spec = BatchSpec | Mapping[str, Any]
 
@@ -22,7 +22,7 @@ def estimate(spec: Spec) -> Operation[BatchEstimate]:
 
 def batch(batch_id: str) -> Operation[Batch]:
     """The batch as it is now."""
-    return one(Batch, get(f"/v1/batches/{batch_id}"))
+    return one(Batch, get(at("/v1/batches/{}", batch_id)))
 
 
 def batches() -> Listing[Batch]:
@@ -32,7 +32,7 @@ def batches() -> Listing[Batch]:
 
 def cancel(batch_id: str) -> Operation[Batch]:
     """Cancel every task that has not ended, all at once; committed adapters stay downloadable."""
-    return one(Batch, change("POST", f"/v1/batches/{batch_id}/cancel"))
+    return one(Batch, change("POST", at("/v1/batches/{}/cancel", batch_id)))
 
 
 def _body(spec: Spec) -> dict[str, Any]:

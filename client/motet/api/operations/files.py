@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from motet.api.errors import ApiError, FileNotReady, MotetError
+from motet.api.errors import ApiError, FileNotReady, MotetError, NotMotet
 from motet.api.resources import File, FileImport, FoundFile, Preview
-from motet.api.steps import Emit, Listing, Operation, Sleep, ask, awaited, change, entries, get, make, one
+from motet.api.steps import Emit, Listing, Operation, Sleep, ask, at, awaited, change, entries, get, make, one
 
 _SOURCE_SECONDS = 60.0  # longer than the service waits for a source
 _PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks at an import, the last again and again
@@ -19,6 +19,8 @@ def upload(path: str | Path, name: str | None = None) -> Operation[File]:
             return (yield from one(File, make("/v1/files", files={"file": (name or path.name, rows)})))
     except OSError as error:
         raise MotetError(f"cannot read {path}: {error.strerror}") from error
+    except NotMotet:
+        raise
     except ApiError as error:
         raise ApiError(error.status, error.problem, about=name or path.name) from None
 
@@ -54,7 +56,7 @@ def inspect(
 
 def imported(file_id: str) -> Operation[FileImport]:
     """How far the import of a file is, or how it came."""
-    return one(FileImport, get(f"/v1/files/{file_id}"))
+    return one(FileImport, get(at("/v1/files/{}", file_id)))
 
 
 def imports(status: str = "importing") -> Listing[FileImport]:
@@ -91,7 +93,7 @@ def _named(source: str, *said: str | None) -> dict[str, Any]:
 
 def file(file_id: str) -> Operation[File]:
     """The file's description."""
-    return one(File, get(f"/v1/files/{file_id}"))
+    return one(File, get(at("/v1/files/{}", file_id)))
 
 
 def files(unused: bool | None = None) -> Listing[File]:
@@ -106,4 +108,4 @@ def preview(file_id: str, base_model: str, **more: Any) -> Operation[Preview]:
 
 def delete_file(file_id: str) -> Operation[None]:
     """Delete the file. Raises ApiError (`file_in_use`) while a task that has not ended needs it."""
-    yield from change("DELETE", f"/v1/files/{file_id}")
+    yield from change("DELETE", at("/v1/files/{}", file_id))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from motet.api.resources import HubModel, JoinToken, Model, Node, Schedule, Storage
-from motet.api.steps import Listing, Operation, change, entries, gathered, get, make, one, pages
+from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages, validated
 
 _HUB_SECONDS = 60.0  # longer than the service waits for the hub
 
@@ -16,7 +16,7 @@ def models() -> Listing[Model]:
 
 def model(name: str) -> Operation[Model]:
     """A base model."""
-    return one(Model, get(f"/v1/models/{name}"))
+    return one(Model, get(at("/v1/models/{}", name, nested=True)))
 
 
 def schedule() -> Operation[Schedule]:
@@ -26,7 +26,7 @@ def schedule() -> Operation[Schedule]:
     for page in others:
         whole["nodes"] = whole["nodes"] + page["nodes"]
         whole["waiting"] = whole["waiting"] + page["waiting"]
-    return Schedule.model_validate(whole)
+    return validated(Schedule, whole, "/v1/schedule")
 
 
 def ready() -> Operation[None]:
@@ -58,12 +58,12 @@ def nodes() -> Listing[Node]:
 
 def drain(node_id: str, evict: bool = False) -> Operation[Node]:
     """Let the node take nothing new; with `evict`, its tasks leave too, each once its jobs are safe."""
-    return one(Node, change("POST", f"/v1/admin/nodes/{node_id}/drain", {"evict": evict}))
+    return one(Node, change("POST", at("/v1/admin/nodes/{}/drain", node_id), {"evict": evict}))
 
 
 def undrain(node_id: str) -> Operation[Node]:
     """Let a drained or quarantined node take tasks again."""
-    return one(Node, change("POST", f"/v1/admin/nodes/{node_id}/undrain"))
+    return one(Node, change("POST", at("/v1/admin/nodes/{}/undrain", node_id)))
 
 
 def create_join_token(node_name: str, expires_in_seconds: int | None = None) -> Operation[JoinToken]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from motet.api.errors import ApiError
 from motet.api.resources import DeviceSignIn, Invitation, Key, Me, Member, ServiceAccount, SignedIn
-from motet.api.steps import Listing, Operation, Sleep, ask, change, entries, get, make, one
+from motet.api.steps import Listing, Operation, Sleep, ask, at, change, entries, get, make, one
 
 
 def me() -> Operation[Me]:
@@ -20,12 +20,12 @@ def members() -> Listing[Member]:
 
 def change_role(user_id: str, role: str) -> Operation[Member]:
     """Give a member another role: viewer, editor, owner."""
-    return one(Member, change("PATCH", f"/v1/members/{user_id}", {"role": role}))
+    return one(Member, change("PATCH", at("/v1/members/{}", user_id), {"role": role}))
 
 
 def remove(user_id: str) -> Operation[Member]:
     """Remove a member, or leave; their keys and sessions in the tenant end at once."""
-    return one(Member, change("DELETE", f"/v1/members/{user_id}"))
+    return one(Member, change("DELETE", at("/v1/members/{}", user_id)))
 
 
 def invite(role: str = "editor", email: str | None = None) -> Operation[Invitation]:
@@ -40,7 +40,7 @@ def invitations() -> Listing[Invitation]:
 
 def take_back(invitation_id: str) -> Operation[Invitation]:
     """Take an invitation back."""
-    return one(Invitation, change("DELETE", f"/v1/invitations/{invitation_id}"))
+    return one(Invitation, change("DELETE", at("/v1/invitations/{}", invitation_id)))
 
 
 def service_accounts() -> Listing[ServiceAccount]:
@@ -55,27 +55,27 @@ def create_service_account(name: str, role: str = "editor") -> Operation[Service
 
 def delete_service_account(account_id: str) -> Operation[ServiceAccount]:
     """Delete a service account; its keys end at once."""
-    return one(ServiceAccount, change("DELETE", f"/v1/service-accounts/{account_id}"))
+    return one(ServiceAccount, change("DELETE", at("/v1/service-accounts/{}", account_id)))
 
 
 def create_service_account_key(account_id: str, name: str = "key") -> Operation[Key]:
     """Give a service account a key; `secret` is shown this once."""
-    return one(Key, make(f"/v1/service-accounts/{account_id}/keys", json={"name": name}))
+    return one(Key, make(at("/v1/service-accounts/{}/keys", account_id), json={"name": name}))
 
 
 def invite_into(tenant_id: str, role: str = "owner", email: str | None = None) -> Operation[Invitation]:
     """Invite somebody into any tenant, such as its first owner."""
-    return one(Invitation, make(f"/v1/admin/tenants/{tenant_id}/invitations", json={"role": role, "email": email}))
+    return one(Invitation, make(at("/v1/admin/tenants/{}/invitations", tenant_id), json={"role": role, "email": email}))
 
 
 def members_of(tenant_id: str) -> Listing[Member]:
     """A tenant's members, newest first."""
-    return entries(Member, f"/v1/admin/tenants/{tenant_id}/members")
+    return entries(Member, at("/v1/admin/tenants/{}/members", tenant_id))
 
 
 def remove_from(tenant_id: str, user_id: str) -> Operation[Member]:
     """Remove a member of any tenant, the last owner too."""
-    return one(Member, change("DELETE", f"/v1/admin/tenants/{tenant_id}/members/{user_id}"))
+    return one(Member, change("DELETE", at("/v1/admin/tenants/{}/members/{}", tenant_id, user_id)))
 
 
 def begin_sign_in() -> Operation[DeviceSignIn]:

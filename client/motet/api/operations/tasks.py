@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx
+
 from contract.messages.report_messages import Series
 from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
-from motet.api.errors import TaskNotDone, Unreachable
+from motet.api.errors import NotMotet, TaskNotDone, Unreachable
 from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TextEvaluation
 from motet.api.steps import (
     Emit,
@@ -15,9 +17,11 @@ from motet.api.steps import (
     Operation,
     Sleep,
     ask,
+    at,
     awaited,
     change,
     chunk,
+    contents,
     data_of,
     entries,
     gathered,
@@ -25,6 +29,8 @@ from motet.api.steps import (
     make,
     one,
     opened,
+    resource,
+    validated,
 )
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
@@ -47,7 +53,7 @@ def estimate(spec: Spec) -> Operation[Estimate]:
 
 def task(task_id: str) -> Operation[Task]:
     """The task as it is now."""
-    return one(Task, get(f"/v1/tasks/{task_id}"))
+    return one(Task, get(at("/v1/tasks/{}", task_id)))
 
 
 def tasks(status: TaskStatus | str | None = None, labels: Mapping[str, str] | None = None) -> Listing[Task]:
@@ -58,37 +64,37 @@ def tasks(status: TaskStatus | str | None = None, labels: Mapping[str, str] | No
 
 def cancel(task_id: str) -> Operation[Task]:
     """Cancel the task, which is final at once; committed adapters stay downloadable."""
-    return one(Task, change("POST", f"/v1/tasks/{task_id}/cancel"))
+    return one(Task, change("POST", at("/v1/tasks/{}/cancel", task_id)))
 
 
 def pause(task_id: str) -> Operation[Task]:
     """Take the task out of the queue, or off its node once its jobs are checkpointed; no training is lost."""
-    return one(Task, change("POST", f"/v1/tasks/{task_id}/pause"))
+    return one(Task, change("POST", at("/v1/tasks/{}/pause", task_id)))
 
 
 def resume(task_id: str) -> Operation[Task]:
     """Put a paused task back into the queue."""
-    return one(Task, change("POST", f"/v1/tasks/{task_id}/resume"))
+    return one(Task, change("POST", at("/v1/tasks/{}/resume", task_id)))
 
 
 def delete_task(task_id: str) -> Operation[None]:
     """Delete an ended task for good, with its jobs, curves and adapters. Raises ApiError (`task_open`) until it has ended."""
-    yield from change("DELETE", f"/v1/tasks/{task_id}")
+    yield from change("DELETE", at("/v1/tasks/{}", task_id))
 
 
 def plan_history(task_id: str) -> Listing[PlanChange]:
     """The plans made for the task, newest first."""
-    return entries(PlanChange, f"/v1/tasks/{task_id}/plan-history")
+    return entries(PlanChange, at("/v1/tasks/{}/plan-history", task_id))
 
 
 def jobs(task_id: str) -> Operation[Sequence[Job]]:
     """The task's jobs in index order."""
-    return (yield from gathered(entries(Job, f"/v1/tasks/{task_id}/jobs")))
+    return (yield from gathered(entries(Job, at("/v1/tasks/{}/jobs", task_id))))
 
 
 def evaluations(task_id: str) -> Operation[Sequence[TextEvaluation]]:
     """How the texts of the base and of the kept adapters were scored, the base's first."""
-    return (yield from gathered(entries(TextEvaluation, f"/v1/tasks/{task_id}/evaluations")))
+    return (yield from gathered(entries(TextEvaluation, at("/v1/tasks/{}/evaluations", task_id))))
 
 
 def metrics(
@@ -102,8 +108,9 @@ def metrics(
     """Loss curves of the jobs with these indexes (all if empty), between two steps, both inclusive. `resolution`: about how
     many points a curve may have, each the mean of its bucket."""
     query = {"job": list(jobs) or None, "series": series, "from_step": from_step, "to_step": to_step, "resolution": resolution}
-    answer = (yield from get(f"/v1/tasks/{task_id}/metrics", query)).json()
-    return [Curve.model_validate(curve) for curve in answer["data"]]
+    path = at("/v1/tasks/{}/metrics", task_id)
+    answer = contents((yield from get(path, query)))
+    return [validated(Curve, curve, path) for curve in answer.get("data", ())]
 
 
 def follow(task_id: str, every: float = 30.0) -> Listing[Task]:
@@ -116,9 +123,9 @@ def follow(task_id: str, every: float = 30.0) -> Listing[Task]:
     every = min(every, _LONGEST_WAIT)
     while found is None or not found.ended:
         query, headers = ({"wait": every}, {"If-None-Match": etag}) if etag else (None, None)
-        answer = yield from get(f"/v1/tasks/{task_id}", query, headers, wait=every)
+        answer = yield from get(at("/v1/tasks/{}", task_id), query, headers, wait=every)
         if answer.status_code != 304 or found is None:
-            found, etag = Task.model_validate(answer.json()), answer.headers.get("etag")
+            found, etag = resource(Task, answer), answer.headers.get("etag")
         yield Emit(found)
 
 
@@ -136,23 +143,27 @@ def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:
     API. Without `follow`, only what has happened by now."""
     silence = _STREAM_SILENCE if follow else _IDLE
     while True:
+        reads = False
         try:
-            answer = yield from opened(f"/v1/tasks/{task_id}/events", {"Last-Event-ID": str(after)}, silence)
+            answer = yield from opened(at("/v1/tasks/{}/events", task_id), {"Last-Event-ID": str(after)}, silence)
             if answer.status_code == 204:  # it has ended, and all its events were read
                 return
-            held = b""
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                raise NotMotet(answer.status_code, f"{answer.request.url} answered no stream of events")
+            reads, held = True, b""
             while received := (yield from chunk()):
                 *frames, held = (held + received).split(b"\n\n")
                 for data in filter(None, map(data_of, frames)):
                     event = Event.model_validate(json.loads(data))
                     after = event.number
                     yield Emit(event)
-        except Unreachable:
+        except Unreachable as error:
+            if not follow and reads and isinstance(error.__cause__, httpx.ReadTimeout):  # it has sent all that there is
+                return
+            yield from get(at("/v1/tasks/{}", task_id))  # raises where it stays away
+        else:
             if not follow:
                 return
-            yield from get(f"/v1/tasks/{task_id}")  # raises where it stays away
-        if not follow:
-            return
         yield Sleep(_RECONNECT)
 
 
