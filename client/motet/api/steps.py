@@ -102,6 +102,13 @@ def change(method: str, path: str, json: Any = None, seconds: float = _SECONDS) 
     return _exchange(Send(method, path, json=json, seconds=seconds), again=False)
 
 
+def remove(path: str) -> Operation[None]:
+    """A DELETE whose answer is empty."""
+    answer = yield from change("DELETE", path)
+    if answer.status_code != 204:
+        raise NotMotet(answer.status_code, _strange(answer))
+
+
 def make(path: str, json: Any = None, files: Any = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
     """A POST that creates something under its own Idempotency-Key: retried while the connection fails, and the service
     creates it once. Files must be seekable."""

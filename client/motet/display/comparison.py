@@ -1,5 +1,6 @@
 """Two tasks side by side: where their specs differ, and what came of them. Values in, a table out."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from contract.wording.config_labels import label
 from contract.wording.duration_words import duration
 from motet.api.resources import Task
 from motet.display.columns import Column, Columns
+
+_ID = re.compile(r"[a-z]+_[0-9a-z]{26}")  # two of them are wider than a narrow terminal
 
 
 def comparison(one: Task, other: Task) -> RenderableType:
@@ -25,7 +28,11 @@ def comparison(one: Task, other: Task) -> RenderableType:
     head = Group(*ids, Text(), Columns(columns, results))
     if not differing:
         return Group(head, Text(), Text("Their specs are the same."))
-    return Group(head, Text(), Text("What differs in their specs:", style="dim"), Columns(columns, differing))
+    same_row = [row for row in differing if not any(map(_ID.fullmatch, row[1:]))]
+    ids_below = [(name, f"{first}\n{second}") for name, first, second in differing if (name, first, second) not in same_row]
+    told = [Columns(columns, same_row)] if same_row else []
+    told += [Columns((Column(""), Column("")), ids_below)] if ids_below else []
+    return Group(head, Text(), Text("What differs in their specs:", style="dim"), *told)
 
 
 def _fields(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from contract.messages.adapter_manifest import AdapterFile
 from motet.api.errors import ApiError, DownloadDamaged, MotetError
 from motet.api.resources import Adapter
-from motet.api.steps import Listing, Operation, at, change, chunk, entries, get, one, opened
+from motet.api.steps import Listing, Operation, at, chunk, entries, get, one, opened, remove
 
 README = "README.md"
 
@@ -27,7 +27,7 @@ def adapters() -> Listing[Adapter]:
 def delete_adapter(adapter_id: str) -> Operation[None]:
     """Delete the adapter for good. Raises ApiError (`adapter_in_use`) until its task, and tasks that start from it, have
     ended."""
-    yield from change("DELETE", at("/v1/adapters/{}", adapter_id))
+    yield from remove(at("/v1/adapters/{}", adapter_id))
 
 
 def download(adapter_id: str, folder: str | Path) -> Operation[Path]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from motet.api.errors import ApiError, FileNotReady, MotetError, NotMotet
 from motet.api.resources import File, FileImport, FoundFile, Preview
-from motet.api.steps import Emit, Listing, Operation, Sleep, ask, at, awaited, change, entries, get, make, one
+from motet.api.steps import Emit, Listing, Operation, Sleep, ask, at, awaited, entries, get, make, one, remove
 
 _SOURCE_SECONDS = 60.0  # longer than the service waits for a source
 _PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks at an import, the last again and again
@@ -108,4 +108,4 @@ def preview(file_id: str, base_model: str, **more: Any) -> Operation[Preview]:
 
 def delete_file(file_id: str) -> Operation[None]:
     """Delete the file. Raises ApiError (`file_in_use`) while a task that has not ended needs it."""
-    yield from change("DELETE", at("/v1/files/{}", file_id))
+    yield from remove(at("/v1/files/{}", file_id))

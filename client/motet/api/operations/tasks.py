@@ -29,6 +29,7 @@ from motet.api.steps import (
     make,
     one,
     opened,
+    remove,
     resource,
     validated,
 )
@@ -79,7 +80,7 @@ def resume(task_id: str) -> Operation[Task]:
 
 def delete_task(task_id: str) -> Operation[None]:
     """Delete an ended task for good, with its jobs, curves and adapters. Raises ApiError (`task_open`) until it has ended."""
-    yield from change("DELETE", at("/v1/tasks/{}", task_id))
+    yield from remove(at("/v1/tasks/{}", task_id))
 
 
 def plan_history(task_id: str) -> Listing[PlanChange]:
