@@ -154,6 +154,20 @@ ReadingOwner = Annotated[Principal, Depends(_owner_who_needs(Scope.READ))]
 Owner = Annotated[Principal, Depends(_owner_who_needs(Scope.WRITE))]
 
 
+async def _still_allowed(request: Request, principal: Reader) -> Callable[[], Awaitable[bool]]:
+    state, secret, address = state_of(request), _credential(request, await _bearer(request)), address_of(request)
+
+    async def still() -> bool:
+        found = state.keys.remembered(secret) or (await state.keys.ask(secret, address)).principal
+        return found == principal
+
+    return still
+
+
+# for answers that go on: whether the caller's key or session still gives the rights that the request began with
+StillAllowed = Annotated[Callable[[], Awaitable[bool]], Depends(_still_allowed)]
+
+
 def note_of(request: Request, principal: Principal, reading: bool = False) -> Note:
     """The request's audit note, recorded if it writes, or always if `reading`."""
     route: APIRoute = request.scope["route"]

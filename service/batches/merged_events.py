@@ -15,9 +15,9 @@ from contract.states import TASK_TERMINAL
 from service.database.engine import Database
 from service.http.problems import invalid_field
 from service.tasks.models import Batch, Task, TaskEvent
-from service.tasks.polling.event_stream import LONGEST_SECONDS, PACE_SECONDS, SILENCE_SECONDS, heard
+from service.tasks.polling.event_stream import LONGEST_SECONDS, PACE_SECONDS, SILENCE_SECONDS, Allowed, heard
 from service.tasks.polling.long_polling import ChangeListener
-from service.tenants.api_keys import Principal
+from service.tenants.api_keys import RIGHTS_CHANGED, Principal
 from service.tenants.tenant_scope import find, scoped
 
 _MOST = 500  # events per read
@@ -40,15 +40,17 @@ async def after(db: Database, principal: Principal, batch_id: str, cursor: str |
 
 
 async def stream(
-    change_listener: ChangeListener, db: Database, principal: Principal, batch_id: str, first: MergedEvents
+    change_listener: ChangeListener, db: Database, principal: Principal, batch_id: str, first: MergedEvents, allowed: Allowed
 ) -> AsyncIterator[str]:
-    """Yields frames, beginning with `first`, until all tasks have ended or the process stops."""
+    """Yields frames, beginning with `first`, as a task's stream does, until all tasks have ended."""
     read, loop = first, asyncio.get_running_loop()
     until = loop.time() + LONGEST_SECONDS
-    with change_listener.watch(*first.task_ids) as changed:
+    with change_listener.watch(*first.task_ids, RIGHTS_CHANGED) as changed:
         yield f"retry: 1000\n\n{read.text}"
         while not read.over and not change_listener.released and loop.time() < until:
             changed.clear()
+            if not await allowed():
+                return
             read = await after(db, principal, batch_id, _cursor(read.numbers))
             if read.text:
                 yield read.text

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from contract.batch_spec import BatchSpec
 from service.app_state import DependenciesDep, QueueDep, Service, WakeupsDep
-from service.authentication import Db, Reader, Writer, WriterFirst
+from service.authentication import Db, Reader, StillAllowed, Writer, WriterFirst
 from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
 from service.batches.resource import BatchResource, render
@@ -108,10 +108,11 @@ async def stream_batch_events(
     reader: Reader,
     db: Db,
     state: Service,
+    allowed: StillAllowed,
     last_event_id: _Event = None,
     after: Annotated[str | None, Query(max_length=2000, description="The same, for readers that cannot send headers")] = None,
 ) -> Response:
     first = await merged_events.after(db, reader, batch_id, after if last_event_id is None else last_event_id)
     if first.over and not first.text:
         return Response(status_code=204)
-    return event_stream(merged_events.stream(state.change_listener, db, reader, batch_id, first))
+    return event_stream(merged_events.stream(state.change_listener, db, reader, batch_id, first, allowed))

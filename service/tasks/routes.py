@@ -10,7 +10,7 @@ from pydantic import Field
 
 from contract.states import TaskStatus
 from service.app_state import DependenciesDep, Events, PollCacheDep, QueueDep, WakeupsDep, state_of
-from service.authentication import Db, Reader, Writer, admit
+from service.authentication import Db, Reader, StillAllowed, Writer, admit
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.storage.downloads import matches
@@ -256,6 +256,7 @@ async def stream_task_events(
     reader: Reader,
     db: Db,
     feed: Events,
+    allowed: StillAllowed,
     last_event_id: Annotated[
         int | None, Header(ge=0, le=2**63 - 1, description="Number of the last event that was read")
     ] = None,
@@ -264,7 +265,7 @@ async def stream_task_events(
     first = await feed.after(db, reader, task_id, after if last_event_id is None else last_event_id)
     if first.over and not first.text:
         return Response(status_code=204)
-    return event_stream(feed.stream(db, reader, task_id, first))
+    return event_stream(feed.stream(db, reader, task_id, first, allowed))
 
 
 @router.get("/jobs/{job_id}", operation_id="get_job", summary="Get a job", responses=problems(404))

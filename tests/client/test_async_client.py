@@ -70,7 +70,7 @@ def test_lists_and_streams_are_iterated(served: Served) -> None:
     for number in (1, 2):
         event = {"number": number, "type": "status", "data": {}, "created_at": "2026-01-01T00:00:00Z"}
         frames += b"id: %d\nevent: status\ndata: %s\n\n" % (number, json.dumps(event).encode())
-    script = Script((200, {}, frames), (204, {}, b""))
+    script = Script((200, {"content-type": "text/event-stream"}, frames), (204, {}, b""))
 
     async def go() -> list[int]:
         async with beside(served(script)) as client:

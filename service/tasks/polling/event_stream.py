@@ -5,7 +5,7 @@ A stream holds neither a thread nor a database connection. Streams at the same e
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -15,13 +15,15 @@ from contract.states import TASK_TERMINAL, TaskStatus
 from service.database.engine import Database
 from service.tasks.models import Task, TaskEvent
 from service.tasks.polling.long_polling import ChangeListener
-from service.tenants.api_keys import Principal
+from service.tenants.api_keys import RIGHTS_CHANGED, Principal
 from service.tenants.tenant_scope import find, scoped
 
 _BATCH = 500  # events per read
 PACE_SECONDS = 0.1  # between two reads of a stream; events that occur meanwhile are sent in one batch
 SILENCE_SECONDS = 15.0  # after which a comment line keeps the connection alive
 LONGEST_SECONDS = 900.0  # of one stream; its client reconnects with the last id, which checks its API key again
+
+Allowed = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,19 @@ class Feed:
             read.add_done_callback(lambda _: self._reads.pop(key))
         return await asyncio.shield(self._reads[key])
 
-    async def stream(self, db: Database, principal: Principal, task_id: str, first: EventBatch) -> AsyncIterator[str]:
-        """Yields frames, beginning with `first`, until the task has ended or the process stops."""
+    async def stream(
+        self, db: Database, principal: Principal, task_id: str, first: EventBatch, allowed: Allowed
+    ) -> AsyncIterator[str]:
+        """Yields frames, beginning with `first`, until the task has ended, the caller is not `allowed` any more, or the process
+        stops. What took the rights away wakes it; where no notice told so, it finds out after SILENCE_SECONDS."""
         batch, loop = first, asyncio.get_running_loop()
         until = loop.time() + LONGEST_SECONDS
-        with self._listener.watch(task_id) as changed:
+        with self._listener.watch(task_id, RIGHTS_CHANGED) as changed:
             yield f"retry: 1000\n\n{batch.text}"
             while not batch.over and not self._listener.released and loop.time() < until:
                 changed.clear()
+                if not await allowed():
+                    return
                 batch = await self.after(db, principal, task_id, batch.last)
                 if batch.text:
                     yield batch.text

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from service.app_state import State, state_of
 from service.authentication import SESSION_COOKIE
 from service.http.problems import Problem
-from service.tenants.api_keys import Principal
+from service.tenants.api_keys import Principal, announce_revocation
 from service.tenants.auth_throttle import address_of
 from service.tenants.browser_sessions import close_session, is_session, open_session, use_link
 from service.web.page_route import SIGN_IN, pages
@@ -134,6 +134,7 @@ def _use(state: State, secret: str) -> Principal | None:
 def _close(state: State, secret: str) -> None:
     with state.system.begin() as session:
         close_session(session, secret)
+        announce_revocation(session)  # streams that it opened end
 
 
 def within(path: str) -> str:
