@@ -1,10 +1,12 @@
 """axe (axe-core, from its wheel) finds nothing serious on any page, light and dark; nothing overflows a phone."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from service.tenants.api_keys import Scope
+from service.tenants.member_roles import Role
 from service.webhooks.models import Webhook
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
@@ -62,6 +64,18 @@ def lived_in(visit, new_tenant, database, storage, node):
     return visitor, pages
 
 
+@pytest.fixture
+def peopled(visit, new_member):
+    """An owner's browser, and the pages of people: members with an invitation and a service account, one's account, joining."""
+    owner = new_member(Role.OWNER)
+    new_member(Role.VIEWER, of=owner, subject="a-member-whose-address-is-rather-long-for-a-phone")
+    made = owner.post("/v1/invitations", json={"email": "somebody.with.a.long.address@example.com", "role": "editor"})
+    assert owner.post("/v1/service-accounts", json={"name": "nightly evaluation"}).status_code == 201
+    visitor = visit()
+    visitor.sign_in(owner.key)
+    return visitor, ["/members", "/account", urlsplit(made.json()["url"]).path]
+
+
 def violations(visitor) -> list[str]:
     """axe's serious findings on the visitor's page. Its script comes by the debugger, past the page's policy, and what the
     policy then says of that script counts for nothing."""
@@ -89,6 +103,22 @@ def test_axe_finds_nothing_serious(lived_in, colours, width):
         if path.startswith("/tasks/task_") and not path.endswith("cancel"):
             drawn(page)
         if bad := violations(visitor):
+            found[path] = bad
+    assert not found
+
+
+@pytest.mark.parametrize(("colours", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_the_pages_of_people_keep_to_the_same(peopled, colours, width):
+    visitor, pages = peopled
+    visitor.page.emulate_media(color_scheme=colours)
+    visitor.page.set_viewport_size({"width": width, "height": 860})
+    found = {}
+    for path in pages:
+        page = visitor.open(path)
+        for fold in page.locator("main details > summary").all():
+            fold.click()
+        wide = page.evaluate("document.documentElement.scrollWidth") > width + 1
+        if bad := [*violations(visitor), *page.evaluate(CUT), *(["it is wider than the screen"] if wide else [])]:
             found[path] = bad
     assert not found
 
