@@ -9,6 +9,7 @@ from pydantic_settings import NoDecode
 
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
+SMTP_PORTS = {"smtp+starttls": 587, "smtps": 465, "smtp": 25}  # by the URL's scheme
 DIFFERENT = 10  # distinct characters; a random secret of that length has more
 
 
@@ -56,6 +57,13 @@ def _issuer(url: str) -> str:
     return url
 
 
+def _smtp(url: SecretStr) -> SecretStr:
+    parts = urlsplit(url.get_secret_value())
+    if parts.scheme not in SMTP_PORTS or not parts.hostname:
+        raise ValueError(f"must be {', '.join(f'{scheme}://host' for scheme in SMTP_PORTS)}; user:password@ before the host")
+    return url
+
+
 DatabaseUrl = Annotated[str, AfterValidator(_psycopg)]
 Secret = Annotated[SecretStr, AfterValidator(long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -65,6 +73,7 @@ Limit = Annotated[int, Field(ge=1)]
 Days = Annotated[float, Field(ge=0, le=36_500)]
 StorageUrl = Annotated[str, Field(pattern=r"^(file:///|(s3|gs|az)://[^/]).*")]
 HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
+SmtpUrl = Annotated[SecretStr, AfterValidator(_smtp)]
 Issuer = Annotated[HttpUrlText, AfterValidator(_issuer)]  # of OpenID Connect
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(listed)]

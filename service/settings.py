@@ -24,6 +24,7 @@ from service.setting_types import (
     Port,
     Seconds,
     Secret,
+    SmtpUrl,
     StorageUrl,
     Wait,
     is_loopback,
@@ -129,6 +130,8 @@ class Settings(BaseSettings):
     audit_days: Days = 365
 
     webhook_networks: Networks = ()  # allowed though not public
+    smtp_url: SmtpUrl | None = None  # smtp+starttls://user:password@host, smtps://… or smtp://…; left out, no e-mail
+    smtp_from: str | None = None  # left out, motet@ the server's host
 
     # the hub of base models; huggingface_hub's own variables, which nodes read too
     hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")

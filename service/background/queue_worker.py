@@ -24,8 +24,7 @@ from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace
 from service.settings import Settings
 from service.tasks.submission.stored_file_check import validate_due
-from service.webhooks.courier import Courier
-from service.webhooks.factories import box_of, outbound_of
+from service.webhooks.factories import courier_of
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ _TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns
 def job_functions(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
     """The function for each queue job. Each finds its own work in Postgres, and may find none."""
     dependencies = Dependencies.of(settings)
-    courier, pace = Courier(dependencies.db, outbound_of(settings), box_of(settings)), Pace()
+    courier, pace = courier_of(settings, dependencies.db), Pace()
 
     def plan() -> None:
         replan(dependencies, pace)

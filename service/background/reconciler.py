@@ -36,8 +36,7 @@ from service.tasks.models import Task
 from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
 from service.tasks.stored_specs import understood
 from service.tasks.submission.stored_file_check import validate_due
-from service.webhooks.courier import Courier
-from service.webhooks.factories import box_of, outbound_of
+from service.webhooks.factories import courier_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     dependencies = Dependencies.of(settings)
-    courier = Courier(dependencies.db, outbound_of(settings), box_of(settings))
+    courier = courier_of(settings, dependencies.db)
     importer, swept = Importer(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         once(dependencies)

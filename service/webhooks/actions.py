@@ -1,5 +1,6 @@
 """Webhook actions: create, change, rotate, test, replay. Secrets are stored encrypted. Knows no HTTP."""
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -13,11 +14,14 @@ from service.messaging.queue import Queue, QueueJob
 from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, missing, scoped
+from service.webhooks.message_formats import Format
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.signatures import new_secret
 from service.webhooks.webhook_messages import EventType, enqueue_message
 
 MOST = 50  # webhooks per tenant
+MAILTO = "mailto:"
+_ADDRESS = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@(?=.{1,255}\Z)[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 _BOTH_SIGN = timedelta(hours=24)  # after a rotation, old and new secret both sign
 
 
@@ -26,7 +30,13 @@ class TooManyWebhooks(Invalid):
 
 
 def create(
-    session: Session, box: SecretBox, principal: Principal, url: str, events: Sequence[EventType], description: str | None
+    session: Session,
+    box: SecretBox,
+    principal: Principal,
+    url: str,
+    events: Sequence[EventType],
+    description: str | None,
+    format: Format = "standard",
 ) -> tuple[Webhook, str]:
     """Create a webhook; returns it and its secret, which the API shows only once. The caller has checked the URL. Raises
     TooManyWebhooks."""
@@ -38,6 +48,7 @@ def create(
         id=new_id("webhook"),
         tenant_id=principal.tenant_id,
         url=url,
+        format=format,
         description=description,
         events=list(dict.fromkeys(events)),
         secret=box.seal(secret),
@@ -48,8 +59,15 @@ def create(
     return webhook, secret
 
 
-def check_url(outbound: Outbound, url: str) -> None:
-    """Raise Invalid for a URL that the SSRF guard refuses. Resolves the name, so call it outside a transaction."""
+def check_url(outbound: Outbound, url: str, format: str, mail_is_set_up: bool) -> None:
+    """Raise Invalid for a URL that the SSRF guard refuses; of an e-mail, for what is not an address, or where no server is set.
+    Resolves the name, so call it outside a transaction."""
+    if format == "email":
+        if _ADDRESS.fullmatch(url) is None:
+            raise invalid_field("url", "address_wrong", "must be mailto: and one address, such as mailto:team@example.com")
+        if not mail_is_set_up:
+            raise invalid_field("format", "email_not_set_up", "needs an SMTP server; an operator sets MOTET_SMTP_URL")
+        return
     try:
         outbound.check(url)
     except Refused as refused:

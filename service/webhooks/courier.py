@@ -18,12 +18,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database, clock
-from service.http.outbound import Failed, Outbound, OutboundResponse, Refused
+from service.http.outbound import Failed, Outbound, Refused
 from service.secret_box import SecretBox, Unsealable
-from service.webhooks.actions import give_up_waiting
+from service.webhooks.actions import MAILTO, give_up_waiting
 from service.webhooks.delivery_slots import OF_WEBHOOK, SLOTS, DeliverySlots, Due
+from service.webhooks.mail import Mailer
+from service.webhooks.message_formats import email, slack_body
 from service.webhooks.models import Delivery, Webhook
-from service.webhooks.signatures import headers
+from service.webhooks.signatures import USER_AGENT, headers
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +39,23 @@ GONE = 410  # the receiver wants no more messages
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """One message to send, with its URL, body and secrets."""
+    """One message to send, with its webhook's URL, format and secrets."""
 
     due: Due
     url: str
-    body: bytes
-    secrets: tuple[str, ...]
+    format: str
+    payload: str
+    secrets: tuple[str, ...]  # of the format `standard`
 
 
 class Courier:
     """Delivers due messages in a background thread and a pool; `wake` returns at once."""
 
-    def __init__(self, db: Database, outbound: Outbound, box: SecretBox) -> None:
+    def __init__(
+        self, db: Database, outbound: Outbound, box: SecretBox, mailer: Mailer | None = None, public_url: str | None = None
+    ) -> None:
         self._db, self._outbound, self._box = db, outbound, box
+        self._mailer, self._public_url = mailer, public_url
         self._pool = ThreadPoolExecutor(SLOTS, thread_name_prefix="courier")
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards all below
@@ -127,8 +133,8 @@ class Courier:
         for delivery, webhook in session.execute(own):
             delivery.next_at = now + _HELD
             delivery.attempts += 1
-            secrets = self._secrets(webhook, now)
-            due_deliveries.append(DueDelivery(given[delivery.id], webhook.url, delivery.payload.encode(), secrets))
+            secrets = self._secrets(webhook, now) if webhook.format == "standard" else ()
+            due_deliveries.append(DueDelivery(given[delivery.id], webhook.url, webhook.format, delivery.payload, secrets))
         return due_deliveries
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
@@ -159,11 +165,11 @@ class Courier:
     def _run(self, due_delivery: DueDelivery) -> None:
         began, status, error = time.monotonic(), None, None
         try:
-            if not due_delivery.secrets:
+            if due_delivery.format == "standard" and not due_delivery.secrets:
                 error = "the webhook's secret cannot be read on our side; rotate it"
             else:
                 try:
-                    status = self._post(due_delivery).status
+                    status = self._send(due_delivery)
                 except (Refused, Failed) as failure:
                     error = str(failure)
             with self._db.begin() as session:
@@ -176,9 +182,18 @@ class Courier:
                 self._slots.give_back(due_delivery.due, slow)
             self._look_again()
 
-    def _post(self, due_delivery: DueDelivery) -> OutboundResponse:
-        signed = headers(due_delivery.secrets, due_delivery.due.id, int(time.time()), due_delivery.body)
-        return self._outbound.post(due_delivery.url, due_delivery.body, signed)
+    def _send(self, one: DueDelivery) -> int:
+        """The receiver's status. Raises Refused or Failed."""
+        if one.format == "email":
+            if self._mailer is None:
+                raise Failed("no SMTP server is set (MOTET_SMTP_URL)")
+            recipient = one.url.removeprefix(MAILTO)
+            return self._mailer.send(email(one.payload, self._public_url, self._mailer.sender, recipient))
+        if one.format == "slack":
+            plain = {"Content-Type": "application/json", "User-Agent": USER_AGENT}
+            return self._outbound.post(one.url, slack_body(one.payload, self._public_url), plain).status
+        body = one.payload.encode()
+        return self._outbound.post(one.url, body, headers(one.secrets, one.due.id, int(time.time()), body)).status
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:

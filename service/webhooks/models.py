@@ -13,6 +13,7 @@ class Webhook(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
     url: Mapped[str] = mapped_column(Text)
+    format: Mapped[str] = mapped_column(String(16), default="standard", server_default="standard")  # a message_formats.Format
     description: Mapped[str | None] = mapped_column(String(128))
     events: Mapped[list[str]] = mapped_column(ARRAY(String(32)))
     secret: Mapped[bytes] = mapped_column(LargeBinary)  # encrypted

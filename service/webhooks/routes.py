@@ -1,7 +1,7 @@
 """Webhook routes."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -18,6 +18,7 @@ from service.secret_box import SecretBox
 from service.tenants.tenant_scope import scoped
 from service.webhooks import actions
 from service.webhooks.factories import box_of, outbound_of
+from service.webhooks.message_formats import Format
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.webhook_messages import WANTED
 
@@ -29,7 +30,12 @@ Wanted = Annotated[list[Literal[WANTED]], Field(min_length=1, max_length=len(WAN
 
 
 class NewWebhook(Strict):
-    url: Url = Field(description="https, and a host whose every address is public")
+    url: Url = Field(description="https, and a host whose every address is public; of e-mail, mailto: and the address")
+    format: Format = Field(
+        default="standard",
+        description="standard: signed JSON. slack: `text` as Slack's incoming webhooks take it, unsigned. email: by the "
+        "operator's SMTP server",
+    )
     events: Wanted
     description: Description | None = None
 
@@ -47,6 +53,7 @@ class WebhookResource(BaseModel):
     object: Literal["webhook"] = "webhook"
     id: str
     url: str
+    format: Format
     description: str | None
     events: list[str]
     enabled: bool
@@ -59,12 +66,13 @@ class WebhookResource(BaseModel):
         return cls(
             id=webhook.id,
             url=webhook.url,
+            format=cast(Format, webhook.format),
             description=webhook.description,
             events=webhook.events,
             enabled=webhook.disabled is None,
             disabled_because=webhook.disabled,
             created_at=webhook.created_at,
-            secret=secret,
+            secret=secret if webhook.format == "standard" else None,
         )
 
 
@@ -111,11 +119,18 @@ Out = Annotated[Outbound, Depends(_outbound)]
     responses=problems(400, 409, 422),
 )
 def create_webhook(
-    new: NewWebhook, writer: Writer, db: Db, box: Box, outbound: Out, claim: ClaimedKey, answers: AnswerBox
+    new: NewWebhook,
+    writer: Writer,
+    db: Db,
+    box: Box,
+    outbound: Out,
+    claim: ClaimedKey,
+    answers: AnswerBox,
+    settings: Config,
 ) -> WebhookResource:
-    actions.check_url(outbound, new.url)
+    actions.check_url(outbound, new.url, new.format, settings.smtp_url is not None)
     with db.begin() as session:
-        webhook, secret = actions.create(session, box, writer, new.url, new.events, new.description)
+        webhook, secret = actions.create(session, box, writer, new.url, new.events, new.description, new.format)
         made = WebhookResource.of(webhook, secret)
         claim.store_answer(session, 201, made, {}, box=answers)
     return made
@@ -135,11 +150,13 @@ def get_webhook(webhook_id: str, reader: Reader, db: Db) -> WebhookResource:
 
 
 @router.patch("/{webhook_id}", operation_id="change_webhook", summary="Change a webhook", responses=problems(400, 404, 422))
-def change_webhook(webhook_id: str, change: WebhookChange, writer: Writer, db: Db, outbound: Out) -> WebhookResource:
+def change_webhook(
+    webhook_id: str, change: WebhookChange, writer: Writer, db: Db, outbound: Out, settings: Config
+) -> WebhookResource:
     with db.begin() as session:
-        actions.find_webhook(session, writer, webhook_id)
+        format = actions.find_webhook(session, writer, webhook_id).format
     if change.url is not None:
-        actions.check_url(outbound, change.url)
+        actions.check_url(outbound, change.url, format, settings.smtp_url is not None)
     with db.begin() as session:
         webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
         webhook.url = change.url or webhook.url

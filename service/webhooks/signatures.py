@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 _PREFIX = "whsec_"
+USER_AGENT = "motet-webhooks/1"
 
 
 def new_secret() -> str:
@@ -18,7 +19,7 @@ def headers(secrets: Sequence[str], id: str, moment: int, body: bytes) -> dict[s
     signatures = " ".join(f"v1,{_signature(secret, id, moment, body)}" for secret in secrets)
     return {
         "Content-Type": "application/json",
-        "User-Agent": "motet-webhooks/1",
+        "User-Agent": USER_AGENT,
         "webhook-id": id,
         "webhook-timestamp": str(moment),
         "webhook-signature": signatures,

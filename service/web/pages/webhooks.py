@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.app_state import QueueDep
+from service.app_state import Config, QueueDep
 from service.authentication import Db, Writer
 from service.http.problems import BadRequest, Invalid
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
@@ -52,10 +52,11 @@ def create_webhook(
     request: Request,
     claim: ClaimedKey,
     answers: AnswerBox,
+    settings: Config,
 ) -> Response:
     draft = WebhookForm(form.one("url").strip(), form.one("description"), form.all("event"))
     try:
-        made = webhooks.create_webhook(draft.read(), writer, db, box, out, claim, answers)
+        made = webhooks.create_webhook(draft.read(), writer, db, box, out, claim, answers, settings)
     except Invalid as problem:
         return _page(request, viewer, db, draft=draft, problem=problem)
     return _page(request, viewer, db, made=made)
@@ -79,12 +80,21 @@ def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, q
 
 
 @router.post("/webhooks/{webhook_id}/{act}")
-def change_webhook(webhook_id: str, act: str, writer: Writer, db: Db, queue: QueueDep, out: Out, claim: ClaimedKey) -> Response:
+def change_webhook(
+    webhook_id: str,
+    act: str,
+    writer: Writer,
+    db: Db,
+    queue: QueueDep,
+    out: Out,
+    claim: ClaimedKey,
+    settings: Config,
+) -> Response:
     match act:
         case "test":
             webhooks.test_webhook(webhook_id, writer, db, queue, claim)
         case "enable" | "disable":
-            webhooks.change_webhook(webhook_id, WebhookChange(enabled=act == "enable"), writer, db, out)
+            webhooks.change_webhook(webhook_id, WebhookChange(enabled=act == "enable"), writer, db, out, settings)
         case "delete":
             webhooks.delete_webhook(webhook_id, writer, db)
             return RedirectResponse("/webhooks", 303)

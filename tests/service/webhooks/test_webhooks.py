@@ -122,6 +122,20 @@ def test_both_libraries_verify_what_is_sent(tenant, hook, receiver, courier):
     assert courier.deliver_due() == 0
 
 
+def test_slacks_format_is_text_without_a_signature(tenant, receiver, courier):
+    said = {"url": receiver.url, "events": ["task.cancelled"], "format": "slack"}
+    hook = tenant.post("/v1/webhooks", json=said).json()
+    task_id = cancelled(tenant)
+    assert courier.deliver_due() == 1
+    ((headers, body),) = receiver.got
+    assert json.loads(body) == {"text": f"*{task_id} was cancelled*"}
+    assert "webhook-signature" not in headers
+    assert (hook["format"], [one["status"] for one in sent(tenant, hook)]) == ("slack", ["delivered"])
+    without = said | {"url": "mailto:a@b.example", "format": "email"}
+    refused = tenant.post("/v1/webhooks", json=without)
+    assert (refused.status_code, refused.json()["errors"][0]["code"]) == (422, "email_not_set_up")
+
+
 def test_the_secret_is_shown_once_and_kept_sealed(tenant, hook, database):
     secret = hook["secret"]
     assert secret.startswith("whsec_")
