@@ -29,6 +29,7 @@ from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.web.views import curve_image
+from service.web.views.askable import askable
 from service.web.views.curve_pack import curve_pack
 from service.web.views.generated_texts import generated_texts
 from service.web.views.job_rows import adapter_row, importance, job_table, saved_by_reason, winners_words
@@ -58,6 +59,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         passes = session.scalar(scoped(_PASSES.where(Task.id == task_id), Task, reader)) or 0
         seconds, ends, last_event = gpu_seconds_of(session, reader, task_id), planned_end(session, task_id), row.last_event
         cost = costs_of_tasks(session, reader, read_prices(session, settings), None, [task_id])[task_id]
+        ask = askable(session, reader, row, jobs, stored)
         texts = generated_texts(session, reader, row, task.winner.index if task.winner is not None else None)
     table = job_table(jobs, sort)
     exits = Counter(job.exit.reason.value for job in jobs if job.exit is not None)
@@ -72,6 +74,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         adapters=stored,
         history=told,
         texts=texts,
+        ask=ask,
         worths=importance(table),
         saved=saved_by_reason(task, jobs),
         passes=passes if passes < task.progress.steps_done else None,

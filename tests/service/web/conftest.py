@@ -11,6 +11,7 @@ from service.fleet.models import Node
 from service.tenants.api_keys import Scope
 from tests.browser import Visitor, launched, visiting
 from tests.service.api import Caller
+from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan  # noqa: F401  (fixtures)
 from tests.service.live_server import Server
 from tests.service.web import sweeps
 from tests.service.web.page_samples import GRID
