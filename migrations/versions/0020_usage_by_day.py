@@ -26,6 +26,11 @@ _REFERRED = {"tenant_id": "tenants", "task_id": "tasks"}
 
 
 def upgrade() -> None:
+    with op.get_context().autocommit_block():
+        listed: list[Any] = ["tenant_id", "month", sa.text("task_id DESC")]
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_task_usage_listed")  # what an interrupted run left is not valid
+        op.create_index("ix_task_usage_listed", "task_usage", listed, postgresql_concurrently=True)
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_task_usage_tenant_id_month")
     for table, columns, key in _TABLES:
         op.create_table(
             table,
@@ -44,11 +49,6 @@ def upgrade() -> None:
         sa.Column("moment", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_usage_rolled_up_through"),
     )
-    with op.get_context().autocommit_block():
-        listed: list[Any] = ["tenant_id", "month", sa.text("task_id DESC")]
-        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_task_usage_listed")  # what an interrupted run left is not valid
-        op.create_index("ix_task_usage_listed", "task_usage", listed, postgresql_concurrently=True)
-        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_task_usage_tenant_id_month")
 
 
 def downgrade() -> None:
