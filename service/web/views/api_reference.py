@@ -1,12 +1,16 @@
-"""The OpenAPI document as a page shows it: operations by tag, their fields, and an example that runs. Pure."""
+"""The OpenAPI document as a page shows it: operations by tag, their fields, and an example that runs. Pure.
+
+An example names by shell variables what only the reader can know: an id of theirs, as `$TASK_ID`.
+"""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 _TASK = {
-    "base_model": "example-7m",
-    "dataset": {"file_id": "file_…"},
+    "base_model": "$BASE_MODEL",
+    "dataset": {"file_id": "$FILE_ID"},
     "search_space": {"learning_rate": [1e-4, 1e-3], "rank": [8, 16]},
 }
 _KEY = {"name": "ci", "scopes": ["read", "write"]}
@@ -15,7 +19,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "estimate_task": _TASK,
     "create_batch": {"tasks": [_TASK, _TASK | {"name": "another"}]},
     "estimate_batch": {"tasks": [_TASK, _TASK | {"name": "another"}]},
-    "preview_file": {"file_id": "file_…", "base_model": "example-7m"},
+    "preview_file": {"file_id": "$FILE_ID", "base_model": "$BASE_MODEL"},
     "create_webhook": {"url": "https://example.com/hook", "events": ["task.succeeded", "task.failed"]},
     "change_webhook": {"enabled": False},
     "create_own_key": _KEY,
@@ -24,7 +28,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "change_tenant": {"weight": 2},
     "add_model": {"source": "hf://organisation/name", "revision": "main"},
     "allow_model": {"name": "llama-3.2-1b", "source": "/models/llama-3.2-1b"},
-    "create_join_token": {"node_name": "gpu-7"},
+    "create_join_token": {"node_name": "$NODE_NAME"},
     "drain_node": {"evict": True},
     "set_price": {"device_type": "NVIDIA H100 80GB HBM3", "per_hour": 2.5},
     "change_member": {"role": "viewer"},
@@ -33,7 +37,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "create_service_account": {"name": "ci"},
     "change_service_account": {"role": "viewer"},
     "create_service_account_key": {"name": "ci"},
-    "poll_device_sign_in": {"handle": "…", "name": "my program"},
+    "poll_device_sign_in": {"handle": "$HANDLE", "name": "my program"},
 }
 
 
@@ -93,19 +97,44 @@ def _operation(document: dict[str, Any], api_url: str, path: str, method: str, s
             for name, one in schema.get("properties", {}).items()
         ],
         answers=[(status, answer.get("description", "")) for status, answer in said["responses"].items()],
-        example=_example(said["operationId"], api_url, path, method, kind),
+        example=_example(api_url, path, method, said, kind),
     )
 
 
-def _example(id: str, api_url: str, path: str, method: str, kind: str | None) -> str:
-    words = ["curl -sS --fail-with-body", '-H "Authorization: Bearer $MOTET_API_KEY"']
+def _example(api_url: str, path: str, method: str, said: dict[str, Any], kind: str | None) -> str:
+    words = ["curl -sS --fail-with-body", *_OUTPUT.get(_answer_kind(said), ()), '-H "Authorization: Bearer $MOTET_API_KEY"']
     if method != "get":
         words.append(f"-X {method.upper()}")
     if kind == "multipart/form-data":
         words.append("-F file=@train.jsonl")
     elif kind == "application/json":
-        words.append(f"-H 'Content-Type: application/json' -d '{json.dumps(_EXAMPLES.get(id, {}), ensure_ascii=False)}'")
-    return " ".join([*words, f'"{api_url}{path}"'])
+        body = json.dumps(_EXAMPLES.get(said["operationId"], {}), ensure_ascii=False)
+        words.append(f"-H 'Content-Type: application/json' -d '{_SHELL_VARIABLE.sub(_unquoted, body)}'")
+    query = [one["name"] for one in said.get("parameters", []) if one["in"] == "query" and one.get("required")]
+    words += ["-G" for _ in query[:1]] + [f'--data-urlencode "{name}=${name.upper()}"' for name in query]
+    place = _PLACE.sub(lambda found: _PLACES.get(found[1], "$" + found[1].upper()), path)
+    return " ".join([*words, f'"{api_url}{place}"'])
+
+
+_PLACES = {"name": "$BASE_MODEL", "path": "adapter_config.json"}  # $PATH is the shell's
+_PLACE = re.compile(r"{(\w+)}")
+_SHELL_VARIABLE = re.compile(r"\$[A-Z_]+")
+_OUTPUT = {  # by the kind of answer; whatever is stored in a bucket is answered with its address there
+    "text/event-stream": ("-N",),
+    "application/gzip": ("-L -O -J",),
+    "application/octet-stream": ("-L -O -J",),
+    "application/jsonl": ("-L",),
+    "text/csv": ("-L",),
+}
+
+
+def _answer_kind(said: dict[str, Any]) -> str:
+    return next((kind for answer in said["responses"].values() for kind in answer.get("content", {})), "")
+
+
+def _unquoted(variable: re.Match[str]) -> str:
+    """The variable in a text of single quotes, where the shell would not replace it."""
+    return f"'\"{variable[0]}\"'"
 
 
 def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
