@@ -42,6 +42,7 @@ def pages(task: str, other: str) -> dict[str, str]:
         "usage": "/usage",
         "keys": "/keys",
         "webhooks": "/webhooks",
+        "members": "/members",
         "admin": "/admin",
         "api": "/docs",
     }

@@ -14,6 +14,7 @@ from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.webhooks import routes as webhooks
+from service.webhooks.message_formats import Format
 from service.webhooks.routes import Box, NewWebhook, Out, WebhookChange, WebhookResource
 from service.webhooks.webhook_messages import WANTED
 
@@ -25,15 +26,18 @@ class WebhookForm:
     """The form as it was sent; a refused one is shown again with what is wrong."""
 
     url: str
+    format: str
     description: str
     events: list[str]
 
     def read(self) -> NewWebhook:
         """Raises Invalid."""
-        return read_as(NewWebhook, url=self.url, events=self.events, description=self.description or None)
+        description = self.description or None
+        return read_as(NewWebhook, url=self.url, format=self.format, events=self.events, description=description)
 
 
-_EMPTY = WebhookForm("", "", [event for event in WANTED if event.startswith("task.")])
+_FORMATS: dict[Format, str] = {"standard": "Signed JSON", "slack": "Slack", "email": "E-mail"}
+_EMPTY = WebhookForm("", "standard", "", [event for event in WANTED if event.startswith("task.")])
 
 
 @router.get("/webhooks")
@@ -54,7 +58,7 @@ def create_webhook(
     answers: AnswerBox,
     settings: Config,
 ) -> Response:
-    draft = WebhookForm(form.one("url").strip(), form.one("description"), form.all("event"))
+    draft = WebhookForm(form.one("url").strip(), form.one("format", "standard"), form.one("description"), form.all("event"))
     try:
         made = webhooks.create_webhook(draft.read(), writer, db, box, out, claim, answers, settings)
     except Invalid as problem:
@@ -114,7 +118,7 @@ def _page(
     problem: Invalid | None = None,
 ) -> Response:
     found = webhooks.list_webhooks(viewer.principal, db, None, 100).data
-    shown = {"webhooks": found, "made": made, "events": WANTED, "draft": draft, "problem": problem}
+    shown = {"webhooks": found, "made": made, "events": WANTED, "formats": _FORMATS, "draft": draft, "problem": problem}
     answer = render(request, "webhooks.html", status=200 if problem is None else problem.status, **shown)
     if made is not None:
         answer.headers["Cache-Control"] = "no-store"  # it holds a secret

@@ -159,6 +159,18 @@ def test_a_refused_webhook_keeps_what_was_typed(signed):
     assert 'id="e-events"' in nothing.text
 
 
+def test_a_webhook_of_another_format_shows_no_secret(signed):
+    said = {"url": "https://example.com/hook", "event": ["task.failed"]}
+    assert "Its secret" in words(signed.post("/webhooks", **said))
+    slack = signed.post("/webhooks", **said | {"format": "slack", "description": "of the channel"})
+    assert (slack.status_code, "Its secret" in words(slack)) == (200, False)
+    assert 'Slack</div><div class="quiet">of the channel' in slack.text
+    email = signed.post("/webhooks", **said | {"format": "email", "url": "mailto:team@example.com"})
+    assert (email.status_code, "MOTET_SMTP_URL" in words(email)) == (422, True)
+    assert '<option value="email" selected>' in email.text
+    assert 'id="e-format"' in signed.post("/webhooks", **said | {"format": "teams"}).text
+
+
 def test_comparing_leaves_no_token_in_the_address(signed, tenant):
     first, second = tenant.task()["id"], tenant.task()["id"]
     answer = signed.post("/tasks/bulk", act="compare", task=[second, first])
