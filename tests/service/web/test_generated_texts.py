@@ -59,8 +59,8 @@ def test_texts_come_as_they_are_generated_the_winners_beside_the_bases(visitor, 
     rows = [flat(row) for row in page.locator("#text-scores tbody tr").all_text_contents()]
     assert rows[0] == "the base alone0.0000.125"
     assert rows[6] == "job 50.0000.625"
-    assert page.locator(".sample").count() == 2
-    first = flat(page.locator(".sample").first.text_content())
+    assert page.locator("#texts .sample").count() == 2
+    first = flat(page.locator("#texts .sample").first.text_content())
     assert first.startswith("Prompt 1 How many sheep? reference4 sheep")
     assert "SELECT 4 (cut at max_new_tokens)" in first
     assert [f"{job} sheep" in first for job in range(6)] == [False, False, True, True, True, True], "the best four"
@@ -71,7 +71,7 @@ def test_texts_come_as_they_are_generated_the_winners_beside_the_bases(visitor, 
         session.get_one(Task, asking).winner_job_id = first.id
     page = visitor.open(f"/tasks/{asking}")
     assert flat(page.text_content("#text-scores .best")).startswith("job 0 (winner)")
-    assert [flat(one)[:15] for one in page.locator(".sample").first.locator("dt").all_text_contents()][1:3] == [
+    assert [flat(one)[:15] for one in page.locator("#texts .sample").first.locator("dt").all_text_contents()][1:3] == [
         "the base alone ",
         "job 0 (winner) ",
     ]
@@ -83,8 +83,8 @@ def test_what_a_model_writes_is_text(visitor, database, asking):
     report(database, asking, said(None, 0.5, HOSTILE, HOSTILE), said(0, 0.5, HOSTILE))
     page = visitor.open(f"/tasks/{asking}")
     drawn(page)
-    assert HOSTILE in page.locator(".sample .said").first.text_content()
-    assert page.locator(".sample").first.locator("dd", has_text=HOSTILE).count() == 2
+    assert HOSTILE in page.locator("#texts .sample .said").first.text_content()
+    assert page.locator("#texts .sample").first.locator("dd", has_text=HOSTILE).count() == 2
     report(database, asking, said(1, 0.75, HOSTILE + "again"))
     page.wait_for_selector("#texts >> text=again")
     assert page.locator("#texts script, #texts img").count() == 0
