@@ -42,7 +42,6 @@ def pages(task: str, other: str) -> dict[str, str]:
         "usage": "/usage",
         "keys": "/keys",
         "webhooks": "/webhooks",
-        "members": "/members",
         "admin": "/admin",
         "api": "/docs",
     }

@@ -208,3 +208,10 @@ def test_no_page_shows_raw_backticks(client, signed):
     assert "`" not in re.sub(r"<pre.*?</pre>", "", signed.get("/docs").text, flags=re.DOTALL)
     stale = TestClient(client.app).get("/sign-in/msl_nothing", headers=PAGE)
     assert "<code>motet dashboard</code> makes a link" in stale.text
+
+
+def test_a_tenant_of_keys_alone_is_told_how_members_come(signed):
+    said = words(signed.get("/members"))
+    assert "No members yet" in said
+    assert "motet admin invite TENANT" in said
+    assert "Signed in" not in said, "no heading of an empty table"
