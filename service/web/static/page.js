@@ -72,7 +72,7 @@ document.getElementById("job-rows")?.addEventListener("focusin", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), textarea, select, dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), textarea, select, dialog[open]")) return;
   const here = document.querySelector("tr.here");
   if (waitsForPlace) {
     waitsForPlace = false;

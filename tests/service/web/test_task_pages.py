@@ -216,6 +216,22 @@ def test_by_keyboard(visitor, tenant):
     assert "second" in page.text_content("h1")
 
 
+def test_a_key_that_comes_before_the_closed_dialog_has_lost_the_focus_counts(visitor, tenant):
+    """A closed dialog keeps the focus until the next frame is drawn: on a busy machine a key comes before that."""
+    tenant.task()
+    page = visitor.open("/tasks")
+    focused = page.evaluate(
+        """() => {
+            const dialog = document.getElementById("shortcuts");
+            dialog.showModal();
+            dialog.close();
+            document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "/", bubbles: true }));
+            return document.activeElement.id;
+        }"""
+    )
+    assert focused == "search"
+
+
 def test_a_dead_service_is_told_of_and_comes_back(visit, settings, tenant, sweep, database):
     with live(settings) as first:
         url, port = first.url, int(first.url.rpartition(":")[2])
