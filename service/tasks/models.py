@@ -17,13 +17,14 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    literal_column,
     or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from contract.states import JobStatus, TaskStatus
+from contract.states import TASK_TERMINAL, JobStatus, TaskStatus
 from contract.task_spec import Precision
 from service.database.engine import At, Base, Big, Id, Json, Now
 
@@ -112,6 +113,10 @@ class Task(Base):
         """How its base is stored. Reads this field alone, since every report asks; specs older than the field lack it."""
         said: Precision = self.spec.get("precision") or (self.spec_defaults or {}).get("precision", "bf16")
         return said
+
+
+# literals, not parameters: only so does Postgres see that ix_tasks_open answers it
+TASK_IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in TaskStatus if status not in TASK_TERMINAL])
 
 
 class Batch(Base):

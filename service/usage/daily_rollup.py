@@ -1,37 +1,34 @@
 """Rolls up placements that ended into usage by day and GPU type, and ended tasks into a month's savings, so that no read of
 usage grows with the history. What has not been rolled up yet is read from its rows (usage_queries.py).
 
-An ended row changes no more after `_SETTLED`, so each is counted once: those that ended before the moment in
+An ended row changes no more after SETTLED, so each is counted once: those that ended before the moment in
 `usage_rolled_up_through` are in the tables. Retention removes no other placement.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from service.database.ended_rows import SETTLED, claim_mark
 from service.database.engine import Database, clock
 from service.fleet.models import Placement
 from service.tasks.models import Task
 from service.usage.models import MonthlySavings, RolledUpThrough, TaskUsageRecord
-from service.usage.usage_queries import UNKNOWN_TYPE, with_savings
+from service.usage.usage_queries import AMOUNTS, UNKNOWN_TYPE, with_savings
 
-# A transaction gives a row its `ended_at` and commits later, and a placement's last report may come within its lease.
-_SETTLED = timedelta(hours=1)
 _MOST = 5000  # placements, and tasks, of one transaction
 _LOCK = 0x75736167  # "usag"; an advisory lock of this database
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
-_SUMS = ("tokens", "evaluation_tokens", "rewound_tokens", "gpu_seconds")
-_NAMES = ", ".join(_SUMS)
-_ADDED = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in _SUMS)
+_NAMES = ", ".join(AMOUNTS)
+_ADDED = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in AMOUNTS)
 _OF_PLACEMENTS = """sum(p.tokens - p.rewound_tokens) AS tokens,
     sum(p.evaluation_tokens - p.rewound_evaluation_tokens) AS evaluation_tokens, sum(p.rewound_tokens) AS rewound_tokens,
     sum((p.gpu_seconds - p.rewound_gpu_seconds) * cardinality(p.device_indexes)) AS gpu_seconds"""
 _BY_TENANT = f"""INSERT INTO tenant_daily_usage AS kept (tenant_id, day, device_type, {_NAMES})
-    SELECT tenant_id, day, device_type, {", ".join(f"sum({name})" for name in _SUMS)} FROM found
+    SELECT tenant_id, day, device_type, {", ".join(f"sum({name})" for name in AMOUNTS)} FROM found
     GROUP BY tenant_id, day, device_type ON CONFLICT (tenant_id, day, device_type) DO UPDATE SET {_ADDED}"""
 _BY_TASK = f"""INSERT INTO daily_usage AS kept (task_id, day, device_type, tenant_id, {_NAMES})
     SELECT task_id, day, device_type, tenant_id, {_NAMES} FROM found
@@ -63,7 +60,7 @@ _REMOVED = text(
 )
 
 
-def roll_up(db: Database, settled: timedelta = _SETTLED) -> None:
+def roll_up(db: Database, settled: timedelta = SETTLED) -> None:
     """Roll up what has ended since the last call, but for the last hour. One call at a time; another one does nothing."""
     with db.begin() as session:
         until = clock(session) - settled
@@ -74,16 +71,11 @@ def roll_up(db: Database, settled: timedelta = _SETTLED) -> None:
 def _advance(db: Database, until: datetime) -> bool:
     """Roll up at most _MOST placements and tasks in one transaction; returns whether there may be more."""
     with db.begin() as session:
-        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-        if not session.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))):
+        if (claimed := claim_mark(session, RolledUpThrough, _LOCK, until)) is None:
             return False
-        mark = session.get(RolledUpThrough, 1)
-        if mark is None:
+        mark, is_new = claimed
+        if is_new:
             session.execute(_REMOVED)
-            mark = RolledUpThrough(id=1, moment=_LONG_AGO)
-            session.add(mark)
-        if mark.moment >= until:
-            return False
         then = min(until, *(_nth(session, kind, mark.moment, until) for kind in (Placement, Task)))
         within = {"since": mark.moment, "until": then}
         session.execute(_ROLL_UP, within)

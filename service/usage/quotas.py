@@ -12,7 +12,7 @@ from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files.models import File, FileImport
 from service.http.problems import Forbidden
-from service.tasks.models import Job, Task
+from service.tasks.models import TASK_IS_OPEN, Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
 from service.tenants.tenant_scope import scoped, scoped_by_parameter, tenant_parameter
@@ -24,11 +24,9 @@ _MAX_API_PROCESSES = 16  # the bound of settings.api_processes
 # tasks that may be created at once outside the lock (one transaction a process), plus one batch under it
 _NEAR = _MAX_API_PROCESSES * MAX_SHARED_TASKS + MOST_TASKS
 
-_OPEN = (*_WAITING, TaskStatus.RUNNING)
 _FEWER_BYTES = "delete files and adapters that nobody needs any more"
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as in ix_tasks_open
-_IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in _OPEN])
 _WAITING_COUNT = scoped_by_parameter(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
 _LIMITS = PreparedStatement(
     select(
@@ -103,7 +101,7 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     kept = select(func.sum(Adapter.bytes)).join(Task, Task.id == Adapter.task_id)
     adapters = scoped(kept.where(Adapter.deleted_at.is_(None), Task.deleted_at.is_(None)), Adapter, principal)
     held = select(func.sum(Job.checkpoint["bytes"].astext.cast(BigInteger))).join(Task, Task.id == Job.task_id)
-    checkpoints = scoped(held.where(_IS_OPEN, Job.checkpoint.is_not(None)), Task, principal)
+    checkpoints = scoped(held.where(TASK_IS_OPEN, Job.checkpoint.is_not(None)), Task, principal)
     coming = select(func.sum(FileImport.reserved_bytes)).where(FileImport.status == "importing")
     imports = scoped(coming, FileImport, principal)
     return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints, imports))

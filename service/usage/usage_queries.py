@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, Date, Double, Select, case, cast, func, literal_column, select, true, union_all
+from sqlalchemy import BigInteger, Date, Double, Select, case, cast, func, select, true, union_all
 from sqlalchemy.orm import Session, aliased
 
-from contract.states import TASK_TERMINAL, JobStatus, TaskStatus
+from contract.states import JobStatus
+from service.database.ended_rows import LONG_AGO
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
-from service.tasks.models import Job, Task
+from service.tasks.models import TASK_IS_OPEN, Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 from service.usage.models import (
@@ -33,8 +34,6 @@ from service.usage.usage_ledger import month_at, trained_in
 T = TypeVar("T")
 
 UNKNOWN_TYPE = "unknown"  # of GPUs whose placements were removed before their type was kept
-# word for word as in ix_tasks_open
-_IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in TaskStatus if status not in TASK_TERMINAL])
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class DayUsage:
     gpu_seconds: float
 
 
-_AMOUNTS = ("tokens", "evaluation_tokens", "rewound_tokens", "gpu_seconds")
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+AMOUNTS = ("tokens", "evaluation_tokens", "rewound_tokens", "gpu_seconds")
 _day = cast(func.timezone("UTC", Placement.created_at), Date)
 
 
@@ -100,13 +98,13 @@ def usage_by_day(session: Session, principal: Principal, period: Period) -> list
     """The caller's usage in the period by day and type. The days of placements that retention removed before usage was kept by
     day are unknown: they count for the first of their month, on UNKNOWN_TYPE."""
     kept = TenantDailyUsage.__table__.c
-    rolled = scoped(select(kept.day, kept.device_type, *(kept[name] for name in _AMOUNTS)), TenantDailyUsage, principal)
+    rolled = scoped(select(kept.day, kept.device_type, *(kept[name] for name in AMOUNTS)), TenantDailyUsage, principal)
     rolled = rolled.where(kept.day >= period.start.date(), kept.day < period.end.date())
 
     def read(mark: datetime) -> list[DayUsage]:
-        lately = (select(c.day, c.device_type, *(c[name] for name in _AMOUNTS)) for c in _since(mark, principal, period))
+        lately = (select(c.day, c.device_type, *(c[name] for name in AMOUNTS)) for c in _since(mark, principal, period))
         every = union_all(rolled, *lately).subquery().c
-        sums = (func.sum(every[name]) for name in _AMOUNTS)
+        sums = (func.sum(every[name]) for name in AMOUNTS)
         rows = select(every.day, every.device_type, *sums).group_by(every.day, every.device_type)
         return [_day_usage(*row) for row in session.execute(rows.order_by(every.day, every.device_type))]
 
@@ -118,7 +116,7 @@ def usage_by_day_of_tasks(
 ) -> list[tuple[str, DayUsage]]:
     """The same of each task, with its id, by day; None: of all time, of all tasks."""
     kept = DailyUsage.__table__.c
-    rolled = scoped(select(kept.task_id, kept.day, kept.device_type, *(kept[n] for n in _AMOUNTS)), DailyUsage, principal)
+    rolled = scoped(select(kept.task_id, kept.day, kept.device_type, *(kept[n] for n in AMOUNTS)), DailyUsage, principal)
     if period is not None:
         rolled = rolled.where(kept.day >= period.start.date(), kept.day < period.end.date())
     if task_ids is not None:
@@ -126,12 +124,12 @@ def usage_by_day_of_tasks(
 
     def read(mark: datetime) -> list[tuple[str, DayUsage]]:
         lately = (
-            select(c.task_id, c.day, c.device_type, *(c[name] for name in _AMOUNTS))
+            select(c.task_id, c.day, c.device_type, *(c[name] for name in AMOUNTS))
             for c in _since(mark, principal, period, task_ids)
         )
         every = union_all(rolled, *lately).subquery().c
         by = (every.day, every.task_id, every.device_type)
-        sums = (func.sum(every[name]) for name in _AMOUNTS)
+        sums = (func.sum(every[name]) for name in AMOUNTS)
         rows = select(every.task_id, every.day, every.device_type, *sums).group_by(*by).order_by(*by)
         return [(task_id, _day_usage(*said)) for task_id, *said in session.execute(rows)]
 
@@ -144,7 +142,7 @@ def _between_roll_ups(session: Session, read: Callable[[datetime], T]) -> T:
     moment = select(RolledUpThrough.moment)
     mark = session.scalar(moment)
     while True:
-        found = read(mark or _LONG_AGO)
+        found = read(mark or LONG_AGO)
         if (now := session.scalar(moment)) == mark:
             return found
         mark = now
@@ -197,7 +195,7 @@ def savings_of(session: Session, principal: Principal, period: Period) -> tuple[
     ran = scoped(scoped(ran, TaskUsageRecord, principal), Task, principal)
 
     def read(mark: datetime) -> tuple[int, float]:
-        every = union_all(scoped(kept, MonthlySavings, principal), ran.where(_IS_OPEN), ran.where(Task.ended_at >= mark))
+        every = union_all(scoped(kept, MonthlySavings, principal), ran.where(TASK_IS_OPEN), ran.where(Task.ended_at >= mark))
         saved = every.subquery().c
         tokens, seconds = session.execute(select(func.sum(saved.saved_tokens), func.sum(saved.saved_gpu_seconds))).one()
         return int(tokens or 0), float(seconds or 0.0)
