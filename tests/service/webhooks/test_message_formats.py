@@ -2,7 +2,6 @@
 
 import json
 import socketserver
-import threading
 from collections.abc import Iterator
 from email import message_from_bytes, policy
 from ipaddress import IPv4Network
@@ -18,6 +17,7 @@ from service.webhooks.factories import courier_of
 from service.webhooks.mail import Mailer
 from service.webhooks.message_formats import email, slack_body
 from service.webhooks.models import Delivery
+from tests.service.webhooks.serving import serving
 
 PUBLIC = "https://motet.example"
 
@@ -59,13 +59,8 @@ class _Session(socketserver.StreamRequestHandler):
 
 @pytest.fixture(scope="module")
 def smtp() -> Iterator[SmtpServer]:
-    made = SmtpServer()
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
+    with serving(SmtpServer()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

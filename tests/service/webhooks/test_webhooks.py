@@ -18,6 +18,7 @@ from service.webhooks.courier import WAITS, Courier
 from service.webhooks.factories import box_of, outbound_of
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.webhook_messages import EventType
+from tests.service.webhooks.serving import serving
 
 HERE = IPv4Network("127.0.0.0/8")
 
@@ -52,13 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
+    with serving(Receiver()) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
