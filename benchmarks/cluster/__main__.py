@@ -71,6 +71,8 @@ def ended_task(motet: RunningStack) -> tuple[str, dict[str, str]]:
     found = {f"/v1/{name}": f"/v1/{name}" for name in paths} | {f"/v1/admin/{name}": f"/v1/admin/{name}" for name in admins}
     found |= {f"/openai/v1/{name}": f"/openai/v1/{name}" for name in ("files", "models", "fine_tuning/jobs")}
     found |= {"/v1/tasks?status=succeeded": "/v1/tasks?status=succeeded", "/v1/tasks?status=queued": "/v1/tasks?status=queued"}
+    more = ("quotas", "files?unused=true", "files?unused=false", "tasks?text=no-such-text")
+    found |= {f"/v1/{name}": f"/v1/{name}" for name in more}
     found |= {
         f"/v1/tasks/{{task_id}}/{name}": f"/v1/tasks/{task_id}/{name}" for name in ("jobs", "plan-history", "evaluations")
     }

@@ -24,4 +24,7 @@ class Adapter(Base):
     created_at: Mapped[Now]
     deleted_at: Mapped[At | None]  # afterwards it uses no quota, and garbage collection deletes its objects
 
-    __table_args__ = (Index("ix_adapters_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)
+    __table_args__ = (
+        Index("ix_adapters_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
+        Index("ix_adapters_bytes", "tenant_id", postgresql_include=["bytes"], postgresql_where=text("deleted_at IS NULL")),
+    )

@@ -38,7 +38,7 @@ from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session, mapp
 from service.database.prepared_statements import PreparedStatement
 from service.database.timeouts import Connection, Timeouts
 
-_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+ID_CHARACTERS = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32; of ids, after their prefix
 
 
 def new_id(prefix: str) -> str:
@@ -52,7 +52,7 @@ def id_at(prefix: str, moment: datetime) -> str:
 
 
 def _text(number: int) -> str:
-    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+    return "".join(ID_CHARACTERS[number >> shift & 31] for shift in range(125, -1, -5))
 
 
 Id = Annotated[str, mapped_column(String(40), primary_key=True)]

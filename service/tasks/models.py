@@ -103,6 +103,15 @@ class Task(Base):
             Index(f"ix_tasks_{name}", name, postgresql_where=text(f"{name} IS NOT NULL"))
             for name in ("validation_file_id", "prompts_file_id")
         ),
+        # the files that a tenant's tasks name, without reading the tasks
+        Index("ix_tasks_tenant_train_file_id", "tenant_id", "train_file_id", postgresql_where=text("deleted_at IS NULL")),
+        *(
+            Index(
+                *(f"ix_tasks_tenant_{name}", "tenant_id", name),
+                postgresql_where=text(f"deleted_at IS NULL AND {name} IS NOT NULL"),
+            )
+            for name in ("validation_file_id", "prompts_file_id")
+        ),
         Index("ix_tasks_open", "status", postgresql_where=text("status IN ('validating', 'queued', 'running', 'paused')")),
         Index("ix_tasks_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
         Index("ix_tasks_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL AND emptied_at IS NULL")),

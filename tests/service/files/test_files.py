@@ -126,6 +126,17 @@ def test_files_that_no_task_names_are_listed_apart(tenant):
     assert listed(unused=True) == [used, orphan]
 
 
+def test_a_file_that_tasks_name_in_several_ways_is_listed_once(tenant):
+    first, second = tenant.file(chat_rows(20)), tenant.file(chat_rows(21))
+    for train, validation in ((first, second), (second, first)):
+        dataset = {"file_id": train, "validation_file_id": validation}
+        assert tenant.post("/v1/tasks", json=tenant.spec(train) | {"dataset": dataset}).status_code == 201
+    page = tenant.get("/v1/files", params={"unused": False, "limit": 1}).json()
+    rest = tenant.get("/v1/files", params={"unused": False, "limit": 1, "cursor": page["next_cursor"]}).json()
+    assert [file["id"] for file in page["data"] + rest["data"]] == [second, first]
+    assert tenant.get("/v1/files", params={"unused": True}).json()["data"] == []
+
+
 def test_a_byte_order_mark_and_blank_lines_are_dropped(tenant):
     rows = jsonl(PAIR, PAIR)
     file = tenant.upload(BOM_UTF8 + b"\n" + rows.replace(b"\n", b"\n\n")).json()

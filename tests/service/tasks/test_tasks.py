@@ -271,3 +271,17 @@ def test_tasks_are_found_by_their_labels(tenant):
     assert found("run=1", "team=red") == [red]
     assert found("team=") == []
     assert tenant.get("/v1/tasks", params={"label": "team"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("ACCENT É", True), ("é", True), ("50%", True), ("5_%", False), ("no such", False), ("{id}", True), ("{upper}", True)],
+)
+def test_tasks_are_found_by_a_text_in_their_name_or_id(new_tenant, text, wanted):
+    tenant = new_tenant()
+    file = tenant.file()
+    made = tenant.post("/v1/tasks", json=tenant.spec(file) | {"name": "accent é 50%"}).json()["id"]
+    tenant.post("/v1/tasks", json=tenant.spec(file) | {"name": "another"})
+    asked = text.format(id=made[-8:], upper=made[5:].upper())
+    found = [task["id"] for task in tenant.get("/v1/tasks", params={"text": asked}).json()["data"]]
+    assert found == ([made] if wanted else [])

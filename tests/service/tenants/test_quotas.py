@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
-from service.database.engine import new_id
+from service.database.engine import clock, new_id
 from service.fleet.models import Node, Placement
 from service.settings import Settings
 from service.tasks.models import Task
@@ -77,6 +77,20 @@ def test_adapters_count_as_stored(tenant, database, storage):
     with database.begin() as session:
         adapter(session, storage, jobs_of(session, task["id"])[0], {"a": b"x" * 100, "b": b"y" * 23})
     assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] == before + 123
+
+
+def test_adapters_of_deleted_tasks_count_no_more(tenant, database, storage):
+    kept, gone = tenant.task(), tenant.task()
+    before = tenant.get("/v1/quotas").json()["stored_bytes"]["used"]
+    with database.begin() as session:
+        adapter(session, storage, jobs_of(session, kept["id"])[0], {"a": b"x" * 7})
+        first, second = jobs_of(session, gone["id"])[:2]
+        adapter(session, storage, first, {"a": b"y" * 20})
+        adapter(session, storage, second, {"a": b"z" * 300}).deleted_at = clock(session)
+    assert tenant.post(f"/v1/tasks/{gone['id']}/cancel").status_code == 200
+    assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] == before + 27
+    assert tenant.delete(f"/v1/tasks/{gone['id']}").status_code == 204
+    assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] == before + 7
 
 
 def test_checkpoints_of_open_tasks_count_as_stored(tenant, database):
