@@ -106,7 +106,7 @@ def train(
     Raises OutOfTime from `tick`.
     """
     began, spec = time.monotonic(), ground.spec
-    trainer, runs = ground.base.trainer, _attach(ground)
+    trainer, runs = ground.base.trainer, _attach(ground, range(len(spec.jobs())))
     curves = {curve.job: curve for curve in sweep.curves}
     also = {job: set(steps) for job, steps in watched.items()}
     while active := [runs[entrant.index] for entrant in driver.active]:
@@ -136,12 +136,20 @@ def train(
     sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in driver.entrants.items()}
 
 
-def _attach(ground: Ground) -> dict[int, _Run]:
+def trained_alone(ground: Ground, job: int, steps: int, tick: Callable[[], None]) -> Slot:
+    """One job of the sweep trained so many steps once more, with nobody beside it; its adapter stays attached."""
+    run = _attach(ground, [job])[job]
+    for number in range(steps):
+        step(ground.base.trainer, [JobStep(run.job, run.slot, number)], ground.budget, tick)
+    return run.slot
+
+
+def _attach(ground: Ground, jobs: Iterable[int]) -> dict[int, _Run]:
     spec, trainer, data = ground.spec, ground.base.trainer, ground.data
-    configs, arena = spec.jobs(), trainer.arena
-    arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(config.rank) for config in configs)))
+    configs, arena = {number: spec.jobs()[number] for number in jobs}, trainer.arena
+    arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(config.rank) for config in configs.values())))
     runs = {}
-    for number, config in enumerate(configs):
+    for number, config in configs.items():
         total, clip = JobSchedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
         slot = arena.attach(config.rank, config.plain_alpha)
         trainer.init_adapter(slot, config.seed, config.target_modules)

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.llama_shapes import LlamaShape
@@ -15,7 +16,7 @@ TOKENIZER = Path(__file__).parents[2] / "examples" / "base-model"
 
 def write_base(shape: LlamaShape, folder: Path, device: torch.device) -> BaseModelRef:
     """Draw the weights on `device` and write them in bf16 to the new folder `folder`. The tokenizer has fewer tokens than the
-    base."""
+    base; the others' rows of the head are zero, so that a greedy answer is text."""
     folder.mkdir(parents=True)
     for path in TOKENIZER.iterdir():
         if "token" in path.name or path.suffix == ".jinja":
@@ -27,5 +28,8 @@ def write_base(shape: LlamaShape, folder: Path, device: torch.device) -> BaseMod
     )  # fmt: skip
     torch.manual_seed(0)
     with device:
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    known = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    model.get_output_embeddings().weight.data[known:] = 0
+    model.save_pretrained(folder)
     return BaseModelRef(name="random", source=str(folder), revision=revision_of(folder))

@@ -1,0 +1,167 @@
+"""What a base in fewer bits costs in quality: the same search under bf16, fp8 and NF4, its winner judged by PEFT in bf16.
+
+    python -m benchmarks.precision --data FOLDER --state FOLDER [--pairs NAME,NAME] [--small] [--commit HASH]
+
+The larger base of `benchmarks.quality`, made by its recipe, and four of its sets: two that may choose defaults and two that
+never do. Each search has 20 configurations (every third of the quality benchmark's) and the product's defaults of early exit.
+The winner's job is trained once more alone to its best step, exported, and judged by PEFT on the plain base in bf16, on the
+validation rows and on rows that neither training nor selection read. The gate, in bf16: PEFT's loss is the one measured in
+training. A GPU is needed for fp8; elsewhere (--small, to try it) only bf16 and NF4 run and nothing is written.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from benchmarks.quality import second_base
+from benchmarks.quality.base_set_pairs import PAIRS, QWEN2, Pair, spec_of
+from benchmarks.quality.early_exit_driver import EarlyExitDriver
+from benchmarks.quality.set_rows import rows_of
+from benchmarks.quality.sweep_training import Ground, blank, ground_of, train, trained_alone
+from benchmarks.result_file import write_result
+from contract.messages.placement_messages import BaseModelRef, Precision
+from contract.model_revision import revision_of
+from contract.task_spec import TaskSpec
+from worker.adapters.peft_export import export_peft
+from worker.data.dataset import TokenRows, load
+from worker.data.token_cache import Reading, loose_stream
+from worker.data.token_stream import StreamView
+from worker.model.flat_batch import Example
+from worker.replicas.base_loader import load_base
+
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "nf4")
+CHOSEN = ("qwen2-36m.gsm8k", "qwen2-36m.p3_mix", "qwen2-36m.mawps", "qwen2-36m.p3_dream")
+STEP_TOKENS = {"cpu": 4096, "cuda": 65536}
+TOLERANCE = 0.01  # relative, of losses: PEFT in bf16 beside our bf16 base under a float32 adapter
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A search's winner. val_loss: as the search measured it; peft_val_loss, peft_unseen_loss: by PEFT on the base in bf16."""
+
+    job: int
+    step: int
+    val_loss: float
+    peft_val_loss: float
+    peft_unseen_loss: float
+    seconds: float
+
+
+def search_spec(pair: Pair, precision: Precision, small: bool) -> TaskSpec:
+    spec = spec_of(pair, None, 0, small)
+    jobs = [config.model_dump(mode="json") for config in spec.jobs()]
+    asked = spec.model_dump(mode="json", exclude={"search_space"}) | {"precision": precision}
+    return TaskSpec.model_validate(asked | {"search_space": {"method": "list", "jobs": jobs[:: 1 if small else 3]}})
+
+
+def search(pair: Pair, precision: Precision, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
+    """Search, train the winner once more alone, and judge its export by PEFT."""
+    began = time.monotonic()
+    ref = BaseModelRef(name=QWEN2, source=str(base_folder), revision=revision_of(base_folder), precision=precision)
+    base = load_base(ref, device)
+    spec = search_spec(pair, precision, small)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        task_file, test_file = rows_of(pair.set, data, folder, 80 if small else None)
+        rows = load(spec, task_file, None, base.reader)
+        stream = loose_stream(test_file, Reading(base.reader, spec.objective, spec.training.max_seq_len), lambda: None)
+        test = TokenRows(StreamView(stream, np.arange(stream.rows)), stream.per_row)
+        ground = ground_of(base, spec, rows, test, STEP_TOKENS[device.type], _on)
+        made = blank(ground, pair.name, "default", 0, _on)
+        driver = EarlyExitDriver(spec, made)
+        train(ground, made, driver, {}, _on)
+        entrant, _ = driver.chosen()
+        (curve,) = (one for one in made.curves if one.job == entrant.index)
+        scores = made.validation(curve.at(entrant.best_step)[1], len(rows.validation))
+        assert scores is not None, "a winner's scores are finite"
+        _export(ground, entrant.index, entrant.best_step, folder / "adapter")
+        seconds = time.monotonic() - began
+        validation, unseen = (
+            _peft_loss(base_folder, folder / "adapter", part.sequences, device) for part in (rows.validation, test)
+        )
+    return Winner(entrant.index, entrant.best_step, scores.mean, validation, unseen, seconds)
+
+
+def _on() -> None:
+    """Nothing ends a search early."""
+
+
+def _export(ground: Ground, job: int, steps: int, folder: Path) -> None:
+    trainer, config = ground.base.trainer, ground.spec.jobs()[job]
+    slot = trained_alone(ground, job, steps, _on)
+    export_peft(folder, trainer.backbone.targets, trainer.arena.weights(slot), config=config, base_model=QWEN2)
+    trainer.arena.detach(slot)
+
+
+@torch.no_grad()
+def _peft_loss(base: Path, adapter: Path, rows: Sequence[Example], device: torch.device) -> float:
+    """Mean loss of the rows' labels by PEFT on the plain base, in bf16 (float32 on a CPU), row by row."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(device), adapter).eval()
+    total, labels = 0.0, 0
+    for row in rows:
+        tokens = torch.tensor(row.tokens, device=device, dtype=torch.long)
+        learned = torch.tensor(row.loss_mask, device=device)[1:]
+        logits = model(input_ids=tokens[None]).logits[0, :-1].float()
+        total += torch.nn.functional.cross_entropy(logits[learned], tokens[1:][learned], reduction="sum").item()
+        labels += int(learned.sum())
+    return total / labels
+
+
+def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of every precision beside bf16: its winners' loss by PEFT over that of bf16's winners, mean and largest over pairs."""
+    found = {}
+    for precision in {row["precision"] for row in rows} - {"bf16"}:
+        for kind, name in (("peft_val_loss", ""), ("peft_unseen_loss", "_unseen")):
+            ratios = [
+                row[kind] / next(one[kind] for one in rows if (one["pair"], one["precision"]) == (row["pair"], "bf16"))
+                for row in rows
+                if row["precision"] == precision
+            ]
+            found[f"{precision}_loss_ratio_mean{name}"] = mean(ratios)
+            found[f"{precision}_loss_ratio_max{name}"] = max(ratios)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the sets and texts")
+    parser.add_argument("--state", type=Path, required=True, help="the folder in which the base is made")
+    parser.add_argument("--pairs", default=",".join(CHOSEN))
+    parser.add_argument("--small", action="store_true", help="9 configurations, a tiny base: to try it on a CPU")
+    parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    given.state.mkdir(parents=True, exist_ok=True)
+    second_base.make(given.data, given.state / QWEN2, given.small)
+    rows: list[dict[str, Any]] = []
+    for pair in (pair for pair in PAIRS if pair.name in given.pairs.split(",")):
+        for precision in PRECISIONS if device.type == "cuda" else ("bf16", "nf4"):
+            won = search(pair, precision, given.state / QWEN2, given.data, device, given.small)
+            rows.append({"pair": pair.name, "held": not pair.set.chooses, "precision": precision, **vars(won)})
+            print(rows[-1], flush=True)
+    errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["precision"] == "bf16"]
+    gate = {
+        "tolerance": TOLERANCE,
+        "worst_error": max(errors),
+        "compared": f"{len(errors)} winners' validation losses in bf16, by PEFT and as trained",
+        "passed": max(errors) <= TOLERANCE,
+    }
+    found = figures_of(rows)
+    print(found, gate, flush=True)
+    if device.type == "cuda":
+        print(write_result("precision", gate, found, rows, given.commit))
+
+
+if __name__ == "__main__":
+    main()

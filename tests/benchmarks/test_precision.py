@@ -1,0 +1,32 @@
+"""What the benchmark of precisions makes of its rows, and the searches that it asks for."""
+
+import pytest
+
+from benchmarks.precision import CHOSEN, figures_of, search_spec
+from benchmarks.quality.base_set_pairs import PAIRS
+
+
+def test_ratios_are_by_pair_over_the_winner_in_bf16() -> None:
+    rows = [
+        {"pair": pair, "precision": precision, "peft_val_loss": loss, "peft_unseen_loss": 2 * loss}
+        for pair, losses in (("a", (2.0, 2.02, 2.2)), ("b", (1.0, 0.99, 1.0)))
+        for precision, loss in zip(("bf16", "fp8", "nf4"), losses, strict=True)
+    ]
+    found = figures_of(rows)
+    assert found["fp8_loss_ratio_mean"] == pytest.approx(1.0)
+    assert found["fp8_loss_ratio_max"] == pytest.approx(1.01)
+    assert found["nf4_loss_ratio_mean"] == pytest.approx(1.05)
+    assert found["nf4_loss_ratio_max_unseen"] == pytest.approx(1.1)
+    assert len(found) == 8
+
+
+def test_a_search_spans_every_rate_under_the_asked_precision() -> None:
+    chosen = [pair for pair in PAIRS if pair.name in CHOSEN]
+    assert len(chosen) == 4
+    assert {pair.set.chooses for pair in chosen} == {True, False}
+    spec = search_spec(chosen[0], "fp8", small=False)
+    assert spec.precision == "fp8"
+    jobs = spec.jobs()
+    assert len(jobs) == 20
+    assert len({job.learning_rate for job in jobs}) == 5
+    assert {job.rank for job in jobs} == {16, 32, 64}
