@@ -184,6 +184,16 @@ class TaskSpec(Strict):
         return self
 
     @model_validator(mode="after")
+    def _milestones_past_warmup(self) -> Self:
+        shares, policy = self.evaluation.milestones if self.evaluation is not None else [], self.early_exit
+        if shares and policy.policy != "none" and shares[0] <= policy.warmup_fraction:
+            raise ValueError(
+                f"'evaluation.milestones' begins at {shares[0]:g}, but jobs are evaluated past their warmup alone, which takes "
+                f"{policy.warmup_fraction:g} of their steps; take larger shares, or a smaller 'early_exit.warmup_fraction'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.deadline is not None and self.not_before is not None and self.deadline <= self.not_before:
             raise ValueError("'deadline' does not lie after 'not_before'")
@@ -211,13 +221,15 @@ class TaskSpec(Strict):
 
 class JobSchedule(Strict):
     """When one job's warmup ends, and when it is evaluated and ranked, in optimizer steps. full_at_rungs: whether evaluations
-    at rungs are full; else they read the trend's rows alone, as between rungs (see evaluation_plan.py)."""
+    at rungs are full; else they read the trend's rows alone, as between rungs (see evaluation_plan.py). milestones: after which
+    steps texts are generated, beside those at its end."""
 
     total_steps: int
     warmup_steps: int
     eval_every: int
     rungs: tuple[int, ...]  # steps after which the job is ranked, warmup's end first; empty without such a boundary
     full_at_rungs: bool = True
+    milestones: tuple[int, ...] = ()
 
     @property
     def has_boundary(self) -> bool:
@@ -239,12 +251,14 @@ class JobSchedule(Strict):
         rows_trained = total * min(config.batch_size, train_rows)
         often = evaluations_for(policy.max_evaluation_share, passing, policy.warmup_fraction, rows_trained)
         eval_every = policy.eval_every or max(1, total // often)
+        rungs = tuple(_rungs(policy, warmup, total))
         return cls(
             total_steps=total,
             warmup_steps=warmup,
             eval_every=min(eval_every, total),
-            rungs=tuple(_rungs(policy, warmup, total)),
+            rungs=rungs,
             full_at_rungs=policy.ranks(jobs),
+            milestones=spec.evaluation.milestone_steps(rungs[0] + 1 if rungs else 1, total) if spec.evaluation else (),
         )
 
     def evaluates_at(self, step: int) -> bool:

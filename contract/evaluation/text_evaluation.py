@@ -3,7 +3,9 @@
 Names and numbers, strictly validated. Knows no model and no tokenizer.
 """
 
+import math
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,7 +13,7 @@ from pydantic import AfterValidator, Field
 from contract.evaluation.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
 
-MOST_METRICS, MOST_STOPS, MOST_PROMPTS = 8, 16, 1024
+MOST_METRICS, MOST_STOPS, MOST_PROMPTS, MOST_MILESTONES = 8, 16, 1024, 8
 SAMPLES = 8  # texts kept of each evaluation
 
 _OF_ROWS = ("val_loss", "val_accuracy")  # names that results of validation rows have
@@ -121,6 +123,15 @@ def named(metric: TextMetric) -> str:
     return metric.name or metric.type
 
 
+def _ascending(shares: list[float]) -> list[float]:
+    if any(after <= before for before, after in pairwise(shares)):
+        raise ValueError("must ascend, each share once, such as [0.25, 0.5, 0.75]")
+    return shares
+
+
+_Share = Annotated[float, Field(gt=0, lt=1), NO_BOOL]
+
+
 class Evaluation(Strict):
     """Texts that the base, and each job that keeps its adapter, generate for held-out rows, or for the rows of a file: the
     prompt is the row up to its last answer, the reference that answer. A metric's result is the mean over the prompts, from 0
@@ -145,8 +156,19 @@ class Evaluation(Strict):
     stop: Annotated[list[_Text], Field(max_length=MOST_STOPS)] = Field(
         default=[], description="Strings that end a text, which then holds none of them."
     )
+    milestones: Annotated[list[_Share], Field(max_length=MOST_MILESTONES), AfterValidator(_ascending)] = Field(
+        default=[],
+        description="Shares of a job's steps, ascending, at which the jobs that train past their warmup are evaluated with "
+        "their weights of then, besides the evaluations at the end. Their tokens are billed like those.",
+    )
 
     @property
     def names(self) -> list[str]:
         """The metrics' names, in order."""
         return [named(metric) for metric in self.metrics]
+
+    def milestone_steps(self, first: int, total: int) -> tuple[int, ...]:
+        """The milestones of a job of so many steps, each once: from step `first` on, before its end."""
+        # Rounded, since 0.7 of 10 steps is 7, though 0.7 * 10 is more.
+        steps = (max(first, math.ceil(round(share * total, 6))) for share in self.milestones)
+        return tuple(dict.fromkeys(step for step in steps if step < total))

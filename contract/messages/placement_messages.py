@@ -85,6 +85,7 @@ class JobAssignment(Message):
     rung_losses: list[float] = Field(default=[])  # of an ended job under asha: validation losses at the rungs it reached
     promoted: bool = False  # passed the warmup boundary; under asha still ranked at later rungs
     checkpoint: CheckpointRef | None = None
+    milestone: int = 0  # of its schedule's milestones, the last one whose texts the service has; 0: of none
 
 
 class Placement(Message):

@@ -84,13 +84,16 @@ class TextSample(Message):
 
 
 class TextsEvaluated(Message):
-    """Texts were generated and scored: of a job's best adapter, before AdapterKept, or of the base (job None). scores: means
-    over `prompts` prompts by the metric's name; prompt_scores: of each prompt, in the order of the validation rows. Both are
-    empty where `error` says why there are none. notes: sentences about what was left out of the scores, or counts as 0."""
+    """Texts were generated and scored: of a job's best adapter, before AdapterKept, or of the base (job None), or at a
+    milestone, of a job that trains, with its weights after `step`, before the event that ends it. scores: means over `prompts`
+    prompts by the metric's name; prompt_scores: of each prompt, in the order of the validation rows; left out at milestones.
+    Both are empty where `error` says why there are none. notes: sentences about what was left out of the scores, or counts as
+    0."""
 
     kind: Literal["texts_evaluated"] = "texts_evaluated"
     job: int | None
     step: int | None = None  # after which the adapter was saved
+    milestone: Annotated[int, Field(ge=1)] | None = None  # the step at which it was due; a job that resumed past it is later
     prompts: Annotated[int, Field(ge=0)]
     scores: dict[str, _Score]
     prompt_scores: dict[str, Annotated[list[_Score], Field(max_length=MOST_PROMPTS)]] = Field(default={})

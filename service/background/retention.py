@@ -21,7 +21,7 @@ from service.metrics.models import EndedTotalsThrough
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
-from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent, TextEvaluation
+from service.tasks.models import CurveSummary, Job, MilestoneEvaluation, PointChunk, Task, TaskEvent, TextEvaluation
 from service.usage.models import RolledUpThrough
 from service.webhooks.models import Delivery
 
@@ -162,7 +162,7 @@ def _forget_scores(db: Database) -> int:
 
 
 _OF_JOB = (PointChunk.job_id, CurveSummary.job_id)
-_OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id)
+_OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id, MilestoneEvaluation.task_id)
 
 
 def _empty_deleted_tasks(db: Database, before: datetime) -> int:

@@ -28,6 +28,7 @@ from service.fleet.models import BaseModel, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
+from service.tasks.milestone_evaluations import last_of_jobs
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import config_of, part, spec_of
 from service.tasks.text_evaluations import base_is_known
@@ -123,10 +124,11 @@ def _jobs(session: Session, spec: TaskSpec, task: Task) -> list[JobAssignment]:
     if any(job.status not in JOB_TERMINAL and not job.promoted for job in task.jobs):
         stored = select(Job.id, Job.boundary_scores).where(Job.task_id == task.id, Job.boundary_scores.is_not(None))
         scores = {job_id: RowScores.model_validate(found) for job_id, found in session.execute(stored)}
-    return [_job(session, spec, task, job, scores.get(job.id)) for job in task.jobs]
+    milestones = last_of_jobs(session, task) if spec.evaluation is not None and spec.evaluation.milestones else {}
+    return [_job(session, spec, task, job, scores.get(job.id), milestones.get(job.id, 0)) for job in task.jobs]
 
 
-def _job(session: Session, spec: TaskSpec, task: Task, job: Job, scores: RowScores | None) -> JobAssignment:
+def _job(session: Session, spec: TaskSpec, task: Task, job: Job, scores: RowScores | None, milestone: int) -> JobAssignment:
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
@@ -142,4 +144,5 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, scores: RowScor
         rung_losses=rungs,
         promoted=job.promoted,
         checkpoint=CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
+        milestone=milestone,
     )

@@ -92,6 +92,11 @@ def _said(kind: EventKind, data: dict[str, Any]) -> tuple[Literal["info", "warn"
 
 
 def _configuration(data: dict[str, Any]) -> tuple[Literal["info", "warn"], str]:
+    if "milestone" in data:
+        said = ", ".join(f"{name} {score:.4f}" for name, score in sorted(data["scores"].items())) or data.get(
+            "evaluation_error"
+        )
+        return "info", f"Configuration {data['job']} wrote texts at step {data['evaluated_step']}: {said}"
     what = f"Configuration {data['job']} is {data['status']} at step {data['step']}"
     more = data.get("error") or data.get("exit_reason")
     return "warn" if data.get("error") else "info", what + (f": {more}" if more else "")

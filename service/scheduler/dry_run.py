@@ -22,7 +22,9 @@ from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
-from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
+from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate, tokens_per_row
+from service.scheduler.estimate.task_workload import rows_of
+from service.scheduler.estimate.text_tokens import text_tokens
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
@@ -63,6 +65,11 @@ class EstimateResource(BaseModel):
     jobs: int
     tokens: float = Field(description="Expected to be trained; early exit is counted in")
     full_tokens: float = Field(description="If every job trained to its end")
+    text_tokens: float | None = Field(
+        default=None,
+        description="At most read and generated for `evaluation`: every text as long as max_new_tokens allows, an adapter kept "
+        "of every job. Billed as evaluation tokens, not contained in tokens, gpu_seconds and cost; null where none is asked",
+    )
     gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
     gpu_seconds: Between = Field(description="At that width")
     widths: list[WidthEstimate] = Field(description="Each width that the spec allows, ascending")
@@ -138,6 +145,7 @@ class DraftPlan:
             jobs=spec.search_space.size,
             tokens=best.tokens,
             full_tokens=seen.work.full_tokens(task),
+            text_tokens=text_tokens(spec, *_prompts(task, spec, refs)) if spec.evaluation is not None else None,
             gpus=taken.gpus,
             gpu_seconds=taken.gpu_seconds,
             widths=widths,
@@ -205,6 +213,14 @@ def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str |
         Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False) for config in spec.jobs()
     ]
     return HypotheticalTask(task, jobs)
+
+
+def _prompts(task: Task, spec: TaskSpec, refs: ResolvedRefs) -> tuple[int, float]:
+    """How many rows there are to generate texts for, and their mean tokens."""
+    _, validation = rows_of(task, spec, refs.train, refs.validation)
+    file = refs.prompts or refs.validation or refs.train
+    tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+    return refs.prompts.rows if refs.prompts is not None else validation, tokens
 
 
 def _width(found: Estimate, gpus: int) -> WidthEstimate:

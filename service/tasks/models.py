@@ -226,25 +226,41 @@ class CurveSummary(Base):
     maxs: Mapped[list[float]] = mapped_column(ARRAY(Double))
 
 
-class TextEvaluation(Base):
-    """How the texts that a job's kept adapter generated were scored; without a job, those of the base alone. One of each."""
+class ScoredTexts:
+    """Columns of texts that were generated and scored."""
 
-    __tablename__ = "text_evaluations"
-
-    id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
-    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
-    step: Mapped[int | None]
     prompts: Mapped[int]
     scores: Mapped[Json]  # by metric, means over the prompts
-    prompt_scores: Mapped[Json] = mapped_column(deferred=True)  # by metric, of each prompt
     samples: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     error: Mapped[str | None] = mapped_column(Text)
     notes: Mapped[list[str]] = mapped_column(JSONB, server_default="[]")
     tokens: Mapped[Big]
     seconds: Mapped[float] = mapped_column(Double)
     created_at: Mapped[Now]
+
+
+class TextEvaluation(ScoredTexts, Base):
+    """How the texts that a job's kept adapter generated were scored; without a job, those of the base alone. One of each."""
+
+    __tablename__ = "text_evaluations"
+
+    id: Mapped[Id]
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    step: Mapped[int | None]
+    prompt_scores: Mapped[Json] = mapped_column(deferred=True)  # by metric, of each prompt
+
+
+class MilestoneEvaluation(ScoredTexts, Base):
+    """How the texts were scored that a job generated in the midst of its training, with its weights after `step`: at the step
+    `milestone`, or, where it resumed past that, after its next one."""
+
+    __tablename__ = "milestone_evaluations"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    milestone: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int]
 
 
 class TaskEvent(Base):

@@ -2,7 +2,7 @@
 which hold no thread while they wait."""
 
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.routing import APIRoute
@@ -17,6 +17,7 @@ from service.storage.downloads import matches
 from service.tasks import actions
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
 from service.tasks.job_resource import JobResource, find_job, jobs_of_task
+from service.tasks.milestone_evaluations import milestone_scores, milestones_page
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
 from service.tasks.text_evaluations import TextEvaluationResource, as_csv, evaluations_page, scores_of_task
@@ -29,6 +30,10 @@ router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for a change, if there is none yet")]
 Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
+At = Annotated[
+    Literal["end", "milestones"],
+    Query(description="end: of the base, and of jobs that kept an adapter; milestones: of jobs in the midst of training"),
+]
 Label = Annotated[str, Field(pattern=r"^[^=\x00]{1,128}=[^\x00]{0,512}$")]
 Text = Annotated[
     str | None,
@@ -214,15 +219,17 @@ def get_task_metrics(
     "/tasks/{task_id}/evaluations",
     operation_id="list_task_evaluations",
     summary="List how the texts of the base and of the kept adapters were scored",
-    description="The base's first, then the jobs' in index order. Empty where the spec asks for no evaluation.",
+    description="The base's first, then the jobs' in index order; or, with `at=milestones`, those in the midst of training, in "
+    "order of the jobs' indexes, then of the milestones. Empty where the spec asks for no evaluation.",
     responses=problems(404, 422),
 )
 def list_task_evaluations(
-    task_id: str, reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20
+    task_id: str, reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20, at: At = "end"
 ) -> Page[TextEvaluationResource]:
+    page = evaluations_page if at == "end" else milestones_page
     with db.begin() as session:
         find(session, Task, task_id, reader, "task")
-        return evaluations_page(session, reader, task_id, cursor, limit)
+        return page(session, reader, task_id, cursor, limit)
 
 
 @router.get(
@@ -232,10 +239,11 @@ def list_task_evaluations(
     response_class=Response,
     responses=problems(404) | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}, "description": "The scores"}},
 )
-def get_task_evaluations_csv(task_id: str, reader: Reader, db: Db) -> Response:
+def get_task_evaluations_csv(task_id: str, reader: Reader, db: Db, at: At = "end") -> Response:
+    scores = scores_of_task if at == "end" else milestone_scores
     with db.begin() as session:
         find(session, Task, task_id, reader, "task")
-        return Response(as_csv(scores_of_task(session, reader, task_id)), media_type="text/csv")
+        return Response(as_csv(scores(session, reader, task_id)), media_type="text/csv")
 
 
 @router.get(

@@ -16,7 +16,7 @@ from contract.row_scores import RowScores
 from contract.search_space import MAX_JOBS
 from service.database.engine import new_id
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
-from service.tasks.models import Job, Task, TextEvaluation
+from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
 from service.tasks.stored_specs import part
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -55,7 +55,11 @@ class TextEvaluationResource(BaseModel):
     object: Literal["text_evaluation"] = "text_evaluation"
     job_id: str | None = Field(description="Null: of the base alone")
     index: int | None = Field(description="The job's, or null")
-    step: int | None = Field(description="After which the adapter was saved")
+    step: int | None = Field(description="After which the adapter was saved, or, at a milestone, the job's weights were taken")
+    milestone: int | None = Field(
+        default=None,
+        description="At a milestone, the step at which it was due: `step`, unless the job resumed past it",
+    )
     prompts: int
     scores: dict[str, float] = Field(description="By the metric's name, means over the prompts; empty where `error` says why")
     samples: list[TextSampleResource] = Field(description="The first prompts")
@@ -69,12 +73,13 @@ class TextEvaluationResource(BaseModel):
     created_at: datetime
 
     @classmethod
-    def of(cls, row: TextEvaluation, index: int | None) -> Self:
+    def of(cls, row: TextEvaluation | MilestoneEvaluation, index: int | None) -> Self:
         """Of a stored row. index: its job's."""
         return cls(
             job_id=row.job_id,
             index=index,
             step=row.step,
+            milestone=row.milestone if isinstance(row, MilestoneEvaluation) else None,
             prompts=row.prompts,
             scores=row.scores,
             samples=[TextSampleResource.model_validate(sample) for sample in row.samples],
@@ -95,17 +100,24 @@ def store(session: Session, task: Task, job: Job | None, event: TextsEvaluated) 
             tenant_id=task.tenant_id,
             task_id=task.id,
             job_id=None if job is None else job.id,
-            step=event.step,
-            prompts=event.prompts,
-            scores=event.scores,
             prompt_scores=event.prompt_scores,
-            samples=[sample.model_dump(mode="json") for sample in event.samples],
-            error=event.error,
-            notes=event.notes,
-            tokens=event.tokens,
-            seconds=event.seconds,
+            **as_stored(event),
         )
     )
+
+
+def as_stored(event: TextsEvaluated) -> dict[str, Any]:
+    """The columns that evaluations at the end and at milestones share."""
+    return {
+        "step": event.step,
+        "prompts": event.prompts,
+        "scores": event.scores,
+        "samples": [sample.model_dump(mode="json") for sample in event.samples],
+        "error": event.error,
+        "notes": event.notes,
+        "tokens": event.tokens,
+        "seconds": event.seconds,
+    }
 
 
 def told_of(session: Session, task: Task, job: Job | None) -> dict[str, Any]:

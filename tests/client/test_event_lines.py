@@ -43,6 +43,18 @@ def test_a_job_that_ended_says_why(more, said):
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"scores": {"rouge": 0.25}}, "rouge 0.250"),
+        ({"scores": {}, "evaluation_error": "no memory"}, "no scores: no memory"),
+    ],
+)
+def test_texts_at_a_milestone_are_told_with_the_step_of_their_weights(more, said):
+    data = {"job": 3, "status": "training", "step": 9, "milestone": 5, "evaluated_step": 7} | more
+    assert line_of(Event(number=7, type="job", data=data, created_at=NOW)).endswith(f"job 3 wrote texts at step 7, {said}")
+
+
+@pytest.mark.parametrize(
     ("reason", "evidence"),
     [
         ("underperforming", {"base_val_loss": 3.0, "val_loss": None}),

@@ -53,6 +53,26 @@ def test_long_texts_are_cut_where_they_tell_least() -> None:
     assert "prompt 1" not in printed([long], 0)
 
 
+def test_texts_at_a_milestone_are_told_apart_from_those_at_the_end() -> None:
+    lines = [" ".join(line.split()) for line in printed([FIRST, FIRST | {"step": 9, "milestone": 8}], 1).splitlines()]
+    assert lines[1:3] == ["job 0 0.750 9 18", "job 0 at step 9 0.750 9 9"]
+    assert lines[-2:] == ["job 0 (rouge 0.750): [b]four[/b]", "job 0 at step 9 (rouge 0.750): [b]four[/b]"]
+
+
+@pytest.mark.parametrize("milestones", [[], [0.5]])
+def test_the_command_reads_milestones_where_the_task_has_some(served: Served, monkeypatch, milestones: list[float]) -> None:
+    spec = TASK["spec"] | {"evaluation": {"metrics": [{"type": "rouge_l"}], "milestones": milestones}}
+    answers = [(200, {}, body(**TASK | {"spec": spec})), (200, {}, body(data=[BASE, FIRST], next_cursor=None))]
+    more = evaluation(0, 0.5, "four", step=9, milestone=9)
+    script = Script(*answers, *([(200, {}, body(data=[more], next_cursor=None))] if milestones else []))
+    monkeypatch.setenv("MOTET_API_URL", served(script).api_url)
+    monkeypatch.setenv("MOTET_API_KEY", "mk_1")
+    done = CliRunner().invoke(app, ["evaluations", "task_1"])
+    assert done.exit_code == 0, done.output
+    assert ("job 0 at step 9" in done.output) == bool(milestones)
+    assert ["at=milestones" in asked for asked in script.asked[1:]] == [False, *([True] if milestones else [])]
+
+
 def test_both_clients_read_all_pages(served: Served) -> None:
     pages = (200, {}, body(data=[BASE, FIRST], next_cursor="c1")), (200, {}, body(data=[BROKEN], next_cursor=None))
     script = Script(*pages)

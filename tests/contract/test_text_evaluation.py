@@ -145,3 +145,50 @@ def test_a_schema_that_cannot_be_checked_is_refused_with_its_place(schema: dict[
 def test_what_people_write_in_schemas_is_accepted(schema: dict[str, Any]) -> None:
     (metric,) = Evaluation.model_validate({"metrics": [{"type": "json_schema", "json_schema": schema}]}).metrics
     assert metric.model_dump()["json_schema"] == schema
+
+
+ROUGE = {"metrics": [{"type": "rouge_l"}]}
+
+
+@pytest.mark.parametrize(
+    ("milestones", "message"),
+    [
+        ([0.5, 0.5], "must ascend, each share once"),
+        ([0.75, 0.5], "must ascend, each share once"),
+        ([0.0, 0.5], "greater than 0"),
+        ([1.0], "less than 1"),
+        ([True], "must be a number, not true"),
+        ([at / 20 for at in range(4, 14)], "at most 8"),
+        (3, "valid list"),
+        ([0.1, 0.5], "begins at 0.1, but jobs are evaluated past their warmup alone, which takes 0.1 of their steps"),
+    ],
+)
+def test_milestones_that_cannot_be_are_refused(milestones: Any, message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec(evaluation={**ROUGE, "milestones": milestones})
+    assert message in str(refused.value)
+
+
+def test_without_a_boundary_every_milestone_is_past_warmup() -> None:
+    assert spec(evaluation={**ROUGE, "milestones": [0.05]}, early_exit={"policy": "none"}).evaluation is not None
+
+
+@pytest.mark.parametrize(
+    ("shares", "first", "total", "steps"),
+    [
+        ([0.25, 0.7], 1, 10, (3, 7)),  # 0.7 * 10 is more than 7
+        ([0.2, 0.3], 5, 10, (5,)),  # not before the boundary, each step once
+        ([0.5, 0.99], 1, 3, (2,)),  # not at the end
+        ([0.5], 1, 1, ()),
+        ([], 1, 10, ()),
+    ],
+)
+def test_milestones_are_steps_past_the_boundary_and_before_the_end(
+    shares: list[float], first: int, total: int, steps: tuple[int, ...]
+) -> None:
+    assert Evaluation.model_validate({**ROUGE, "milestones": shares}).milestone_steps(first, total) == steps
+
+
+def test_only_a_worker_that_knows_milestones_gets_a_task_with_some() -> None:
+    assert "evaluation.milestones" in needed(spec(evaluation={**ROUGE, "milestones": [0.5]}).model_dump(mode="json"))
+    assert "evaluation.milestones" not in needed(spec(evaluation=ROUGE).model_dump(mode="json"))

@@ -104,6 +104,12 @@ class JobRun:
         return self.schedule.evaluates_at(self.step)
 
     @property
+    def milestone_due(self) -> int | None:
+        """The last milestone that it has reached, a step, where it was not asked for texts at that one or a later one."""
+        reached = [step for step in self.schedule.milestones if self.record.milestone < step <= self.step]
+        return reached[-1] if reached and self.stage is Stage.TRAINING else None
+
+    @property
     def demand(self) -> Demand:
         """What it needs of the executor while it trains."""
         train, config = self.job.data.train, self.job.config

@@ -85,6 +85,7 @@ class Executor:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
             self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.evaluation_due])
+            self._texts.ask_at_milestones(replicas, self._attached, self._active())
         self._apply_rank_decisions(replicas)
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
@@ -201,19 +202,18 @@ class Executor:
         for key, why in unrunnable.items():
             task = self._attached[key.placement]
             self._free_job(replicas, task, task[key.job])
+            self._texts.drop_job(task[key.job])
             task.failed(task[key.job], why)
             self._recheck_admission = True
             self._to_rank[task.key] = task
 
     def _free_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
-        """Free everything that the job holds."""
         replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
 
     def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
         for key, loss in stepped.losses.items():
-            task = self._attached[key.placement]
-            run = task[key.job]
+            run = (task := self._attached[key.placement])[key.job]
             task.trained(run, loss, stepped.preferences.get(key))
             if (verdict := non_finite_verdict("train_loss", loss)) is not None:
                 self._end_job(replicas, run, verdict)
@@ -274,20 +274,20 @@ class Executor:
         self._free_job(replicas, task, run)
         self._recheck_admission = True
         self._to_rank[task.key] = task
+        task.ending(run)
         if keeps_adapter(verdict, run.best) and weights is not None:
-            task.ending(run)
             best = BestAdapter(run, replicas.base, weights, rows)
             keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, scores))
             self._texts.ask(replicas, task, run, weights, keep)
         else:
-            task.ended(run, closing)
+            self._texts.after(run, partial(task.ended, run, closing))
 
     def _detach_finished(self) -> None:
         """Detach placements whose jobs have all ended, or are all stored where the placement was asked to leave."""
         for task in self._attached.open:
             if task.leaving:
                 self._baselines.drop(task)
-                self._texts.drop_base(task)
+                self._texts.drop_unneeded(task)
             busy = task.detaching or task in self._baselines or task in self._texts
             if not busy and (task.all_ended or (task.leaving and task.safe)):
                 self._attached.finish(task)

@@ -64,13 +64,15 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """rungs_decided: at how many of its rungs its rank was decided. checkpoint: the last that was reported to the service."""
+    """rungs_decided: at how many of its rungs its rank was decided. checkpoint: the last that was reported to the service.
+    milestone: the last one at which its texts were asked for, a step; 0: none."""
 
     stage: Stage
     promoted: bool = False
     progress: JobProgress = field(default_factory=JobProgress)
     rungs_decided: int = 0
     checkpoint: CheckpointRef | None = None
+    milestone: int = 0
 
     @classmethod
     def of(cls, assigned: JobAssignment, progress: JobProgress | None) -> "JobRecord":
@@ -83,7 +85,7 @@ class JobRecord:
             )
         rungs_decided = max(1, len(restored.rung_losses)) if assigned.promoted else 0
         checkpoint = assigned.checkpoint if progress is not None else None
-        return cls(_STAGES[assigned.status], assigned.promoted, restored, rungs_decided, checkpoint)
+        return cls(_STAGES[assigned.status], assigned.promoted, restored, rungs_decided, checkpoint, assigned.milestone)
 
     @property
     def unfinished(self) -> bool:
@@ -164,6 +166,13 @@ class CheckpointKnown:
 
 
 @dataclass(frozen=True)
+class MilestonePassed:
+    """Its texts were asked for at this milestone, a step of its schedule."""
+
+    milestone: int
+
+
+@dataclass(frozen=True)
 class Ending:
     """The job is decided, and its adapter is being stored."""
 
@@ -174,7 +183,9 @@ class JobEnded:
 
 
 ProgressChange = StepTaken | Evaluated | RungReached | BestEvaluated  # those that change the job's progress
-RecordChange = WarmupBegan | TrainingBegan | Parked | Promoted | ProgressChange | CheckpointKnown | Ending | JobEnded
+RecordChange = (
+    WarmupBegan | TrainingBegan | Parked | Promoted | ProgressChange | CheckpointKnown | MilestonePassed | Ending | JobEnded
+)
 
 _UNFINISHED = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
 _STEPPING = frozenset({Stage.WARMUP, Stage.TRAINING})
@@ -188,6 +199,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a change is allowed
     RungReached: _STEPPING,
     BestEvaluated: _UNFINISHED,
     CheckpointKnown: _UNFINISHED,
+    MilestonePassed: frozenset({Stage.TRAINING}),
     Ending: _UNFINISHED,
     JobEnded: _UNFINISHED | {Stage.ENDING},
 }
@@ -208,6 +220,8 @@ def reduced(record: JobRecord, change: RecordChange) -> JobRecord:
             return replace(record, stage=Stage.TRAINING, promoted=True, rungs_decided=len(record.progress.rung_losses))
         case CheckpointKnown():
             return replace(record, checkpoint=change.ref)
+        case MilestonePassed():
+            return replace(record, milestone=change.milestone)
         case Ending():
             return replace(record, stage=Stage.ENDING)
         case JobEnded():

@@ -140,11 +140,12 @@ def evaluations(
     samples: Annotated[int, typer.Option(min=0, help="So many prompts with everybody's texts.")] = 2,
     json: Json = False,
 ) -> None:
-    """How the texts of the base and of each adapter that was kept were scored, with samples."""
+    """How the texts of the base and of each adapter that was kept were scored, and of jobs at milestones; with samples."""
     output = Output(json)
     with Client() as client:
         found = client.tasks.get(resolve(client, task))
-        scored = client.tasks.evaluations(found.id)
+        asked = (found.spec.get("evaluation") or {}).get("milestones")
+        scored = [*client.tasks.evaluations(found.id), *(client.tasks.evaluations(found.id, milestones=True) if asked else ())]
     later = "ask for 'evaluation' in the spec" if found.ended else "they come with the base and as jobs end, if its spec asks"
     output.give(scored, lambda: drawn(scored, samples) if scored else f"{found.id} has no evaluations: {later}")
 

@@ -24,6 +24,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
     facts = [
         ("jobs", f"{estimate.jobs:,}"),
         ("tokens", f"{estimate.tokens:,.0f} of {estimate.full_tokens:,.0f}, {saved:.0%} saved by early exit"),
+        *([("texts", f"at most about {estimate.text_tokens:,.0f} tokens more")] if estimate.text_tokens is not None else []),
         (f"{word} time", f"{duration(seconds.expected)} (between {duration(seconds.low)} and {duration(seconds.high)})"),
         ("on", gpu_count(estimate.gpus, estimate.device_type or "a GPU that no node has yet")),
         ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),

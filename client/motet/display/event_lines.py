@@ -30,6 +30,9 @@ def _said(kind: str, data: dict[str, Any]) -> str:
         case "activations":
             return str(data.get("reason", kind))
         case "job":
+            if data.get("milestone") is not None:
+                said = _scores(data) or f", no scores: {data.get('evaluation_error')}"
+                return f"job {data.get('job')} wrote texts at step {data.get('evaluated_step')}{said}"
             return f"job {data.get('job')} is {data.get('status')} at step {data.get('step')}" + _ending(data)
         case "adapter":
             loss = _loss(data.get("val_loss")) + _scores(data)

@@ -37,7 +37,9 @@ def drawn(found: Sequence[TextEvaluation], samples: int) -> RenderableType:
 
 def whose(one: TextEvaluation) -> str:
     """Who wrote the texts."""
-    return "the base" if one.index is None else f"job {one.index}"
+    if one.index is None:
+        return "the base"
+    return f"job {one.index}" if one.milestone is None else f"job {one.index} at step {one.step}"
 
 
 def _prompt(found: Sequence[TextEvaluation], place: int) -> RenderableType:

@@ -23,7 +23,7 @@ class EventKind(StrEnum):
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
     # {job, job_id, status, step}: a job's status changed; and if it ended, {best_step, best_val_loss, exit_reason?,
-    # exit_evidence?, error?}
+    # exit_evidence?, error?}; or its texts were scored at a milestone: {milestone, evaluated_step, scores, evaluation_error?}
     JOB = "job"
     CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points are now readable
     REWIND = "rewind"  # {job, step, status}: points beyond this step no longer count (-1: none does)
@@ -76,13 +76,14 @@ class EventBuffer:
         told = self._curves.setdefault((job, series), {"job": job, "series": series, "from_step": steps[0]})
         told |= {"to_step": steps[-1], "last": values[-1] if math.isfinite(values[-1]) else None}
 
-    def job(self, job: Job) -> None:
+    def job(self, job: Job, more: Mapping[str, Any] | None = None) -> None:
+        """Record the job's state. more: what else the event tells."""
         data: dict[str, Any] = {"job": job.index, "job_id": job.id, "status": job.status, "step": job.step}
         if job.status in JOB_TERMINAL:
             data |= {"best_step": job.best_step, "best_val_loss": job.best_val_loss}
             data |= {"exit_reason": job.exit_reason, "exit_evidence": job.exit_evidence or {}} if job.exit_reason else {}
             data |= {"error": job.error} if job.error else {}
-        self.add(EventKind.JOB, data)
+        self.add(EventKind.JOB, data | (dict(more) if more is not None else {}))
 
     def add(self, kind: EventKind, data: dict[str, Any]) -> None:
         self.flush()

@@ -35,6 +35,7 @@ from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock, new_id
 from service.storage.object_store import ObjectMissing, Storage
+from service.tasks import milestone_evaluations
 from service.tasks.curves.curve_writer import Curves, StepRepeated
 from service.tasks.curves.downsampling import summarise
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
@@ -127,6 +128,10 @@ class ReportReducer:
 
     def _texts(self, event: TextsEvaluated) -> None:
         """An adapter's scores are told with the adapter, which follows."""
+        if event.job is not None and event.milestone is not None:
+            job = self._unfinished(event.job)
+            self._events.job(job, milestone_evaluations.store(self._session, self._task, job, event.milestone, event))
+            return
         store(self._session, self._task, None if event.job is None else self._unfinished(event.job), event)
         if event.job is None:
             told = told_of(self._session, self._task, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from contract.task_spec import VAL_LOSS
+from service.tasks.milestone_evaluations import milestone_scores
 from service.tasks.models import Task
 from service.tasks.stored_specs import effective, part
 from service.tasks.text_evaluations import (
@@ -41,9 +42,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """An evaluation's means in the order of the table's metrics; None: not scored. said: why, and what counts as 0."""
+    """An evaluation's means in the order of the table's metrics; None: not scored. step: that the weights are of. said: why
+    there are none, and what counts as 0."""
 
     whose: str
+    step: int | None
     best: bool
     values: list[float | None]
     said: str
@@ -59,12 +62,13 @@ class ScoreTable:
 @dataclass(frozen=True)
 class GeneratedTexts:
     """A task's. asked: whether its spec asks for any; selected: the metric that its winner is chosen by, if it is one of texts;
-    left_out: adapters whose texts are not on the page."""
+    milestones: scores in the midst of training, job by job; left_out: adapters whose texts are not on the page."""
 
     asked: bool
     selected: str | None
     table: ScoreTable
     prompts: list[Prompt]
+    milestones: ScoreTable
     left_out: int
 
 
@@ -77,6 +81,7 @@ def generated_texts(session: Session, reader: Principal, task: Task, winner: int
         selected=metric if metric != VAL_LOSS else None,
         table=score_table(found, winner),
         prompts=prompts(evaluations_of(session, reader, task.id, shown), winner) if found else [],
+        milestones=score_table(milestone_scores(session, reader, task.id), winner),
         left_out=sum(one.job_id is not None and bool(one.scores) for one in found) - len(shown),
     )
 
@@ -84,7 +89,10 @@ def generated_texts(session: Session, reader: Principal, task: Task, winner: int
 def score_table(found: Sequence[TextScores], winner: int | None) -> ScoreTable:
     """All scores, the base's first."""
     metrics = sorted({name for one in found for name in one.scores})
-    rows = [ScoreRow(_whose(one), _wins(one, winner), [one.scores.get(name) for name in metrics], _said(one)) for one in found]
+    rows = [
+        ScoreRow(_whose(one), one.step, _wins(one, winner), [one.scores.get(name) for name in metrics], _said(one))
+        for one in found
+    ]
     return ScoreTable(metrics, rows, max((one.prompts for one in found), default=0))
 
 

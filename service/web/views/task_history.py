@@ -50,6 +50,9 @@ def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
             return "paused", f"{job} went back to step {max(0, data.get('step', 0))}"
         case EventKind.ACTIVATIONS:
             return "warmup", str(data.get("reason", ""))
+        case EventKind.JOB if "milestone" in data:
+            scores = ", ".join(f"{name} {score:.3f}" for name, score in sorted(data["scores"].items()))
+            return "running", f"{job} wrote texts at step {data['evaluated_step']}: {scores or data.get('evaluation_error')}"
         case EventKind.JOB if data.get("status") == "exited":
             return "exited", f"{job} stopped early at step {data.get('step')}: {_exit(data)}"
         case EventKind.JOB if data.get("status") == "completed":

@@ -29,6 +29,7 @@ _TABLES = (
         "curve_summaries",
         "task_events",
         "text_evaluations",
+        "milestone_evaluations",
         "jobs",
         "plan_changes",
         "tasks",

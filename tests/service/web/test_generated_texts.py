@@ -3,6 +3,7 @@
 import pytest
 
 from contract.messages.report_messages import TextSample, TextsEvaluated
+from service.tasks import milestone_evaluations
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.models import Task
@@ -77,6 +78,30 @@ def test_texts_come_as_they_are_generated_the_winners_beside_the_bases(visitor, 
     ]
     answer = page.request.get(visitor.url + page.get_attribute("#texts a", "href"))
     assert answer.text().count("rouge") == 7
+
+
+def test_scores_at_milestones_are_a_table_of_their_own(visitor, tenant, database):
+    task = tenant.task(search_space=GRID, evaluation={**ASKED, "milestones": [0.5]})["id"]
+    sweeps.begin(database, task)
+    report(database, task, said(None, 0.125, "SELECT 4"))
+    page = visitor.open(f"/tasks/{task}")
+    drawn(page)
+    assert page.locator("#milestones").count() == 0
+    with database.begin() as session:
+        held = session.get_one(Task, task, with_for_update=True)
+        for index, milestone, step in ((1, 9, 9), (0, 9, 11)):
+            event = said(index, step / 20, "4").model_copy(update={"step": step, "milestone": milestone})
+            told = milestone_evaluations.store(session, held, jobs_of(session, task)[index], milestone, event)
+            record(session, held, EventKind.JOB, {"job": index, "status": "training", "step": step, **told})
+        bump_version_and_notify(session, held)
+    page.wait_for_selector("#milestone-scores")
+    rows = [flat(row) for row in page.locator("#milestone-scores tbody tr").all_text_contents()]
+    assert rows == ["job 0110.0000.550", "job 190.0000.450"]
+    assert page.locator("#text-scores tbody tr").count() == 1
+    answer = page.request.get(visitor.url + page.get_attribute("#milestones a", "href"))
+    assert answer.text().count("rouge") == 2
+    assert "job 0 wrote texts at step 11: exact_match 0.000, rouge 0.550" in flat(page.text_content("body"))
+    assert violations(visitor) == []
 
 
 def test_what_a_model_writes_is_text(visitor, database, asking):

@@ -21,13 +21,16 @@ SHOWN = 2000  # characters of a sample's prompt, reference and text
 
 @dataclass(eq=False)
 class AskedTexts:
-    """run, weights: None for the base. then: what follows once it is reported. tokens, seconds: billed so far."""
+    """run, weights: None for the base. step: that the weights are of. milestone: the step at which it was due; None: at the
+    job's end, or of the base. then: what follows once it is reported. tokens, seconds: billed so far."""
 
     task: PlacementRun
     run: JobRun | None
     weights: AdapterWeights | None
     then: Callable[[], None]
     prompts: list[Prompt]
+    step: int | None = None
+    milestone: int | None = None
     notes: list[str] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
@@ -76,14 +79,14 @@ class AskedTexts:
         self._end({}, [], why[:2000])
 
     def _end(self, scores: Mapping[str, list[float]], samples: list[TextSample], error: str | None) -> None:
-        best = self.run.best if self.run is not None else None
         self.task.record(
             TextsEvaluated(
                 job=self.run.index if self.run is not None else None,
-                step=best.step if best is not None else None,
+                step=self.step,
+                milestone=self.milestone,
                 prompts=len(self.prompts),
                 scores={name: fmean(each) for name, each in scores.items()},
-                prompt_scores=dict(scores),
+                prompt_scores=dict(scores) if self.milestone is None else {},
                 samples=samples,
                 error=error,
                 notes=self.notes,

@@ -1,4 +1,5 @@
-"""Text evaluations that tasks ask for: of the base when a task begins, and of each adapter that is kept, before it is stored.
+"""Text evaluations that tasks ask for: of the base when a task begins, of jobs at milestones, and of each adapter that is kept,
+before it is stored.
 
 All that wait are answered in one batch, one pass between two training steps; a batch that finds no memory is split. Texts are
 scored here, SLICE_SECONDS between two steps, and reported. An adapter whose texts could not be generated is kept all the same,
@@ -7,18 +8,21 @@ and the report says why it has no scores.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 from torch import Tensor
 
 from worker.data.evaluation_prompts import prompts_of
+from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.evaluation.asked_texts import AskedTexts
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import PlacementRun
 from worker.generate.sequence import Completion
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import Scoring
+from worker.policy.job_record import MilestonePassed
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import AdapterWeights, CannotGenerate, TextGeneration
 
@@ -31,7 +35,9 @@ class TextEvaluations:
         self._batches: deque[list[AskedTexts]] = deque()  # parts of one that was too large
         self._under_way: dict[int, AskedTexts] = {}  # by key of the generation
         self._generation: TextGeneration | None = None
+        self._generated: deque[tuple[AskedTexts, list[Completion]]] = deque()
         self._scoring: deque[tuple[AskedTexts, list[Completion], Scoring]] = deque()
+        self._ends: list[tuple[JobRun, Callable[[], None]]] = []  # of jobs whose milestones are not reported yet
 
     def __bool__(self) -> bool:
         return any(True for _ in self._all())
@@ -40,33 +46,65 @@ class TextEvaluations:
         return any(asked.task is task for asked in self._all())
 
     def _all(self) -> Iterator[AskedTexts]:
-        yield from chain(self._waiting, *self._batches, self._under_way.values(), (asked for asked, *_ in self._scoring))
+        yield from chain(self._waiting, *self._batches, self._under_way.values())
+        yield from chain((asked for asked, _ in self._generated), (asked for asked, *_ in self._scoring))
 
     def ask_base(self, replicas: Replicas, task: PlacementRun) -> None:
         """Evaluate the base for a new task that asks for it and does not know it yet."""
         if task.placement.spec.evaluation is not None and not task.placement.base_texts_evaluated:
             self._ask(replicas, task, None, None, lambda: None)
 
+    def ask_at_milestones(self, replicas: Replicas, attached: AttachedPlacements, runs: Sequence[JobRun]) -> None:
+        """Evaluate the jobs that have reached a milestone, with their weights as they are."""
+        due = {run.key: run for run in runs if run.milestone_due is not None}
+        for key, tensors in replicas.store.tensors(due).items():
+            run, weights = due[key], tensors.adapter.weights
+            milestone = run.milestone_due
+            assert milestone is not None
+            run.apply(MilestonePassed(milestone))
+            adapter = AdapterWeights(weights, run.job.config.plain_alpha)
+            self._ask(replicas, attached[key.placement], run, adapter, partial(self._settle, run), run.step, milestone)
+
+    def after(self, run: JobRun, then: Callable[[], None]) -> None:
+        """Call `then`, which reports the job's end, once no texts of it are left to report."""
+        self._ends.append((run, then))
+        self._settle(run)
+
+    def _settle(self, run: JobRun) -> None:
+        if not any(asked.run is run for asked in self._all()):
+            due = [then for of, then in self._ends if of is run]
+            self._ends = [one for one in self._ends if one[0] is not run]
+            for then in due:
+                then()
+
     def ask(self, replicas: Replicas, task: PlacementRun, run: JobRun, weights: Tensor, then: Callable[[], None]) -> None:
-        """Evaluate the best adapter of a job that ends, float32 [rank, W], then call `then`; at once where its task asks for
-        nothing."""
+        """Evaluate the best adapter of a job that ends, float32 [rank, W], then call `then`, which reports the end; at once
+        where its task asks for nothing."""
         if task.placement.spec.evaluation is None:
             then()
         else:
-            self._ask(replicas, task, run, AdapterWeights(weights, run.job.config.plain_alpha), then)
+            adapter, step = AdapterWeights(weights, run.job.config.plain_alpha), run.best.step if run.best is not None else None
+            self._ask(replicas, task, run, adapter, partial(self.after, run, then), step)
 
     def drop(self, task: PlacementRun) -> None:
         """The task leaves: give up its evaluations."""
+        self._ends = [one for one in self._ends if one[0].key.placement != task.key]
         self._drop(lambda asked: asked.task is task)
 
-    def drop_base(self, task: PlacementRun) -> None:
-        """The task was asked to leave: do without the base's texts, but not without those of jobs that end."""
-        self._drop(lambda asked: asked.task is task and asked.run is None)
+    def drop_job(self, run: JobRun) -> None:
+        """The job failed: give up its evaluations."""
+        self._drop(lambda asked: asked.run is run)
+
+    def drop_unneeded(self, task: PlacementRun) -> None:
+        """The task was asked to leave: do without what its next placement asks for again, the base's texts and those of jobs
+        that go on, but not without those of jobs that end."""
+        self._drop(lambda asked: asked.task is task and (asked.run is None or asked.run.unfinished))
 
     def _drop(self, given_up: Callable[[AskedTexts], bool]) -> None:
         self._waiting = [asked for asked in self._waiting if not given_up(asked)]
         left = ([asked for asked in batch if not given_up(asked)] for batch in self._batches)
         self._batches = deque(batch for batch in left if batch)
+        self._generated = deque(one for one in self._generated if not given_up(one[0]))
         self._scoring = deque(one for one in self._scoring if not given_up(one[0]))
         for key in [key for key, asked in self._under_way.items() if given_up(asked)]:
             assert self._generation is not None
@@ -91,8 +129,9 @@ class TextEvaluations:
         self._bill(read, time.monotonic() - began)
         if self._generation.done:
             results = self._generation.results()
-            for asked, completions in zip(self._end_batch(), results.values(), strict=True):
-                self._score(asked, completions)
+            self._generated.extend(zip(self._end_batch(), results.values(), strict=True))
+            while self._generated:
+                self._score(*self._generated.popleft())
 
     def _bill(self, read: Mapping[int, int], seconds: float) -> None:
         """A pass, by the tokens that each evaluation read in it. What was begun anew for want of memory is billed once."""
@@ -109,13 +148,15 @@ class TextEvaluations:
         run: JobRun | None,
         weights: AdapterWeights | None,
         then: Callable[[], None],
+        step: int | None = None,
+        milestone: int | None = None,
     ) -> None:
         evaluation = task.placement.spec.evaluation
         assert evaluation is not None
         assert task.data is not None
         rows = task.data.validation if task.prompts is None else task.prompts.rows
         prompts = prompts_of(rows, evaluation.max_prompts, replicas.base.decode)
-        asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text])
+        asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text], step, milestone)
         asked.notes += task.prompts.notes if task.prompts is not None else []
         empty = len(prompts) - len(asked.prompts)
         if empty:

@@ -93,9 +93,11 @@ def jobs(task_id: str) -> Operation[Sequence[Job]]:
     return (yield from gathered(entries(Job, at("/v1/tasks/{}/jobs", task_id))))
 
 
-def evaluations(task_id: str) -> Operation[Sequence[TextEvaluation]]:
-    """How the texts of the base and of the kept adapters were scored, the base's first."""
-    return (yield from gathered(entries(TextEvaluation, at("/v1/tasks/{}/evaluations", task_id))))
+def evaluations(task_id: str, milestones: bool = False) -> Operation[Sequence[TextEvaluation]]:
+    """How the texts of the base and of the kept adapters were scored, the base's first. milestones: those that jobs generated
+    in the midst of their training instead, job by job."""
+    path = at("/v1/tasks/{}/evaluations", task_id)
+    return (yield from gathered(entries(TextEvaluation, path, {"at": "milestones"} if milestones else None)))
 
 
 def metrics(

@@ -199,11 +199,12 @@ class TextSample(Message):
 
 class TextEvaluation(Message):
     """Scores of generated texts, of a job's adapter or (without a job) of the base; empty where `error` says why.
-    notes: what is left out of them, or counts as 0."""
+    notes: what is left out of them, or counts as 0. milestone: the step at which it was due; None at a job's end."""
 
     job_id: str | None = None
     index: int | None = None
     step: int | None = None
+    milestone: int | None = None
     prompts: int
     scores: dict[str, float] = Field(default={})
     samples: list[TextSample] = Field(default=[])
@@ -252,6 +253,7 @@ class Estimate(Message):
     jobs: int
     tokens: float
     full_tokens: float
+    text_tokens: float | None = None
     gpus: int
     gpu_seconds: Between
     widths: Sequence[WidthEstimate] = ()
