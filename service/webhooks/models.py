@@ -42,6 +42,11 @@ class Delivery(Base):
     delivered_at: Mapped[At | None]
 
     __table_args__ = (
-        Index("ix_webhook_deliveries_due", "next_at", postgresql_where=text("status = 'pending'")),
+        Index("ix_webhook_deliveries_due", "next_at", postgresql_where=text("status = 'pending'")),  # of the version before
+        # in the order in which they are sent, those of failed attempts apart: these may have to wait
+        Index(
+            *("ix_webhook_deliveries_next", "webhook_id", text("(attempts > 0)"), "next_at", "id"),
+            postgresql_where=text("status = 'pending'"),
+        ),
         Index("ix_webhook_deliveries_webhook", "webhook_id", text("created_at DESC"), text("id DESC")),
     )

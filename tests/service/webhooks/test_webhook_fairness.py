@@ -1,21 +1,25 @@
 """A dead webhook delays nobody else's messages: limits by tenant and webhook, and a black hole beside a healthy receiver."""
 
+import random
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import text, update
 
+from service.database.engine import clock
 from service.http.outbound import Outbound
-from service.webhooks.courier import Courier
+from service.webhooks.courier import _FIRST_DUE, Courier
 from service.webhooks.delivery_slots import OF_SLOW, OF_TENANT, OF_WEBHOOK, SLOTS, DeliverySlots, Due
 from service.webhooks.factories import box_of
-from service.webhooks.models import Webhook
+from service.webhooks.models import Delivery, Webhook
 from tests.service.live_server import PATIENCE, until
 from tests.service.webhooks import test_webhooks
 
@@ -106,6 +110,53 @@ def test_slow_webhooks_of_many_tenants_leave_seats_for_the_others(new_tenant, bl
     courier.wake()
     until(lambda: len(receiver.got) == 5)
     assert len(black_hole.taken) == OF_SLOW
+
+
+@pytest.mark.parametrize("no_slow", [False, True])
+def test_the_first_due_messages_are_found_without_reading_the_others(tenant, database, no_slow):
+    hooks = [hook(tenant, "https://1.1.1.1/") for _ in range(5)]
+    disabled, closed = hooks[3:]
+    drawn = random.Random(7)
+    with database.begin() as session:
+        session.get_one(Webhook, disabled).disabled = "by_hand"
+        now = clock(session)
+        made = []
+        for n in range(2000):
+            due = now + timedelta(seconds=drawn.randrange(-60, 20))  # many at the same moment
+            made.append(
+                Delivery(
+                    id=f"msg_{no_slow:d}{drawn.randrange(10**9):09}{n:04}",
+                    tenant_id=tenant.tenant_id,
+                    webhook_id=hooks[n % len(hooks)],
+                    type="webhook.test",
+                    payload="{}",
+                    status="delivered" if n % 11 == 0 else "pending",
+                    attempts=drawn.randrange(2),
+                    next_at=due,
+                )
+            )
+        session.add_all(made)
+    with database.begin() as session:
+        session.execute(text("ANALYZE webhook_deliveries"))
+    given = {"now": now, "each": OF_WEBHOOK, "most": 10, "tenants": [], "webhooks": [closed], "no_slow": no_slow}
+    with database.begin() as session:
+        found = [row.id for row in session.execute(_FIRST_DUE, given)]
+        ((plan,),) = session.execute(text(f"EXPLAIN (ANALYZE, FORMAT JSON) {_FIRST_DUE.text}"), given)
+        session.execute(update(Delivery).where(Delivery.webhook_id.in_(hooks)).values(status="failed"))
+    first = []
+    for webhook_id in hooks[:3]:
+        own = [one for one in made if (one.webhook_id, one.status) == (webhook_id, "pending") and one.next_at <= now]
+        own = sorted((one for one in own if not (no_slow and one.attempts)), key=lambda one: (one.next_at, one.id))
+        first += [(nth, one.attempts > 0, one.next_at, one.id) for nth, one in enumerate(own[:OF_WEBHOOK])]
+    assert [at[:3] for at in sorted(first)[:10]] == [at[:3] for at in sorted(at for at in first if at[3] in found)]
+    assert rows_read(plan[0]["Plan"]) <= (2 * OF_WEBHOOK + 2) * len(hooks)
+
+
+def rows_read(node: dict[str, Any]) -> float:
+    """Rows that the scans of deliveries gave or dropped."""
+    own = node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+    counted = own if node.get("Relation Name") == "webhook_deliveries" else 0
+    return counted + sum(map(rows_read, node.get("Plans", ())))
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
