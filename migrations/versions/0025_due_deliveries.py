@@ -5,8 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0024"
-down_revision = "0023"
+revision = "0025"
+down_revision = "0024"
 
 _NAME, _TABLE = "ix_webhook_deliveries_next", "webhook_deliveries"
 _COLUMNS: list[Any] = ["webhook_id", sa.text("(attempts > 0)"), "next_at", "id"]
