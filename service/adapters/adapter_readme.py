@@ -62,6 +62,8 @@ def readme(
         parts.append(_curve(validation))
     if any(one.scores for one in evaluations):
         parts.append(_scores(evaluations, own.index))
+    if task.selection is not None and task.winner_job_id == own.id:
+        parts += _against_base(Selection.model_validate(task.selection))
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
 
@@ -128,6 +130,12 @@ def _scores(evaluations: Sequence[TextScores], own: int) -> str:
         rows.append(f"| {whose} | " + " | ".join(f"{one.scores[n]:.4f}" if n in one.scores else "" for n in names) + " |")
     prompts = max(one.prompts for one in evaluations)
     return f"## Its texts\n\nMeans over {prompts} prompts, higher is better.\n\n" + "\n".join(rows)
+
+
+def _against_base(selection: Selection) -> list[str]:
+    """On how many prompts its texts are better than the base's; nothing where none were scored."""
+    lines = [f"- {one.sentence[:1].upper()}{one.sentence[1:]}." for one in selection.pairwise]
+    return ["Prompt by prompt, with intervals of 95 %:\n\n" + "\n".join(lines)] if lines else []
 
 
 def _table(jobs: Sequence[JobResource], winner: int) -> str:

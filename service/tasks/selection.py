@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from contract.row_scores import MeanEstimate, RowScores
 from contract.task_spec import VAL_LOSS
+from service.tasks.pairwise_wins import PairwiseWins
 
 Rule = Literal["one_standard_error", "lowest_loss", "highest_score"]
 _OF_ROWS = {"loss": VAL_LOSS, "error": "val_accuracy"}  # metrics of validation rows
@@ -64,6 +65,9 @@ class Selection(BaseModel):
     )
     verdict: str = Field(description="The same in a sentence")
     suggestions: list[str] = Field(default=[], description="What to try next, in sentences")
+    pairwise: list[PairwiseWins] = Field(
+        default=[], description="The winner's texts against the base's on the same prompts, by each text metric"
+    )
 
     @property
     def of_texts(self) -> bool:

@@ -199,6 +199,12 @@ def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str |
     }
 
 
+def scores_of_prompts(session: Session, task: Task, job_id: str | None) -> dict[str, list[float]]:
+    """By metric, of each prompt: of the job's adapter, None: of the base. Empty where there are none."""
+    whose = TextEvaluation.job_id.is_(None) if job_id is None else TextEvaluation.job_id == job_id
+    return session.scalar(select(TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id, whose)) or {}
+
+
 def why_unscored(session: Session, task: Task, metric: str) -> str | None:
     """Why texts of adapters have no score by this metric, as the first report of one says."""
     said = select(TextEvaluation.error, TextEvaluation.notes).where(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from motet import AsyncClient, Client
-from motet.api.resources import TextEvaluation
+from motet.api.resources import PairwiseWins, TextEvaluation
 from motet.cli import app
 from motet.display.scored_texts import drawn
 from rich.console import Console
@@ -71,6 +71,16 @@ def test_the_command_reads_milestones_where_the_task_has_some(served: Served, mo
     assert done.exit_code == 0, done.output
     assert ("job 0 at step 9" in done.output) == bool(milestones)
     assert ["at=milestones" in asked for asked in script.asked[1:]] == [False, *([True] if milestones else [])]
+
+
+def test_the_winner_against_the_base_is_told_between_scores_and_texts() -> None:
+    console = Console(width=160)
+    wins = PairwiseWins(metric="rouge", wins=2, ties=1, losses=0, sentence="by rouge it is better on 2 prompts")
+    with console.capture() as capture:
+        console.print(drawn([TextEvaluation.model_validate(one) for one in (BASE, FIRST)], 1, [wins]))
+    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    assert lines[3] == "the winner against the base: by rouge it is better on 2 prompts"
+    assert lines[5].startswith("prompt 1:")
 
 
 def test_both_clients_read_all_pages(served: Served) -> None:

@@ -147,7 +147,8 @@ def evaluations(
         asked = (found.spec.get("evaluation") or {}).get("milestones")
         scored = [*client.tasks.evaluations(found.id), *(client.tasks.evaluations(found.id, milestones=True) if asked else ())]
     later = "ask for 'evaluation' in the spec" if found.ended else "they come with the base and as jobs end, if its spec asks"
-    output.give(scored, lambda: drawn(scored, samples) if scored else f"{found.id} has no evaluations: {later}")
+    pairwise = found.selection.pairwise if found.selection is not None else []
+    output.give(scored, lambda: drawn(scored, samples, pairwise) if scored else f"{found.id} has no evaluations: {later}")
 
 
 def pause(task: TaskId, json: Json = False) -> None:

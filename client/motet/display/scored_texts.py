@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from motet.api.resources import TextEvaluation
+from motet.api.resources import PairwiseWins, TextEvaluation
 from motet.display.columns import Column, Columns
 
 _LONGEST = 600  # characters shown of a prompt, a reference and a text
 
 
-def drawn(found: Sequence[TextEvaluation], samples: int) -> RenderableType:
-    """A line for the base and each adapter; below, as many prompts with what each of them wrote."""
+def drawn(found: Sequence[TextEvaluation], samples: int, pairwise: Sequence[PairwiseWins] = ()) -> RenderableType:
+    """A line for the base and each adapter; below, how often the winner's texts are better than the base's, and as many prompts
+    with what each of them wrote."""
     metrics = sorted({name for one in found for name in one.scores})
     columns = (
         Column("of"),
@@ -32,7 +33,8 @@ def drawn(found: Sequence[TextEvaluation], samples: int) -> RenderableType:
         for one in found
     ]
     prompts = min(samples, max((len(one.samples) for one in found), default=0))
-    return Group(Columns(columns, rows), *(_prompt(found, place) for place in range(prompts)))
+    wins = [Text(f"the winner against the base: {one.sentence}") for one in pairwise]
+    return Group(Columns(columns, rows), *wins, *(_prompt(found, place) for place in range(prompts)))
 
 
 def whose(one: TextEvaluation) -> str:

@@ -15,9 +15,10 @@ from service.database.engine import clock
 from service.tasks.lifecycle.transitions import enter, enter_job
 from service.tasks.models import Job, Task
 from service.tasks.next_search import Tried, of_no_winner, suggestions
+from service.tasks.pairwise_wins import wins_over
 from service.tasks.selection import Candidate, Selection, choose
 from service.tasks.stored_specs import SpecUnreadable, config_of, effective
-from service.tasks.text_evaluations import scores_to_select_by, why_unscored
+from service.tasks.text_evaluations import scores_of_prompts, scores_to_select_by, why_unscored
 
 _KEPT = select(Adapter.job_id, Adapter.val_loss, Adapter.step, Adapter.scores).where(Adapter.task_id == bindparam("task"))
 
@@ -43,6 +44,8 @@ def conclude(session: Session, task: Task, error: str | None = None, fenced: boo
     if candidates:
         configs = _configs(session, task)
         winner, selection = _selected(session, task, candidates, kept, configs)
+        base, own = scores_of_prompts(session, task, None), scores_of_prompts(session, task, winner.id)
+        selection = selection.model_copy(update={"pairwise": wins_over(base, own, len(candidates))})
         chosen = {"winner_job_id": winner.id, "selection": selection.model_dump(mode="json")}
         enter(task, TaskStatus.SUCCEEDED, clock(session), fenced, **chosen)
     else:

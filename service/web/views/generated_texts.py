@@ -62,13 +62,15 @@ class ScoreTable:
 @dataclass(frozen=True)
 class GeneratedTexts:
     """A task's. asked: whether its spec asks for any; selected: the metric that its winner is chosen by, if it is one of texts;
-    milestones: scores in the midst of training, job by job; left_out: adapters whose texts are not on the page."""
+    milestones: scores in the midst of training, job by job; pairwise: the winner's texts against the base's, in sentences;
+    left_out: adapters whose texts are not on the page."""
 
     asked: bool
     selected: str | None
     table: ScoreTable
     prompts: list[Prompt]
     milestones: ScoreTable
+    pairwise: list[str]
     left_out: int
 
 
@@ -82,6 +84,7 @@ def generated_texts(session: Session, reader: Principal, task: Task, winner: int
         table=score_table(found, winner),
         prompts=prompts(evaluations_of(session, reader, task.id, shown), winner) if found else [],
         milestones=score_table(milestone_scores(session, reader, task.id), winner),
+        pairwise=[str(one["sentence"]) for one in (task.selection or {}).get("pairwise", ())],
         left_out=sum(one.job_id is not None and bool(one.scores) for one in found) - len(shown),
     )
 

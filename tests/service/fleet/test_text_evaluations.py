@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from contract.compatibility.capabilities import understood
 from service.tasks.models import TextEvaluation
+from service.tasks.pairwise_wins import wilson
 from tests.service.fleet.scripted import completed, moved, points
 
 PREFERENCE = {
@@ -195,6 +196,43 @@ def test_an_adapters_readme_shows_its_scores_beside_the_bases(tenant, placed):
         text = folder.extractfile(name).read().decode()
     assert "| the base alone | 0.0000 | 0.1250 |" in text
     assert "| job 1 (this one) | 0.0000 | 0.7500 |" in text
+
+
+def test_the_winner_is_compared_with_the_base_prompt_by_prompt(tenant, placed):
+    """In the selection, in the README of the winner's adapter and in no other's."""
+    taken = placed(select_by="rouge")
+    taken.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1]), points(1, [1]))
+    base, best = ({"exact_match": [0, 1], "rouge": each} for each in ([0.0, 0.25], [0.5, 0.75]))
+    taken.report(texts(None, 0.5, 0.125, prompt_scores=base))
+    for job, each in ((0, base), (1, best)):
+        rouge = sum(each["rouge"]) / 2
+        taken.report(texts(job, 0.5, rouge, prompt_scores=each), taken.adapter(job, 1.25), completed(job, 20, 18, 1.25))
+    task = tenant.get(f"/v1/tasks/{taken.given.task_id}").json()
+    found = task["selection"]["pairwise"]
+    assert [(one["metric"], one["wins"], one["ties"], one["losses"]) for one in found] == [
+        ("exact_match", 0, 2, 0),
+        ("rouge", 2, 0, 0),
+    ]
+    low, high = wilson(2, 2, 2)
+    assert (found[0]["win_share"], found[1]["win_share"]) == (None, {"share": 1.0, "low": low, "high": high})
+    jobs = tenant.get(f"/v1/tasks/{taken.given.task_id}/jobs").json()["data"]
+    said = "By rouge the adapter's text is better than the base's on 2 prompts"
+    for job, told in zip(jobs, (False, True), strict=True):
+        archive = tenant.get(f"/v1/adapters/{job['adapter_id']}/archive")
+        assert archive.status_code == 200, archive.text
+        with tarfile.open(fileobj=io.BytesIO(archive.content)) as folder:
+            name = next(name for name in folder.getnames() if name.endswith("README.md"))
+            assert (said in folder.extractfile(name).read().decode()) == told
+
+
+def test_a_task_without_texts_has_no_pairs(tenant, new_node, plan):
+    node, task = new_node(), tenant.task()
+    plan()
+    taken = node.take(task["id"])
+    taken.report(taken.attached(), moved(0, "warmup"), moved(1, "warmup"), points(0, [1]), points(1, [1]))
+    for job in (0, 1):
+        taken.report(taken.adapter(job, 1.25), completed(job, 20, 18, 1.25))
+    assert tenant.get(f"/v1/tasks/{task['id']}").json()["selection"]["pairwise"] == []
 
 
 def test_an_evaluation_that_is_repeated_after_a_rewind_replaces_the_first(tenant, placed, database):

@@ -7,6 +7,8 @@ from service.tasks import milestone_evaluations
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.models import Task
+from service.tasks.pairwise_wins import wins_over
+from service.tasks.selection import Candidate, choose
 from service.tasks.text_evaluations import store
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
@@ -69,13 +71,19 @@ def test_texts_come_as_they_are_generated_the_winners_beside_the_bases(visitor, 
     with database.begin() as session:
         first = jobs_of(session, asking)[0]
         adapter(session, storage, first, FOLDER)
-        session.get_one(Task, asking).winner_job_id = first.id
+        winning = session.get_one(Task, asking)
+        winning.winner_job_id, made = first.id, Candidate(0, 8, 1.25, None)
+        wins = wins_over({"rouge": [0.125] * 2}, {"rouge": [0.5, 0.125]}, 1)
+        winning.selection = choose([made], None)[1].model_copy(update={"pairwise": wins}).model_dump(mode="json")
     page = visitor.open(f"/tasks/{asking}")
     assert flat(page.text_content("#text-scores .best")).startswith("job 0 (winner)")
     assert [flat(one)[:15] for one in page.locator("#texts .sample").first.locator("dt").all_text_contents()][1:3] == [
         "the base alone ",
         "job 0 (winner) ",
     ]
+    assert "by rouge the adapter's text is better than the base's on 1 prompts, worse on 0" in flat(
+        page.text_content("#pairwise")
+    )
     answer = page.request.get(visitor.url + page.get_attribute("#texts a", "href"))
     assert answer.text().count("rouge") == 7
 

@@ -45,6 +45,25 @@ class Interval(Message):
     high: float
 
 
+class WinShare(Message):
+    """The part of the wins among wins and losses, with its 95 % confidence interval."""
+
+    share: float
+    low: float
+    high: float
+
+
+class PairwiseWins(Message):
+    """On how many prompts the winner's text scored higher than the base's, the same, or lower, by one text metric."""
+
+    metric: str
+    wins: int
+    ties: int
+    losses: int
+    win_share: WinShare | None = None  # None where all are ties
+    sentence: str = ""
+
+
 class Selection(Message):
     """How the winner was chosen, by how much it is better than the base, and what to try next. `beats_base` is False where
     nothing beat the base; the winner is then only the best there is."""
@@ -59,6 +78,7 @@ class Selection(Message):
     unscored: list[int] = Field(default=[])  # kept an adapter whose texts could not be scored
     verdict: str = ""
     suggestions: list[str] = Field(default=[])
+    pairwise: list[PairwiseWins] = Field(default=[])  # where the task's evaluation scored texts of the base and the winner
 
 
 class Winner(Message):
