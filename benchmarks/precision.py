@@ -4,7 +4,7 @@
 
 The larger base of `benchmarks.quality`, made by its recipe, and four of its sets: two that may choose defaults and two that
 never do. Each search has 20 configurations (every third of the quality benchmark's) and the product's defaults of early exit.
-The winner's job is trained once more alone to its best step, exported, and judged by PEFT on the plain base in bf16, on the
+The winner's adapter, as it was at its best evaluation, is exported and judged by PEFT on the plain base in bf16, on the
 validation rows and on rows that neither training nor selection read. The gate, in bf16: PEFT's loss is the one measured in
 training. A GPU is needed for fp8; elsewhere (--small, to try it) only bf16 and NF4 run and nothing is written.
 """
@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.quality import second_base
 from benchmarks.quality.base_set_pairs import PAIRS, QWEN2, Pair, spec_of
 from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.set_rows import rows_of
-from benchmarks.quality.sweep_training import Ground, blank, ground_of, train, trained_alone
+from benchmarks.quality.sweep_training import blank, ground_of, train
 from benchmarks.result_file import write_result
 from contract.messages.placement_messages import BaseModelRef, Precision
 from contract.model_revision import revision_of
@@ -36,6 +37,7 @@ from worker.adapters.peft_export import export_peft
 from worker.data.dataset import TokenRows, load
 from worker.data.token_cache import Reading, loose_stream
 from worker.data.token_stream import StreamView
+from worker.model.arena import Slot
 from worker.model.flat_batch import Example
 from worker.replicas.base_loader import load_base
 
@@ -65,7 +67,7 @@ def search_spec(pair: Pair, precision: Precision, small: bool) -> TaskSpec:
 
 
 def search(pair: Pair, precision: Precision, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
-    """Search, train the winner once more alone, and judge its export by PEFT."""
+    """Search, and judge the winner's export by PEFT."""
     began = time.monotonic()
     ref = BaseModelRef(name=QWEN2, source=str(base_folder), revision=revision_of(base_folder), precision=precision)
     base = load_base(ref, device)
@@ -79,12 +81,20 @@ def search(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
         ground = ground_of(base, spec, rows, test, STEP_TOKENS[device.type], _on)
         made = blank(ground, pair.name, "default", 0, _on)
         driver = EarlyExitDriver(spec, made)
-        train(ground, made, driver, {}, _on)
+        best: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}  # of each job, on the host, by target
+
+        def keep(job: int, slot: Slot) -> None:
+            if driver.entrants[job].best_step == driver.entrants[job].step:
+                weights = base.trainer.arena.weights(slot)
+                best[job] = {name: (a.cpu().clone(), b.cpu().clone()) for name, (a, b) in weights.items()}
+
+        train(ground, made, driver, {}, _on, keep)
         entrant, _ = driver.chosen()
         (curve,) = (one for one in made.curves if one.job == entrant.index)
         scores = made.validation(curve.at(entrant.best_step)[1], len(rows.validation))
         assert scores is not None, "a winner's scores are finite"
-        _export(ground, entrant.index, entrant.best_step, folder / "adapter")
+        config, targets = spec.jobs()[entrant.index], base.trainer.backbone.targets
+        export_peft(folder / "adapter", targets, best[entrant.index], config=config, base_model=QWEN2)
         seconds = time.monotonic() - began
         validation, unseen = (
             _peft_loss(base_folder, folder / "adapter", part.sequences, device) for part in (rows.validation, test)
@@ -94,13 +104,6 @@ def search(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
 
 def _on() -> None:
     """Nothing ends a search early."""
-
-
-def _export(ground: Ground, job: int, steps: int, folder: Path) -> None:
-    trainer, config = ground.base.trainer, ground.spec.jobs()[job]
-    slot = trained_alone(ground, job, steps, _on)
-    export_peft(folder, trainer.backbone.targets, trainer.arena.weights(slot), config=config, base_model=QWEN2)
-    trainer.arena.detach(slot)
 
 
 @torch.no_grad()

@@ -99,14 +99,19 @@ def blank(ground: Ground, pair: str, policy: str, seed: int, tick: Callable[[], 
 
 
 def train(
-    ground: Ground, sweep: Sweep, driver: EarlyExitDriver, watched: Mapping[int, Iterable[int]], tick: Callable[[], None]
+    ground: Ground,
+    sweep: Sweep,
+    driver: EarlyExitDriver,
+    watched: Mapping[int, Iterable[int]],
+    tick: Callable[[], None],
+    evaluated: Callable[[int, Slot], None] = lambda job, slot: None,
 ) -> None:
     """Train the driver's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
 
-    Raises OutOfTime from `tick`.
+    `evaluated` is called after each evaluation that the driver was told of. Raises OutOfTime from `tick`.
     """
     began, spec = time.monotonic(), ground.spec
-    trainer, runs = ground.base.trainer, _attach(ground, range(len(spec.jobs())))
+    trainer, runs = ground.base.trainer, _attach(ground)
     curves = {curve.job: curve for curve in sweep.curves}
     also = {job: set(steps) for job, steps in watched.items()}
     while active := [runs[entrant.index] for entrant in driver.active]:
@@ -127,6 +132,7 @@ def train(
         for run in due:
             if driver.entrants[run.index].due:
                 driver.evaluated(run.index, *curves[run.index].at(run.step))
+                evaluated(run.index, run.slot)
         driver.decide_ranks()
         for run in list(runs.values()):
             if driver.entrants[run.index].reason is not None:
@@ -136,20 +142,12 @@ def train(
     sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in driver.entrants.items()}
 
 
-def trained_alone(ground: Ground, job: int, steps: int, tick: Callable[[], None]) -> Slot:
-    """One job of the sweep trained so many steps once more, with nobody beside it; its adapter stays attached."""
-    run = _attach(ground, [job])[job]
-    for number in range(steps):
-        step(ground.base.trainer, [JobStep(run.job, run.slot, number)], ground.budget, tick)
-    return run.slot
-
-
-def _attach(ground: Ground, jobs: Iterable[int]) -> dict[int, _Run]:
+def _attach(ground: Ground) -> dict[int, _Run]:
     spec, trainer, data = ground.spec, ground.base.trainer, ground.data
-    configs, arena = {number: spec.jobs()[number] for number in jobs}, trainer.arena
-    arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(config.rank) for config in configs.values())))
+    configs, arena = spec.jobs(), trainer.arena
+    arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(config.rank) for config in configs)))
     runs = {}
-    for number, config in configs.items():
+    for number, config in enumerate(configs):
         total, clip = JobSchedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
         slot = arena.attach(config.rank, config.plain_alpha)
         trainer.init_adapter(slot, config.seed, config.target_modules)
