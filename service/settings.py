@@ -45,7 +45,10 @@ def _state_home() -> Path:
 class Settings(BaseSettings):
     """Sizes are in bytes, durations in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore", populate_by_name=True)
+    # an empty variable counts as left out: docker-compose.yml passes on what is not set
+    model_config = SettingsConfigDict(
+        env_prefix="MOTET_", env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
+    )
 
     database_url: DatabaseUrl  # as the role motet_system
     app_database_url: DatabaseUrl  # as the role motet_app, subject to row-level security
@@ -167,11 +170,8 @@ class Settings(BaseSettings):
             "kms_key": self.storage_kms_key,
         }
         moves_to_bucket = self.storage_move_to is not None and not self.storage_move_to.startswith("file://")
-        if (
-            not bucket
-            and not moves_to_bucket
-            and (named := [name for name, value in for_a_bucket.items() if value is not None])
-        ):
+        named = [name for name, value in for_a_bucket.items() if value is not None]
+        if named and not bucket and not moves_to_bucket:
             raise ValueError(f"MOTET_STORAGE_{named[0].upper()} needs MOTET_STORAGE_URL to name a bucket (s3://bucket/prefix)")
         if self.storage_kms_key is not None and self.storage_encryption in (None, "AES256"):
             raise ValueError("MOTET_STORAGE_KMS_KEY needs MOTET_STORAGE_ENCRYPTION=aws:kms or aws:kms:dsse")
@@ -257,8 +257,9 @@ class Settings(BaseSettings):
     def secrets(self) -> list[str]:
         """Every secret value in the settings, for log redaction."""
         kept = [self.secret_key, self.join_token, self.metrics_token, self.hf_token, self.oidc_client_secret]
-        kept += self.secret_keys_before
-        urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url]
+        kept += [*self.secret_keys_before, self.smtp_url]
+        mail = self.smtp_url.get_secret_value() if self.smtp_url is not None else ""
+        urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url, mail]
         passwords = [urlsplit(url).password for url in urls]
         return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one]
 

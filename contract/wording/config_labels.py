@@ -21,6 +21,7 @@ HEADINGS: Mapping[str, str] = {
     "rslora": "scale",
     "beta": "beta",
 }
+MAIN = ("learning_rate", "rank", "batch_size")  # what a configuration is told by, beside what varies
 _BARE = ("schedule", "target_modules", "rslora")  # fields whose values need no name beside them
 
 
@@ -58,3 +59,9 @@ def label(config: JobConfig, names: Sequence[str]) -> str:
         if text := cell(config, name):
             words.append(text if name in _BARE else f"{HEADINGS[name]} {text}")
     return ", ".join(words)
+
+
+def winner_label(config: JobConfig, among: Iterable[JobConfig]) -> str:
+    """How the winner among a task's configurations is told: by the main fields, and those in which they differ."""
+    varied = varying(among)
+    return label(config, [name for name in JobConfig.model_fields if name in MAIN or name in varied])

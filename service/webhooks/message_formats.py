@@ -1,6 +1,7 @@
 """A stored message as what its receiver takes: Standard Webhooks' own JSON, Slack's `text`, or an e-mail. Pure."""
 
 import json
+from collections.abc import Mapping
 from email.message import EmailMessage
 from typing import Any, Literal
 
@@ -41,12 +42,20 @@ def _told(payload: str, public_url: str | None) -> tuple[str, list[str]]:
         return "a test message: this webhook works", []
     rest = []
     if data.get("winner_job_id"):
-        rest.append(f"Winner: {data['winner_job_id']}")
+        rest.append(f"Winner: {_winner(data.get('winner') or {}) or data['winner_job_id']}")
     if data.get("error"):
         rest.append(f"Error: {data['error'][:_MOST]}")
     if public_url is not None:
         rest.append(f"{public_url.rstrip('/')}/tasks/{data['task_id']}")
     return f"{data.get('name') or data['task_id']} {_STATES.get(data['status'], data['status'])}", rest
+
+
+def _winner(winner: Mapping[str, Any]) -> str | None:
+    """As the task's page tells it; None: the message is of a version that knew its id alone."""
+    if winner.get("label") is None:
+        return None
+    loss = "" if winner["val_loss"] is None else f", validation loss {winner['val_loss']:.4g}"
+    return f"job {winner['index']} ({winner['label']}){loss}"
 
 
 def _escaped(text: str) -> str:

@@ -4,6 +4,7 @@ One body serves both formats: OpenAI's clients read `data.id`, ours read all of 
 """
 
 import json
+import logging
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -11,10 +12,15 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from contract.compatibility.lenient_documents import read_leniently, why_unreadable
+from contract.search_space import JobConfig
 from contract.states import TaskStatus
+from contract.wording.config_labels import winner_label
 from service.database.engine import clock, new_id
-from service.tasks.models import Task
+from service.tasks.models import Job, Task
 from service.webhooks.models import Delivery, Webhook
+
+log = logging.getLogger(__name__)
 
 
 class EventType(StrEnum):
@@ -44,11 +50,12 @@ def announce(session: Session, task: Task) -> None:
         return
     wants = Webhook.events.overlap(sorted(types))
     webhooks = select(Webhook).where(Webhook.tenant_id == task.tenant_id, Webhook.disabled.is_(None), wants)
-    now = None
-    for webhook in session.scalars(webhooks):
-        now = now or clock(session)
+    if not (wanting := session.scalars(webhooks).all()):
+        return
+    now, about = clock(session), _about(session, task)
+    for webhook in wanting:
         for type in sorted(types & set(webhook.events)):
-            enqueue_message(session, webhook, EventType(type), _about(task), now)
+            enqueue_message(session, webhook, EventType(type), about, now)
 
 
 def enqueue_message(session: Session, webhook: Webhook, type: EventType, data: dict[str, Any], now: datetime) -> Delivery:
@@ -63,10 +70,27 @@ def enqueue_message(session: Session, webhook: Webhook, type: EventType, data: d
     return made
 
 
-def _about(task: Task) -> dict[str, Any]:
+def _about(session: Session, task: Task) -> dict[str, Any]:
     data: dict[str, Any] = {"id": task.id, "task_id": task.id, "name": task.name, "status": task.status, "labels": task.labels}
     if task.status == TaskStatus.SUCCEEDED:
         data["winner_job_id"] = task.winner_job_id
+        data["winner"] = _winner(session, task)
     if task.error is not None:
         data["error"] = task.error
     return data
+
+
+def _winner(session: Session, task: Task) -> dict[str, Any] | None:
+    """The winner's index, hyperparameters, what tells it apart in words, and loss."""
+    if task.winner_job_id is None:
+        return None
+    columns = select(Job.id, Job.index, Job.config, Job.best_val_loss).where(Job.task_id == task.id)
+    jobs = {row.id: row for row in session.execute(columns.order_by(Job.index))}
+    row = jobs[task.winner_job_id]
+    told = {"index": row.index, "config": row.config, "val_loss": row.best_val_loss}
+    try:
+        configs = {id: read_leniently(JobConfig, job.config) for id, job in jobs.items()}
+    except ValueError as unreadable:  # another version's: its message may not hold up the task
+        log.warning("task %s: this version cannot read its configurations: %s", task.id, why_unreadable(unreadable))
+        return told | {"label": None}
+    return told | {"label": winner_label(configs[row.id], configs.values())}

@@ -72,10 +72,16 @@ SIGN_IN: Mapping[str, Any] = {
 }
 
 
+MAIL: Mapping[str, Any] = {
+    "smtp": {"secret": "mail", "from": "motet@example.com"},
+    "secretKeysBefore": "before",
+}
+
+
 CASES = pytest.mark.parametrize(
     "values",
-    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN],
-    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in"],
+    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN, MAIL],
+    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in", "mail"],
 )
 
 

@@ -50,12 +50,12 @@ def credentials(settings: Settings) -> dict[str, str]:
 
 
 def test_a_wrong_setting_is_named_and_a_secret_never_said_back(run):
-    ended = run("api", MOTET_SECRET_KEY="brief", MOTET_JOIN_TOKEN="", MOTET_DATABASE_URL="postgres://x", MOTET_PORT="0")
+    ended = run("api", MOTET_SECRET_KEY="brief", MOTET_JOIN_TOKEN="tiny", MOTET_DATABASE_URL="postgres://x", MOTET_PORT="0")
     assert ended.returncode == 1
     said = ended.stderr.splitlines()
     assert said[0] == "motet: MOTET_DATABASE_URL: must start with postgresql+psycopg://"
     assert said[1].startswith("motet: MOTET_SECRET_KEY: needs at least 32 characters, has 5; make one with: python -c")
-    assert said[2].startswith("motet: MOTET_JOIN_TOKEN: needs at least 32 characters, has 0")
+    assert said[2].startswith("motet: MOTET_JOIN_TOKEN: needs at least 32 characters, has 4")
     assert said[3].startswith("motet: MOTET_PORT: ")
     assert len(said) == 4
     assert "brief" not in ended.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
-from contract.wording.config_labels import HEADINGS, cell, label, varying
+from contract.wording.config_labels import HEADINGS, MAIN, cell, label, varying, winner_label
 from contract.wording.exit_sentences import exit_sentence
 from service.adapters.resource import AdapterResource
 from service.tasks.job_resource import JobResource
@@ -20,7 +20,6 @@ EXIT_WORDS = {
     ExitReason.OVERFITTING: "it overfitted",
     ExitReason.UNDERPERFORMING: "others were better",
 }
-MAIN = ("learning_rate", "rank", "batch_size")  # what a configuration is told by, beside what varies
 _FIXED = ("index", "status", "step", "best", "exit")
 
 
@@ -112,9 +111,7 @@ def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None
     job = next((job for job in jobs if task.winner is not None and job.id == task.winner.job_id), None)
     if task.winner is None or job is None:
         return f"{task.selection.verdict}."
-    varied = varying([one.config for one in jobs])
-    names = [name for name in JobConfig.model_fields if name in MAIN or name in varied]
-    told = f"job {job.index} ({label(job.config, names)})"
+    told = f"job {job.index} ({winner_label(job.config, [one.config for one in jobs])})"
     said = re.sub(rf"\bjob {job.index}\b", lambda _: told, task.selection.verdict, count=1) + "."
     if task.winner.step >= job.step:
         return said

@@ -10,51 +10,21 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, update
 
+from contract.states import TaskStatus
 from service.http.outbound import Failed
 from service.settings import Settings
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
+from service.tasks.models import Task
 from service.webhooks.courier import Courier
 from service.webhooks.factories import courier_of
 from service.webhooks.mail import Mailer
 from service.webhooks.message_formats import email, slack_body
 from service.webhooks.models import Delivery
+from tests.service.sample_tasks import jobs_of
 from tests.service.webhooks.serving import serving
+from tests.service.webhooks.smtp_server import SmtpServer
 
 PUBLIC = "https://motet.example"
-
-
-class SmtpServer(socketserver.ThreadingTCPServer):
-    """Speaks as much SMTP as a client needs; answers DATA with the next of `answers`, then 250."""
-
-    daemon_threads, allow_reuse_address = True, True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Session)
-        self.got: list[tuple[list[str], bytes]] = []
-        self.answers: list[bytes] = []
-
-    @property
-    def url(self) -> str:
-        return f"smtp://127.0.0.1:{self.server_address[1]}"
-
-
-class _Session(socketserver.StreamRequestHandler):
-    server: SmtpServer
-
-    def handle(self) -> None:
-        self.wfile.write(b"220 here\r\n")
-        commands: list[str] = []
-        while line := self.rfile.readline().decode().strip():
-            commands.append(line)
-            verb = line[:4].upper()
-            if verb == "DATA":
-                self.wfile.write(b"354 go on\r\n")
-                content = b"".join(iter(self.rfile.readline, b".\r\n"))
-                self.server.got.append((commands.copy(), content))
-                self.wfile.write((self.server.answers.pop(0) if self.server.answers else b"250 taken") + b"\r\n")
-            else:
-                self.wfile.write(b"221 bye\r\n" if verb == "QUIT" else b"250 ok\r\n")
-                if verb == "QUIT":
-                    return
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +88,31 @@ def test_a_server_that_is_gone_fails_the_attempt_alone():
 
 def test_slack_is_sent_text():
     data = {"task_id": "task_1", "name": "a<b & c", "status": "succeeded", "winner_job_id": "job_9"}
-    said = json.loads(slack_body(json.dumps({"id": "msg_1", "data": data}), PUBLIC + "/"))
-    assert said == {"text": f"*a&lt;b &amp; c succeeded*\nWinner: job_9\n{PUBLIC}/tasks/task_1"}
+    winner = {"index": 3, "label": "lr 0.001, rank 8", "val_loss": 1.23456}
+    said = json.loads(slack_body(json.dumps({"id": "msg_1", "data": data | {"winner": winner}}), PUBLIC + "/"))
+    told = "Winner: job 3 (lr 0.001, rank 8), validation loss 1.235"
+    assert said == {"text": f"*a&lt;b &amp; c succeeded*\n{told}\n{PUBLIC}/tasks/task_1"}
+    for unknown in ({}, {"winner": None}, {"winner": winner | {"label": None}}):  # of the version before, or of a newer one
+        before = json.loads(slack_body(json.dumps({"id": "msg_1", "data": data | unknown}), None))
+        assert before == {"text": "*a&lt;b &amp; c succeeded*\nWinner: job_9"}
     test = json.loads(slack_body(json.dumps({"id": "msg_1", "data": {"id": "w", "webhook_id": "w"}}), None))
     assert test == {"text": "*a test message: this webhook works*"}
+
+
+def test_the_winner_is_told_by_what_it_was_trained_with(tenant, courier, smtp, database):
+    hook = made(tenant, url="mailto:team@example.com", format="email", events=["task.succeeded"])
+    task = tenant.task(name="voices")["id"]
+    with database.begin() as session:
+        row = session.get_one(Task, task, with_for_update=True)
+        job = jobs_of(session, task)[1]
+        job.best_val_loss, row.winner_job_id, row.status = 0.5, job.id, TaskStatus.SUCCEEDED
+        config = job.config
+        bump_version_and_notify(session, row)
+    assert courier.deliver_due() == 1
+    assert sent(tenant, hook)["status"] == "delivered"
+    said = message_from_bytes(smtp.got[-1][1], policy=policy.default).get_content()
+    told = f"lr {config['learning_rate']:g}, rank {config['rank']}, batch {config['batch_size']}"
+    assert f"Winner: job 1 ({told}), validation loss 0.5" in said.splitlines()
 
 
 @pytest.mark.parametrize(

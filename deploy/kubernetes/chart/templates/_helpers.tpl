@@ -115,6 +115,17 @@ redis
 {{- with .Values.oidc.publicUrl }}
 - {name: MOTET_PUBLIC_URL, value: {{ . | quote }}}
 {{- end }}
+{{- with .Values.smtp.secret }}
+- name: MOTET_SMTP_URL
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_SMTP_URL}}
+{{- with $.Values.smtp.from }}
+- {name: MOTET_SMTP_FROM, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+{{- with .Values.secretKeysBefore }}
+- name: MOTET_SECRET_KEYS_BEFORE
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_SECRET_KEYS_BEFORE}}
+{{- end }}
 - {name: MOTET_STATE_DIR, value: /var/lib/motet/state}
 - {name: MOTET_HOST, value: 0.0.0.0}
 - {name: MOTET_PORT, value: "8321"}
