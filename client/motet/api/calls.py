@@ -135,6 +135,7 @@ class Account(Calls[D]):
 
     usage = Call(account.usage)
     quotas = Call(account.quotas)
+    prices = Call(account.prices)
     audit = Paginated(account.audit)
     keys = Paginated(account.keys)
     create_key = Call(account.create_key)
@@ -176,6 +177,8 @@ class Admin(Calls[D]):
     keys = Paginated(account.keys_of)
     create_key = Call(account.create_key_of)
     revoke_key = Call(account.revoke_key_of)
+    set_price = Call(account.set_price)
+    remove_price = Call(account.remove_price)
     audit = Paginated(account.whole_audit)
     invite = Call(members.invite_into)
     remove_member = Call(members.remove_from)

@@ -97,9 +97,11 @@ def ask(path: str, json: Any) -> Operation[httpx.Response]:
     return _exchange(Send("POST", path, json=json), again=True)
 
 
-def change(method: str, path: str, json: Any = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
+def change(
+    method: str, path: str, json: Any = None, seconds: float = _SECONDS, query: Query | None = None
+) -> Operation[httpx.Response]:
     """A change, sent once: when the answer is lost, the client cannot know whether the service applied it."""
-    return _exchange(Send(method, path, json=json, seconds=seconds), again=False)
+    return _exchange(Send(method, path, query=query, json=json, seconds=seconds), again=False)
 
 
 def remove(path: str) -> Operation[None]:

@@ -1,5 +1,6 @@
-"""`motet admin`: tenants and their keys, base models, nodes, the audit log. Needs an admin key."""
+"""`motet admin`: tenants and their keys, prices, base models, nodes, the audit log. Needs an admin key."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,16 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands.account import Expires, Scopes
 from motet.commands.common import Json, Limit, Output, first
-from motet.display.account_tables import audit_table, invitation_words, keys_table, members_table, tenants_table
+from motet.display.account_tables import audit_table, invitation_words, keys_table, members_table, prices_table, tenants_table
 
-admin = typer.Typer(no_args_is_help=True, help="Tenants, their keys, base models, nodes, the audit log. Needs an admin key.")
+admin = typer.Typer(
+    no_args_is_help=True, help="Tenants, their keys, prices, base models, nodes, the audit log. Needs an admin key."
+)
 
 TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="A tenant's id or name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
+DeviceType = Annotated[str, typer.Argument(metavar="TYPE", help="Of GPU, as `motet cluster --json` names it, or `cpu`.")]
+_DAYS = ["%Y-%m-%d"]
 Most = Annotated[int | None, typer.Option(min=0)]
 
 
@@ -123,6 +128,44 @@ def remove_member(
     with Client() as client:
         gone = client.admin.remove_member(_tenant(client, tenant), user)
     output.give(gone, lambda: f"{gone.email or gone.name or gone.user_id} is no member any more")
+
+
+@admin.command()
+def prices(json: Json = False) -> None:
+    """List what an hour of each type of GPU costs, and from which day on."""
+    output = Output(json)
+    with Client() as client:
+        found = client.account.prices()
+    output.give(found, lambda: prices_table(found) if found.data or found.default_per_hour is not None else "no prices")
+
+
+@admin.command()
+def price(
+    device_type: DeviceType,
+    per_hour: Annotated[
+        float, typer.Argument(metavar="PRICE", min=0, help="Of an hour of one GPU, in the service's currency.")
+    ],
+    from_day: Annotated[datetime | None, typer.Option(formats=_DAYS, help="In UTC; left out, today.")] = None,
+    json: Json = False,
+) -> None:
+    """Set what an hour of a type of GPU costs from a day on. The same day again replaces its price."""
+    output = Output(json)
+    with Client() as client:
+        made = client.admin.set_price(device_type, per_hour, from_day.date() if from_day is not None else None)
+    output.give(made, lambda: f"{made.device_type}: {made.per_hour:g} {made.currency} an hour from {made.from_day} on")
+
+
+@admin.command("remove-price")
+def remove_price(
+    device_type: DeviceType,
+    from_day: Annotated[datetime, typer.Argument(metavar="DAY", formats=_DAYS, help="From which it holds.")],
+    json: Json = False,
+) -> None:
+    """Take a price back. The one before it holds again, or the default."""
+    output = Output(json)
+    with Client() as client:
+        gone = client.admin.remove_price(device_type, from_day.date())
+    output.give(gone, lambda: f"{gone.device_type}: {gone.per_hour:g} {gone.currency} from {gone.from_day} on is taken back")
 
 
 @admin.command()

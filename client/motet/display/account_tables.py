@@ -15,6 +15,7 @@ from motet.api.resources import (
     Key,
     Me,
     Member,
+    PriceList,
     Quotas,
     ServiceAccount,
     TaskUsage,
@@ -91,6 +92,14 @@ def tenants_table(tenants: Iterable[Tenant], word: str) -> RenderableType:
     for tenant in tenants:
         given = [getattr(tenant.quotas, name) for name in quotas]
         rows.append((tenant.id, tenant.name, f"{tenant.weight:g}", *map(_limit, given)))
+    return Columns(columns, rows)
+
+
+def prices_table(prices: PriceList) -> RenderableType:
+    columns = (Column("type", folds=True), Column("from"), Column(f"{prices.currency} an hour", right=True))
+    rows = [(one.device_type, str(one.from_day), f"{one.per_hour:g}") for one in prices.data]
+    if prices.default_per_hour is not None:
+        rows.append(("others, and earlier days", "", f"{prices.default_per_hour:g}"))
     return Columns(columns, rows)
 
 

@@ -1,6 +1,6 @@
-"""For admins: tenants with quotas and keys, base models, join tokens, the audit log. Nodes are on the page Cluster."""
+"""For admins: tenants with quotas and keys, prices, base models, join tokens, the audit log. Nodes are on the page Cluster."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from fastapi import Request, Response
@@ -9,8 +9,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.gpu_counts import device_word
+from contract.strict import Strict
 from contract.wording.quota_words import quota_words
-from service.app_state import QueueDep, Service
+from service.app_state import Config, QueueDep, Service
 from service.audit import routes as audit
 from service.authentication import AdminDb
 from service.fleet import join_token_routes
@@ -21,10 +22,12 @@ from service.http.pagination import Cursor
 from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.tenants import routes as tenants
 from service.tenants.models import Tenant
+from service.usage import price_routes
+from service.usage.usage_queries import device_types_of
 from service.web.forms import Form, read_as
 from service.web.page_route import pages
 from service.web.rendering import render
-from service.web.session.viewer import Looking
+from service.web.session.viewer import Looking, Viewer
 
 router = pages()
 
@@ -32,21 +35,34 @@ _SHOWN = 100
 
 
 @router.get("/admin")
-def show_admin(viewer: Looking, db: AdminDb, request: Request, cursor: Cursor = None, audit_cursor: Cursor = None) -> Response:
-    return _page(request, db, cursor, audit_cursor)
+def show_admin(
+    viewer: Looking, db: AdminDb, settings: Config, request: Request, cursor: Cursor = None, audit_cursor: Cursor = None
+) -> Response:
+    return _page(request, viewer, db, settings, cursor, audit_cursor)
 
 
-def _page(request: Request, db: AdminDb, cursor: str | None = None, audit_cursor: str | None = None, **made: Any) -> Response:
+def _page(
+    request: Request,
+    viewer: Viewer,
+    db: AdminDb,
+    settings: Config,
+    cursor: str | None = None,
+    audit_cursor: str | None = None,
+    **made: Any,
+) -> Response:
     with db.begin() as session:
         models = list(session.scalars(select(Base).order_by(Base.name)))
         number = session.scalar(select(func.count()).select_from(Tenant))
         quotas = _quota_words(session)
+        device_types = sorted(device_types_of(session))
     answer = render(
         request,
         "admin.html",
         tenants=tenants.list_tenants(db, cursor, _SHOWN),
         number=number,
         models=models,
+        prices=price_routes.list_prices(viewer.principal, db, settings),
+        device_types=device_types,
         tokens=join_token_routes.list_join_tokens(db, None, 20).data,
         audit=audit.list_all_audit(db, None, None, audit_cursor, 50),
         quotas=quotas,
@@ -106,6 +122,25 @@ def revoke_key(key_id: str, db: AdminDb, service: Service) -> Response:
     return RedirectResponse(f"/admin/tenants/{key.tenant_id}", 303)
 
 
+class _PriceOfDay(Strict):
+    device_type: price_routes.DeviceType
+    from_day: date
+
+
+@router.post("/admin/prices")
+def set_price(db: AdminDb, settings: Config, form: Form) -> Response:
+    said = {"device_type": form.one("device_type").strip(), "per_hour": _number(form.one("per_hour"))}
+    price_routes.set_price(read_as(price_routes.NewPrice, **said, from_day=form.one("from_day") or None), db, settings)
+    return RedirectResponse("/admin#prices", 303)
+
+
+@router.post("/admin/prices/remove")
+def remove_price(db: AdminDb, settings: Config, form: Form) -> Response:
+    gone = read_as(_PriceOfDay, device_type=form.one("device_type"), from_day=form.one("from_day"))
+    price_routes.delete_price(db, settings, gone.device_type, gone.from_day)
+    return RedirectResponse("/admin#prices", 303)
+
+
 @router.post("/admin/models")
 def allow_model(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
     base_model_routes.allow_model(
@@ -116,11 +151,19 @@ def allow_model(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
 
 @router.post("/admin/join-tokens")
 def create_join_token(
-    viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminClaimedKey, answers: AnswerBox
+    viewer: Looking,
+    db: AdminDb,
+    settings: Config,
+    form: Form,
+    request: Request,
+    claim: AdminClaimedKey,
+    answers: AnswerBox,
 ) -> Response:
     new = read_as(join_token_routes.NewJoinToken, node_name=form.one("node_name"))
     made = join_token_routes.create_join_token(new, db, claim, answers)
-    return _page(request, db, secret=made.secret, what=f"The join token of {made.node_name}: its MOTET_JOIN_TOKEN")
+    return _page(
+        request, viewer, db, settings, secret=made.secret, what=f"The join token of {made.node_name}: its MOTET_JOIN_TOKEN"
+    )
 
 
 @router.post("/admin/join-tokens/{token_id}/revoke")

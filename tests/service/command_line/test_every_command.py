@@ -14,7 +14,15 @@ from tests.service.web.page_samples import FOLDER
 
 FOREGROUND = {("up",), ("demo",)}  # they have no result
 NO_SERVICE = {("schema",), ("services",), ("use",), ("logout",), ("login",)}  # they ask none, or one that is typed
-VALUES = {"spec": "spec.yaml", "folder": ".", "source": "hf://datasets/o/n", "role": "viewer", "url": "http://127.0.0.1:1"}
+VALUES = {
+    "spec": "spec.yaml",
+    "folder": ".",
+    "source": "hf://datasets/o/n",
+    "role": "viewer",
+    "url": "http://127.0.0.1:1",
+    "per_hour": "2.5",
+    "from_day": "2026-01-01",
+}
 IDS = ("task", "other", "ids", "key", "invitation", "adapter")  # arguments that become part of a path as they are
 ID = re.compile(r"\b[a-z]+_[0-9a-hjkmnp-tv-z]{26}\b")
 

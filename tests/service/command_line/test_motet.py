@@ -1,6 +1,7 @@
 """The `motet` command line against a real service: what it prints, as text and as JSON, what it keeps, and how it exits."""
 
 import json
+import re
 import stat
 
 import pytest
@@ -114,6 +115,21 @@ def test_an_admin_makes_tenants_and_keys_and_drains_nodes(known):
     assert known("admin", "join-token", "gpu-7", "--json").json["node_name"] == "gpu-7"
     assert "`motet nodes` lists them" in known("admin", "drain", "nobody").err
     assert "`motet admin tenants` lists them" in known("admin", "keys", "nobody").err
+
+
+def test_an_admin_sets_prices_and_takes_them_back(known):
+    made = known("admin", "price", "NVIDIA H100 80GB HBM3", "2.5", "--from-day", "2026-03-01", "--json").json
+    assert (made["device_type"], made["from_day"], made["per_hour"]) == ("NVIDIA H100 80GB HBM3", "2026-03-01", 2.5)
+    today = known("admin", "price", "L4 & co", "0.7", "--json").json
+    listed = known("admin", "prices", "--json").json
+    assert listed["data"] == [today, made]
+    assert re.search(r"NVIDIA H100 80GB HBM3 +2026-03-01 +2\.5", known("admin", "prices").out)
+    assert known("admin", "price", "L4 & co", "-1").code == 2
+    assert known("admin", "remove-price", "L4 & co", "yesterday").code == 2
+    assert "2026-01-01" in known("admin", "remove-price", "L4 & co", "2026-01-01").err
+    for one in (today, made):
+        assert known("admin", "remove-price", one["device_type"], one["from_day"], "--json").json == one
+    assert known("admin", "prices", "--json").json["data"] == []
 
 
 def test_the_fleet_is_drawn(known):

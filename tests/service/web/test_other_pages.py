@@ -153,6 +153,26 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
     page.wait_for_selector("text=No files yet")
 
 
+def test_an_admin_sets_what_gpus_cost(admin_visitor, tenant):
+    page = admin_visitor.open("/admin")
+    page.fill("form[action='/admin/prices'] [name=device_type]", "A <b> type")
+    page.fill("[name=per_hour]", "2.5")
+    page.fill("input[type=date]", "2026-03-01")
+    page.click("text=Set a price")
+    page.wait_for_selector("tr:has-text('A <b> type') >> text=2.5")
+    (price,) = tenant.get("/v1/prices").json()["data"]
+    assert (price["device_type"], price["from_day"], price["per_hour"]) == ("A <b> type", "2026-03-01", 2.5)
+    page.fill("form[action='/admin/prices'] [name=device_type]", "A <b> type")
+    page.fill("[name=per_hour]", "plenty")
+    page.click("text=Set a price")
+    assert "per_hour" in page.text_content("main")
+    admin_visitor.expected("422")
+    page.goto(admin_visitor.url + "/admin")
+    page.locator("tr:has-text('A <b> type')").locator("text=Remove").click()
+    page.wait_for_selector("tr:has-text('A <b> type')", state="detached")
+    assert tenant.get("/v1/prices").json()["data"] == []
+
+
 def test_an_admin_makes_a_tenant_its_quota_and_its_key(admin_visitor, tenant):
     page = admin_visitor.open("/admin")
     name = f"team {datetime.now(UTC).timestamp()}"

@@ -1,9 +1,10 @@
 """Calls about what a tenant used and may have, its keys, the audit log; and what admins do with tenants."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
-from motet.api.resources import AuditEntry, Key, Quotas, SignInLink, Tenant, Usage
+from motet.api.resources import AuditEntry, Key, Price, PriceList, Quotas, SignInLink, Tenant, Usage
 from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages, validated
 
 
@@ -17,6 +18,11 @@ def usage(month: str | None = None) -> Operation[Usage]:
 def quotas() -> Operation[Quotas]:
     """The tenant's quotas and what is used of them."""
     return one(Quotas, get("/v1/quotas"))
+
+
+def prices() -> Operation[PriceList]:
+    """What an hour of each type of GPU costs, and from which day on."""
+    return one(PriceList, get("/v1/prices"))
 
 
 def audit(action: str | None = None) -> Listing[AuditEntry]:
@@ -78,6 +84,18 @@ def create_key_of(
 def revoke_key_of(key_id: str) -> Operation[Key]:
     """Revoke any tenant's key."""
     return one(Key, change("DELETE", at("/v1/admin/keys/{}", key_id)))
+
+
+def set_price(device_type: str, per_hour: float, from_day: date | None = None) -> Operation[Price]:
+    """Set what an hour of one GPU of a type costs from a day on, in UTC; left out, today. The same day again replaces it."""
+    body = {"device_type": device_type, "per_hour": per_hour} | ({} if from_day is None else {"from_day": str(from_day)})
+    return one(Price, change("PUT", "/v1/admin/prices", body))
+
+
+def remove_price(device_type: str, from_day: date) -> Operation[Price]:
+    """Take a price back; the one before it holds again, or the default."""
+    query = {"device_type": device_type, "from_day": str(from_day)}
+    return one(Price, change("DELETE", "/v1/admin/prices", query=query))
 
 
 def whole_audit(tenant_id: str | None = None, action: str | None = None) -> Listing[AuditEntry]:

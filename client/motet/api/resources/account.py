@@ -1,6 +1,6 @@
 """What a tenant used and may have, its keys, the audit log, and tenants as admins see them."""
 
-from datetime import datetime
+from datetime import date, datetime
 
 from pydantic import Field
 
@@ -54,6 +54,23 @@ class Quotas(Message):
     queued_tasks: Quota
     stored_bytes: Quota
     month_tokens: Quota
+
+
+class Price(Message):
+    """What an hour of one GPU of a type costs from a day on, in UTC."""
+
+    device_type: str
+    from_day: date
+    per_hour: float
+    currency: str
+
+
+class PriceList(Message):
+    """All prices that were set, by type and day. `default_per_hour` is that of other types; None: they have none."""
+
+    currency: str
+    default_per_hour: float | None = None
+    data: list[Price]
 
 
 class Key(Message):
