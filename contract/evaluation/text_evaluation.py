@@ -6,10 +6,11 @@ Names and numbers, strictly validated. Knows no model and no tokenizer.
 import math
 import re
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from contract.evaluation.grader_templates import OUTPUT, Template, placeholders
 from contract.evaluation.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
 
@@ -105,8 +106,47 @@ class Chrf(_Metric):
     type: Literal["chrf"]
 
 
+class _Grader(_Metric):
+    """A grader as OpenAI's API writes it. White space at both ends of input and reference counts for nothing."""
+
+    input: Template = "{{sample.output_text}}"
+    reference: Template = "{{item.completion}}"
+
+    @model_validator(mode="after")
+    def _of_the_text(self) -> Self:
+        if OUTPUT not in placeholders(self.input) | placeholders(self.reference):
+            raise ValueError(f"names {{{{{OUTPUT}}}}} neither in 'input' nor in 'reference': every text would score the same")
+        return self
+
+
+class StringCheck(_Grader):
+    """OpenAI's string_check: 1 where the input equals the reference (eq), differs from it (ne), contains it (like), or contains
+    it whatever the case (ilike)."""
+
+    type: Literal["string_check"]
+    operation: Literal["eq", "ne", "like", "ilike"]
+
+
+_Similarity = Literal["bleu", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"]
+_NOT_COMPUTED = ("cosine", "fuzzy_match", "gleu", "meteor")  # OpenAI's others
+
+
+def _computed(metric: object) -> object:
+    if metric in _NOT_COMPUTED:
+        raise ValueError(f"is '{metric}', which is not computed here; there are {', '.join(get_args(_Similarity))}")
+    return metric
+
+
+class TextSimilarity(_Grader):
+    """OpenAI's text_similarity: BLEU, or the F measure of ROUGE by words (Lin 2004): of so many words in a row, or rouge_l."""
+
+    type: Literal["text_similarity"]
+    evaluation_metric: Annotated[_Similarity, BeforeValidator(_computed)]
+
+
 TextMetric = Annotated[
-    ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL | Bleu | Chrf, Field(discriminator="type")
+    ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL | Bleu | Chrf | StringCheck | TextSimilarity,
+    Field(discriminator="type"),
 ]
 
 

@@ -192,3 +192,41 @@ def test_milestones_are_steps_past_the_boundary_and_before_the_end(
 def test_only_a_worker_that_knows_milestones_gets_a_task_with_some() -> None:
     assert "evaluation.milestones" in needed(spec(evaluation={**ROUGE, "milestones": [0.5]}).model_dump(mode="json"))
     assert "evaluation.milestones" not in needed(spec(evaluation=ROUGE).model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("grader", "message"),
+    [
+        ({"type": "string_check"}, "operation"),
+        ({"type": "string_check", "operation": "equals"}, "'eq', 'ne', 'like' or 'ilike'"),
+        ({"type": "string_check", "operation": "eq", "input": ""}, "at least 1 character"),
+        (
+            {"type": "string_check", "operation": "eq", "input": "{{item.label}}"},
+            "names {{item.label}}, which is not known here",
+        ),
+        ({"type": "string_check", "operation": "eq", "input": "{{sample.output_text"}, "opens a placeholder with '{{'"),
+        ({"type": "string_check", "operation": "eq", "input": "4"}, "names {{sample.output_text}} neither in 'input' nor in"),
+        ({"type": "string_check", "operation": "eq", "pass_threshold": 1}, "pass_threshold"),
+        ({"type": "text_similarity", "evaluation_metric": "meteor"}, "is 'meteor', which is not computed here; there are bleu"),
+        ({"type": "text_similarity", "evaluation_metric": "fuzzy_match"}, "is 'fuzzy_match', which is not computed here"),
+        ({"type": "text_similarity", "evaluation_metric": "rouge_6"}, "'rouge_5' or 'rouge_l'"),
+        ({"type": "text_similarity", "evaluation_metric": ["bleu"]}, "Input should be 'bleu'"),
+    ],
+)
+def test_graders_that_cannot_be_are_refused(grader: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Evaluation.model_validate({"metrics": [grader]})
+    assert message in str(refused.value)
+
+
+def test_graders_are_written_as_openai_writes_them_and_need_a_worker_that_knows_them() -> None:
+    templates = {"input": "{{sample.output_text}}", "reference": "Answer: {{ item.completion }}"}
+    graders = [
+        {"type": "string_check", "name": "exactly", "operation": "eq", **templates},
+        {"type": "text_similarity", "name": "similar", "evaluation_metric": "rouge_2", **templates},
+    ]
+    made = spec(evaluation={"metrics": graders}, select_by="similar")
+    assert made.evaluation is not None
+    assert made.evaluation.names == ["exactly", "similar"]
+    wanted = needed(made.model_dump(mode="json"))
+    assert {"evaluation.metrics.type=string_check", "evaluation.metrics.evaluation_metric=rouge_2"} <= wanted <= understood()

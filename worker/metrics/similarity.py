@@ -1,14 +1,15 @@
-"""How close a text is to its reference, from 0 to 1: ROUGE-L by words, BLEU and chrF as sacreBLEU computes them.
+"""How close a text is to its reference, from 0 to 1: ROUGE by words, BLEU and chrF as sacreBLEU computes them.
 
 Each reads the beginnings of text and reference, since their time grows with both.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import regex
 from sacrebleu.metrics import BLEU, CHRF
 
-MOST_WORDS = 4000  # of a text or a reference under ROUGE-L, whose time grows with their product
+MOST_WORDS = 4000  # of a text or a reference under ROUGE, whose time grows with their product
 MOST_CHARACTERS = 20_000  # under BLEU and chrF
 _WORDS = regex.compile(r"[a-z0-9]+")
 _BLEU = BLEU(effective_order=True)  # of single texts: only orders that a text is long enough for
@@ -32,6 +33,17 @@ def rouge_l(text: str, reference: str) -> float:
         return 0.0
     common = _longest_common(ours, wanted)
     return 2 * common / (len(ours) + len(wanted))
+
+
+def rouge_n(length: int, text: str, reference: str) -> float:
+    """F1 of the runs of `length` words that both have, each as often as it is in both (Lin 2004, section 2), words as above."""
+    ours, wanted = (_runs(_WORDS.findall(part.lower())[:MOST_WORDS], length) for part in (text, reference))
+    total = ours.total() + wanted.total()
+    return 2 * (ours & wanted).total() / total if total else 0.0
+
+
+def _runs(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(words[start:] for start in range(length)), strict=False))
 
 
 def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:

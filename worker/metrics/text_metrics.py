@@ -1,11 +1,12 @@
 """The metrics of a task's evaluation as functions of (text, reference), each from 0 to 1, in bounded time for any text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import partial
 
 import regex
 
+from contract.evaluation.grader_templates import rendered
 from contract.evaluation.text_evaluation import (
     Bleu,
     Chrf,
@@ -16,12 +17,14 @@ from contract.evaluation.text_evaluation import (
     Number,
     Regex,
     RougeL,
+    StringCheck,
     TextMetric,
+    TextSimilarity,
     named,
 )
 from worker.metrics.json_schema_check import Clock, SchemaCheck, document
 from worker.metrics.score_errors import MetricError, TooCostly
-from worker.metrics.similarity import bleu, chrf, rouge_l
+from worker.metrics.similarity import bleu, chrf, rouge_l, rouge_n
 
 Score = Callable[[str, str], float]  # of a text and its reference
 
@@ -51,6 +54,28 @@ def scorer(metric: TextMetric, clock: Clock) -> Score:
             return bleu
         case Chrf():
             return chrf
+        case StringCheck(operation=operation):
+            return partial(_graded, metric, _CHECKS[operation])
+        case TextSimilarity(evaluation_metric=measure):
+            return partial(_graded, metric, _SIMILARITIES[measure])
+
+
+def _graded(grader: StringCheck | TextSimilarity, score: Score, text: str, reference: str) -> float:
+    """The score of the grader's input against its reference, which are templates."""
+    return score(*(rendered(each, text, reference).strip() for each in (grader.input, grader.reference)))
+
+
+_CHECKS: Mapping[str, Score] = {
+    "eq": lambda text, reference: float(text == reference),
+    "ne": lambda text, reference: float(text != reference),
+    "like": lambda text, reference: float(reference in text),
+    "ilike": lambda text, reference: float(reference.casefold() in text.casefold()),
+}
+_SIMILARITIES: Mapping[str, Score] = {
+    "bleu": bleu,
+    "rouge_l": rouge_l,
+    **{f"rouge_{words}": partial(rouge_n, words) for words in range(1, 6)},
+}
 
 
 def _plain(text: str, folded: bool) -> str:

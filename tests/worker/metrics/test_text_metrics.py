@@ -25,6 +25,14 @@ def score(metric: dict[str, Any], text: str, reference: str = "") -> float:
     return scorer(METRIC.validate_python(metric), thread_time)(text, reference)
 
 
+def check(operation: str, **more: str) -> dict[str, str]:
+    return {"type": "string_check", "operation": operation, **more}
+
+
+def like(measure: str, **more: str) -> dict[str, str]:
+    return {"type": "text_similarity", "evaluation_metric": measure, **more}
+
+
 def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
     """In slices of one text each."""
     made = Scoring([METRIC.validate_python(one) if isinstance(one, dict) else one for one in metrics], pairs, thread_time)
@@ -73,6 +81,29 @@ def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
         ({"type": "chrf"}, "猫は座った", "猫は座った", 1),
         ({"type": "chrf"}, "", "a", 0),
         ({"type": "chrf"}, "a", "", 0),
+        (check("eq"), " Paris\n", "Paris", 1),
+        (check("eq"), "paris", "Paris", 0),
+        (check("ne"), "paris", " Paris", 1),
+        (check("ne"), "Paris ", " Paris", 0),
+        (check("like"), "It is Paris", "Paris", 1),
+        (check("like"), "It is paris", "Paris", 0),
+        (check("ilike"), "STRASSE 7", "straße", 1),
+        (check("ilike"), "Rom", "Paris", 0),
+        (check("eq", reference="Answer: {{ item.completion }}"), "Answer: 4", "4", 1),
+        (check("eq", reference="Answer: {{ item.completion }}"), "4", "4", 0),
+        (check("like", input="{{item.completion}}", reference="{{sample.output_text}}"), "Par", "Paris", 1),
+        (check("eq", reference="4"), "4", "5", 1),
+        (check("eq"), "{{item.completion}}", "4", 0),  # what a model writes is no template
+        (check("eq", input="[{{sample.output_text}}]", reference="[{{item.completion}}]"), "{{x}}", "{{x}}", 1),
+        (like("rouge_1"), "The cat, sat!", "sat the cat", 1),
+        (like("rouge_1"), "the the the cat", "the cat", 2 * 2 / 6),
+        (like("rouge_2"), "police kill the gunman", "police killed the gunman", 2 * 1 / 6),
+        (like("rouge_5"), "a b c d", "a b c d", 0),  # shorter than a run
+        (like("rouge_5"), "a b c d e", "a b c d e", 1),
+        (like("rouge_1"), "", "", 0),
+        (like("rouge_l"), "police kill the gunman", "police killed the gunman", 0.75),
+        (like("bleu"), "the cat sat on a mat", "the cat sat on the mat", (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25),
+        (like("rouge_1", reference="one {{item.completion}}"), "one two", "two", 1),
     ],
 )
 def test_a_text_is_scored(metric: dict[str, Any], text: str, reference: str, expected: float) -> None:
