@@ -6,6 +6,7 @@ from contract.messages.report_messages import Detached, JobExited, Points, Texts
 from tests.worker.executor.text_evaluations import ASKED, CALM, SPACE
 from tests.worker.inside import Inside, resumed
 from worker.pipe_messages import Detach
+from worker.replicas.replica_set import Replicas
 
 HALFWAY = {**ASKED, "milestones": [0.5]}
 FOUR = {"learning_rate": [1e-2, 3e-3, 1e-3, 3e-4], "rank": [8], "batch_size": [4]}
@@ -65,6 +66,22 @@ def test_a_job_that_is_stopped_ends_after_its_texts(fleet, placing, tmp_path):
     points = [event for event in reported.events if isinstance(event, Points) and event.job == stopped]
     order = [reported.events.index(event) for event in (points[-1], told, end)]
     assert order == sorted(order)
+
+
+def test_a_job_that_fails_takes_its_texts_with_it_and_its_neighbour_keeps_its_own(fleet, placing, tmp_path, monkeypatch):
+    asked, real = {**HALFWAY, "max_new_tokens": 60}, Replicas.step
+
+    def failing(self, jobs, slices, on_progress):
+        stepped, unrunnable = real(self, jobs, slices, on_progress)
+        for key in [job.key for job, step in jobs if job.key.job == 0 and step == 12]:
+            unrunnable[key] = "no memory"
+            del stepped.losses[key]
+        return stepped, unrunnable
+
+    monkeypatch.setattr(Replicas, "step", failing)
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=asked, training={"epochs": 2}))
+    assert [reported.ended[job].kind for job in (0, 1)] == ["job_failed", "job_completed"]
+    assert [(one.job, one.milestone) for one in at_milestones(reported)] == [(1, 9)]
 
 
 @pytest.mark.parametrize("heard", [False, True])
