@@ -10,8 +10,10 @@ exclusively. The gate: every job succeeded, and the jobs' training losses alone 
 """
 
 import argparse
+import logging
 import math
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -130,6 +132,7 @@ def _first_beside(http: httpx.Client, task_id: str) -> int:
     """With how many others it shared its device when it was placed."""
     changes = http.get(f"/v1/tasks/{task_id}/plan-history", params={"limit": 100}).json()["data"]
     placed = [change["said"] for change in changes if change["kind"] == "placed"]
+    logging.debug("%s: %s", task_id, [said.get("sentence") for said in placed])
     return max((said.get("beside") or 0 for said in placed), default=0)
 
 
@@ -157,7 +160,16 @@ def compared(exclusive: Sequence[Ran], joined: Sequence[Ran], alone: Sequence[fl
         "slowdown": [min(slow), median(slow), max(slow)],
         "later_fraction": sum(later) / len(later),
         "joined": sum(one.beside > 0 for one in joined),
+        "alone_s": list(alone),
+        "jobs_exclusive": _told(exclusive),
+        "jobs_joined": _told(joined),
     }
+
+
+def _told(arm: Sequence[Ran]) -> list[list[float]]:
+    """[created, placed, ended, tasks beside it when placed] of each job; seconds since the first was created."""
+    zero = min(one.created for one in arm)
+    return [[round(at - zero, 2) for at in (one.created, one.placed, one.ended)] + [one.beside] for one in arm]
 
 
 def gate_of(exclusive: Sequence[Ran], joined: Sequence[Ran]) -> dict[str, Any]:
@@ -178,9 +190,10 @@ def measure(given: argparse.Namespace, motet: RunningStack) -> tuple[dict[str, f
     jobs = drawn(given.jobs, tuple(given.rows), given.seed)
     warm = [Job(number, given.rows[0], 1, size, 1.0) for number, size in enumerate((1, 2, 4))]
     tenants.upload([*jobs, *warm])
-    tenants.run(warm, [0.0] * len(warm), EXCLUSIVE)  # load the base, compile, and teach the planner what a step takes
-    tenants.run(warm, [0.0] * len(warm), JOINED)
+    tenants.run(warm, [0.0] * len(warm), EXCLUSIVE)  # load the base, and teach the planner what a step takes
     burst = [0.0] * len(jobs)
+    first = tenants.run(jobs, burst, JOINED)  # kernels of every size compile, which a node then has on its disk
+    print(f"the first burst: {max(one.ended for one in first) - min(one.created for one in first):.1f} s", flush=True)
     alone_arm = tenants.run(jobs, burst, EXCLUSIVE)
     alone = [one.running for one in alone_arm]
     rows = [
@@ -218,7 +231,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", help="the commit that is measured, where there is no checkout")
     parser.add_argument("--dry-run", action="store_true", help="write no result file")
+    parser.add_argument("--logs", type=Path, help="a folder that the programs' logs are copied to")
     given = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger().setLevel(logging.DEBUG if given.logs is not None else logging.WARNING)
+    logging.getLogger("httpcore").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="motet-sharing-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -228,9 +245,9 @@ def main() -> None:
             motet.as_admin("POST", "/v1/admin/models", json={"name": "random", "source": str(folder / "base")})
             try:
                 figures, rows, gate = measure(given, motet)
-            except BaseException:
-                print(motet.log("worker").read_text()[-3000:], flush=True)
-                raise
+            finally:
+                if given.logs is not None:
+                    shutil.copytree(motet.log("worker").parent, given.logs)
     print(figures, gate, flush=True)
     if not given.dry_run:
         write_result("sharing_service", gate, figures, rows, given.commit)
