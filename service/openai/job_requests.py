@@ -5,7 +5,7 @@ For `auto` Motet uses its defaults, which search learning rates. A multiplier of
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.search_space import BatchSize, Beta, SearchSpace, Seed
@@ -71,6 +71,18 @@ class Method(Strict):
         return own.hyperparameters if own is not None else None
 
 
+def _no_integrations(asked: list[Any]) -> list[Any]:
+    """Runs are mirrored to no other service, and a job that only seemed to be mirrored would be found out too late."""
+    if asked:
+        types = [one.get("type") for one in asked if isinstance(one, dict)]
+        named = ", ".join(sorted({one for one in types if isinstance(one, str)}))[:64] or "another service"
+        raise ValueError(
+            f"runs are not sent to {named}; leave it out, and let a program of yours log there what the job's result file "
+            "metrics.csv or GET /v1/tasks/{task_id}/metrics tells"
+        )
+    return asked
+
+
 class JobRequest(Strict):
     """OpenAI's fields; and Motet's own, which its SDK passes on from `extra_body`."""
 
@@ -82,7 +94,9 @@ class JobRequest(Strict):
     metadata: Pairs | None = None
     method: Method | None = None
     hyperparameters: Hyperparameters | None = Field(default=None, description="As method.supervised.hyperparameters; older")
-    integrations: Annotated[list[Any], Field(max_length=0)] | None = Field(default=None, description="There are none here")
+    integrations: Annotated[list[Any], AfterValidator(_no_integrations), Field(max_length=0)] | None = Field(
+        default=None, description="There are none here: curves are in the result file metrics.csv"
+    )
 
     search_space: SearchSpace | None = None
     training: Training | None = None

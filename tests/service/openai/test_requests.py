@@ -61,7 +61,6 @@ def test_the_rest_of_a_request_lands_in_the_spec():
         {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0}}}},
         {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}, "search_space": {"learning_rate": [1e-4]}},
         {"metadata": {"": "x"}},
-        {"integrations": [{"type": "wandb"}]},
         {"suffix": "a:b"},
     ],
 )
@@ -71,6 +70,22 @@ def test_what_contradicts_itself_is_refused(tenant, said):
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [([{"type": "wandb", "wandb": {"project": "p"}}], "wandb"), ([{"type": 3}, 4], "another service")],
+)
+def test_a_mirror_that_is_not_there_is_refused_with_what_to_take_instead(tenant, asked, named):
+    error = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"integrations": asked}).json()["error"]
+    assert error["param"] == "integrations"
+    assert error["message"].startswith(f"integrations: runs are not sent to {named}; ")
+    assert "metrics.csv" in error["message"]
+
+
+@pytest.mark.parametrize("none", [None, []])
+def test_no_mirror_is_accepted(none):
+    assert not JobRequest.model_validate(FILE | {"integrations": none}).integrations
 
 
 def test_a_mistyped_field_is_told_with_what_was_meant(tenant):
