@@ -12,7 +12,7 @@ from typing import IO, Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 
 from contract.messages.node_messages import HeartbeatAnswer
-from contract.messages.placement_messages import Placement
+from contract.messages.placement_messages import AnswersOnly, Placement
 from contract.strict import Message
 
 T = TypeVar("T")
@@ -25,6 +25,14 @@ Phase = Literal["loading", "training", "detaching"]
 class Attach(Message):
     kind: Literal["attach"] = "attach"
     placement: Placement
+    deadline: float  # of its lease
+
+
+class Serve(Message):
+    """Hold a base to answer completions alone."""
+
+    kind: Literal["serve"] = "serve"
+    placement: AnswersOnly
     deadline: float  # of its lease
 
 
@@ -53,7 +61,7 @@ class Stop(Message):
     seconds: float
 
 
-Command = Annotated[Attach | Renew | Detach | Stop, Field(discriminator="kind")]
+Command = Annotated[Attach | Serve | Renew | Detach | Stop, Field(discriminator="kind")]
 
 # ---- executor to daemon ----------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class UnknownNode(Message):
 
 HeartbeatNews = Annotated[HeartbeatResult | UnknownNode, Field(discriminator="kind")]
 
-COMMANDS: TypeAdapter[Attach | Renew | Detach | Stop] = TypeAdapter(Command)
+COMMANDS: TypeAdapter[Attach | Serve | Renew | Detach | Stop] = TypeAdapter(Command)
 EXECUTOR_NEWS: TypeAdapter[ExecutorProgress | PlacementEnded] = TypeAdapter(ExecutorNews)
 HEARTBEAT_COMMANDS: TypeAdapter[Identity | Pulses] = TypeAdapter(HeartbeatCommand)
 HEARTBEAT_NEWS: TypeAdapter[HeartbeatResult | UnknownNode] = TypeAdapter(HeartbeatNews)

@@ -88,16 +88,26 @@ class JobAssignment(Message):
     milestone: int = 0  # of its schedule's milestones, the last one whose texts the service has; 0: of none
 
 
-class Placement(Message):
-    """One task on one executor, under one lease and fence."""
+class Leased(Message):
+    """What an executor holds under one lease and fence: devices of its node, and a base on them."""
 
     placement_id: str
     fence: int
     token: str
     lease_seconds: float  # counted from when the request that fetched this was sent
-    task_id: str
     device_indexes: list[int]
     base: BaseModelRef
+    leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
+
+
+class AnswersOnly(Leased):
+    """A placement without a task: its executor answers completions of the base, on devices that no task wants."""
+
+
+class Placement(Leased):
+    """One task on one executor."""
+
+    task_id: str
     train_file: FileRef
     validation_file: FileRef | None
     prompts_file: FileRef | None = None  # of its evaluation; None: validation rows are the prompts
@@ -106,7 +116,6 @@ class Placement(Message):
     base_val_loss: float | None = None  # None until a placement has measured it
     base_scores: RowScores | None = None  # on each validation row; None until a placement has measured them
     base_texts_evaluated: bool = False  # whether the base's texts are scored already
-    leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the next report that the service expects
     request_id: str | None = None  # of the API call that created the task, for logs
@@ -131,3 +140,4 @@ class DesiredState(Message):
     version: int
     placements: list[Placement]
     unchanged: list[Unchanged] = Field(default=[])
+    sessions: list[AnswersOnly] = Field(default=[])  # a worker from before them ignores them

@@ -25,12 +25,8 @@ from contract.messages.node_messages import (
     NodeWelcome,
     PlacementsLost,
 )
-from contract.messages.placement_messages import FileRef, Placement
-from contract.messages.report_messages import (
-    Detached,
-    Report,
-    ReportAck,
-)
+from contract.messages.placement_messages import AnswersOnly, FileRef, Placement
+from contract.messages.report_messages import Detached, Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import JOB_TERMINAL
 from tests.worker.reported import Reported
@@ -48,6 +44,7 @@ class Fleet:
         self.objects: dict[str, bytes] = {}
         self.reported: dict[str, Reported] = {}
         self.desired: list[Placement] = []
+        self.sessions: list[AnswersOnly] = []
         self.newer: list[dict[str, Any]] = []  # placements as only a newer worker reads them
         self.unchanged = False  # whether the service can describe no placement
         self.version = 0
@@ -119,11 +116,16 @@ class Fleet:
             self.reported[placement.placement_id] = reported = Reported(placement)
             return reported
 
+    def hold(self, session: AnswersOnly | None, *placements: Placement) -> list[Reported]:
+        """Hold this base alone from now on, or none, and place these with the same change."""
+        with self.lock:
+            self.sessions, self.version = [session] if session is not None else [], self.version + 1
+            return [self.place(placement) for placement in placements]
+
     def end(self, placement_id: str) -> None:
         with self.lock:
             self.desired = [p for p in self.desired if p.placement_id != placement_id]
-            self.reported[placement_id].live = False
-            self.version += 1
+            self.reported[placement_id].live, self.version = False, self.version + 1
 
     def ask_to_leave(self, placement_id: str) -> None:
         with self.lock:
@@ -163,8 +165,7 @@ class Fleet:
         self.credential = self.registrations[-1].credential or f"credential-{len(self.registrations)}"
         for placement in self.desired:
             self.reported[placement.placement_id].live = False
-        self.desired = []
-        self.version += 1
+        self.desired, self.sessions, self.version = [], [], self.version + 1
         welcome = NodeWelcome(
             node_id="node_1",
             credential=self.credential,
@@ -179,7 +180,7 @@ class Fleet:
             return 401, b'{"code": "node_unknown"}'
         said = Heartbeat.model_validate_json(body)
         self.heartbeats.append(said)
-        live = {p.placement_id: p for p in self.desired}
+        live = {p.placement_id for p in [*self.desired, *self.sessions]}
         leases = [
             LeaseGrant(placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}")
             for p in said.pulses
@@ -197,6 +198,7 @@ class Fleet:
             said["placements"] = [*self.newer, *(p.model_dump(mode="json") for p in self.desired)]
             for placement in said["placements"]:
                 placement["spec"].update(self.strange.get(placement["placement_id"], {}))
+        said["sessions"] = [session.model_dump(mode="json") for session in self.sessions]
         return 200, json.dumps(said).encode()
 
     def _cached(self, bearer: str, body: bytes) -> tuple[int, bytes]:
@@ -208,6 +210,7 @@ class Fleet:
         said = PlacementsLost.model_validate_json(body)
         self.lost.append(said)
         self.desired = [p for p in self.desired if p.placement_id not in said.fences]
+        self.sessions = [p for p in self.sessions if p.placement_id not in said.fences]
         for placement_id in said.fences:
             if placement_id in self.reported:  # else it never was: a newer service's
                 self.reported[placement_id].live = False
@@ -250,7 +253,7 @@ class Fleet:
     def _completions(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
         said = CompletionsWanted.model_validate_json(body)
         self.lock.wait_for(lambda: self.asked or self.gone & set(said.held), timeout=min(0.2, said.wait))
-        if placement_id not in {placement.placement_id for placement in self.desired}:
+        if placement_id not in {placement.placement_id for placement in [*self.desired, *self.sessions]}:
             return 409, b'{"code": "fence_stale"}'
         given, self.asked = self.asked[: said.room], self.asked[said.room :]
         self.pieces.update({work.request_id: [] for work in given})

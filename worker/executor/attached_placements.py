@@ -1,4 +1,4 @@
-"""The placements attached to an executor: arrival, lease and departure. Trains nothing.
+"""The placements attached to an executor, with tasks or for answers only: arrival, lease and departure. Trains nothing.
 
 A background thread prepares a placement, then the training loop opens it. It leaves when it is done, when the service or its
 lease ends it, or when it cannot continue; the daemon is notified each time.
@@ -6,12 +6,12 @@ lease ends it, or when it cannot continue; the daemon is notified each time.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from contract.messages.placement_messages import BaseModelRef, Placement
+from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased, Placement
 from contract.messages.report_messages import PlacementFailed
 from worker.adapters.job_checkpoint import CheckpointError
 from worker.api_client import FenceStale, PlacementLink, Refused
@@ -19,13 +19,15 @@ from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.data.token_cache import DataError
+from worker.executor.answer_session import AnswerSession
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
-from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared
+from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared, capacities_of
 from worker.executor.reporter import Reporter
-from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew
+from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew, Serve
+from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseError, Crowded
 from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 from worker.settings import Settings
@@ -39,7 +41,8 @@ _SILENT_SECONDS = 10.0  # without a word from a rank, after which it is not wait
 
 
 class AttachedPlacements:
-    """`hand_over` queues a callback for the training loop, which calls `opened` and `left`; `send` sends to the daemon."""
+    """`hand_over` queues a callback for the training loop, which calls `opened`, `loaded` (for answers only) and `left`; `send`
+    sends to the daemon."""
 
     def __init__(
         self,
@@ -50,15 +53,18 @@ class AttachedPlacements:
         hand_over: Callable[[Callback], None],
         send: Send,
         opened: Callable[[PlacementRun, Prepared], None],
+        loaded: Callable[[LoadedBase, Sequence[Capacity]], object],
         left: Callable[[PlacementRun], None],
     ) -> None:
         self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
+        self._loaded_for_answers = loaded
         self._worker = BackgroundWorker("preparations")
         self._ranks = RankGroup(self._check_leases)
         self._fetch = BaseFetch(settings, cache, lambda: hand_over(partial(self.progress, now=True)))
         self._loaded: LoadedBase | None = None  # used by the preparation thread alone
         self._tasks: dict[str, PlacementRun] = {}
+        self._sessions: dict[str, AnswerSession] = {}
         self._leases: dict[str, Lease] = {}
         self._reported_at = 0.0
 
@@ -66,6 +72,11 @@ class AttachedPlacements:
     def tasks(self) -> list[PlacementRun]:
         """All attached placements, prepared or not."""
         return list(self._tasks.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is attached, so that another base may take the memory."""
+        return not self._tasks and not self._sessions
 
     @property
     def open(self) -> list[PlacementRun]:
@@ -79,23 +90,33 @@ class AttachedPlacements:
 
     @property
     def serving_lease(self) -> Lease | None:
-        """Of a placement under which completions can be answered: it is open, and stays."""
+        """Of a placement under which completions can be answered: it is open, and stays. A task's before one for answers
+        only."""
         staying = (task.lease for task in self.training if not task.detaching and not task.all_ended)
-        return next(staying, None)
+        asked = (session.lease for session in self._sessions.values() if session.open)
+        return next(staying, None) or next(asked, None)
 
     def __getitem__(self, key: str) -> PlacementRun:
         return self._tasks[key]
 
     # ---- arrival ---------------------------------------------------------------------------------------------------
 
-    def lease(self, message: Attach) -> Lease:
+    def lease(self, message: Attach | Serve) -> Lease:
         """Create the lease of a placement that is about to attach. From any thread, so that renewals find it from the start."""
         placement = message.placement
         lease = Lease(placement.placement_id, placement.fence, placement.token, message.deadline)
         self._leases[placement.placement_id] = lease
         return lease
 
-    def attach(self, placement: Placement, lease: Lease) -> None:
+    def attach(self, placement: Leased, lease: Lease) -> None:
+        if isinstance(placement, Placement):
+            self._attach_task(placement, lease)
+        elif isinstance(placement, AnswersOnly):
+            session = self._sessions[placement.placement_id] = AnswerSession(placement, lease)
+            self.progress(now=True)
+            self._worker.submit(partial(self._prepare_answers, session, self._devices(placement)))
+
+    def _attach_task(self, placement: Placement, lease: Lease) -> None:
         task = PlacementRun(
             placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._on_end, lease.placement_id))
         )
@@ -138,7 +159,25 @@ class AttachedPlacements:
         else:
             self._hand_over(partial(self._open, task, prepared))
 
-    def _devices(self, placement: Placement) -> list[torch.device]:
+    def _prepare_answers(self, session: AnswerSession, devices: list[torch.device]) -> None:
+        """Runs in the preparation thread."""
+        key = session.lease.placement_id
+        try:
+            loaded = self._load(session.placement.base, devices, session.lease)
+            capacities = capacities_of(loaded, self._settings, self._scratch)
+        except (CannotTrain, BaseError, Crowded, LeaseNotHeld, Refused) as error:
+            self._hand_over(partial(self._leave, key, True, str(error)))
+        else:
+            self._hand_over(partial(self._open_answers, key, loaded, capacities))
+
+    def _open_answers(self, key: str, loaded: LoadedBase, capacities: Sequence[Capacity]) -> None:
+        session = self._sessions.get(key)
+        if session is not None:
+            self._loaded_for_answers(loaded, capacities)
+            session.open = True
+            self.progress(now=True)
+
+    def _devices(self, placement: Leased) -> list[torch.device]:
         """The placement's devices, one replica on each. On a CPU, torch gets the threads of one slot."""
         if self._settings.worker_device == "cpu" or not torch.cuda.is_available():
             cores = len(os.sched_getaffinity(0))
@@ -182,7 +221,7 @@ class AttachedPlacements:
     def detach(self, message: Detach) -> None:
         """Drop a placement at once, or with `keep` stop training it; one still in preparation has nothing to checkpoint."""
         task = self._tasks.get(message.placement_id)
-        if not message.keep:
+        if not message.keep or message.placement_id in self._sessions:
             self._leave(message.placement_id, False, "the service has ended it")
         elif task is not None and not task.detaching:
             log.info("placement %s was asked to leave", task.key)
@@ -201,10 +240,18 @@ class AttachedPlacements:
         for task in self.tasks:
             if not task.lease.holds():
                 self.leave(task, True, "its lease ended")
+        for key, session in list(self._sessions.items()):
+            if not session.lease.holds():
+                self._leave(key, True, "its lease ended")
 
     def _leave(self, key: str, lost: bool, detail: str) -> None:
         if key in self._tasks:
             self.leave(self._tasks[key], lost, detail)
+        elif (session := self._sessions.pop(key, None)) is not None:
+            session.lease.release()  # ends a download for it
+            log.info("nobody is answered under %s any more: %s", key, detail)
+            del self._leases[key]
+            self._send(PlacementEnded(placement_id=key, lost=lost, detail=detail[:2000]))
 
     def leave(self, task: PlacementRun, lost: bool, detail: str) -> None:
         """Remove the placement and notify the daemon. `lost`: see PlacementEnded."""
@@ -227,9 +274,11 @@ class AttachedPlacements:
         at = boot_now()
         if now or at - self._reported_at >= _REPORT_SECONDS:
             self._reported_at = at
-            waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
-            loading = {task.key: how for task in self.tasks if (how := task.lease.loading) is not None}
+            leases = [*(task.lease for task in self.tasks), *(one.lease for one in self._sessions.values())]
+            waits = {lease.placement_id: why for lease in leases if (why := lease.waits_for) is not None}
+            loading = {lease.placement_id: how for lease in leases if (how := lease.loading) is not None}
             phases = {task.key: _phase(task) for task in self.tasks}
+            phases |= {key: one.phase for key, one in self._sessions.items()}
             self._send(ExecutorProgress(phases=phases, waits=waits, loading=loading, at=at))
 
 

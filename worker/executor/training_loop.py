@@ -11,9 +11,10 @@ Policy.on_evaluation), or by its rank at a rung (`_apply_rank_decisions`, by Pol
 import contextlib
 import math
 import queue
+from collections.abc import Sequence
 from functools import partial
 
-from contract.messages.placement_messages import Placement
+from contract.messages.placement_messages import Leased
 from worker.adapters.location_types import AdapterSpec
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
@@ -31,11 +32,13 @@ from worker.executor.placement_lease import Lease
 from worker.executor.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
 from worker.executor.step_scheduler import StepScheduler
-from worker.pipe_messages import Attach, Detach, Renew, Stop
+from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
+from worker.policy.adapter_memory_model import Capacity
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
 from worker.policy.job_record import RungReached, Stage, keeps_adapter
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.packed_step import Stepped
+from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import ValidationResult
 from worker.settings import Settings
@@ -52,7 +55,7 @@ class Executor:
         self._scratch.sweep()
         self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
         self._attached = AttachedPlacements(
-            settings, link, self._scratch, self._cache, self._inbox.put, send, self._opened, self._left
+            settings, link, self._scratch, self._cache, self._inbox.put, send, self._opened, self._hold, self._left
         )
         self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
@@ -62,7 +65,7 @@ class Executor:
         self._completions = Completions(link, self._cache, settings.worker_completion_share, self._inbox.put)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
-        self._recheck_admission = False  # whether waiting jobs may find room now
+        self._recheck_admission = False  # whether waiting jobs may find room
         self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
         self._stopping = False
 
@@ -90,9 +93,9 @@ class Executor:
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
 
-    def handle_command(self, command: Attach | Renew | Detach | Stop) -> None:
+    def handle_command(self, command: Attach | Serve | Renew | Detach | Stop) -> None:
         match command:
-            case Attach():
+            case Attach() | Serve():
                 self._inbox.put(partial(self._attach, command.placement, self._attached.lease(command)))
             case Renew():
                 self._attached.renew(command)
@@ -117,17 +120,15 @@ class Executor:
         self._completions.serve(self._replicas, self._attached.serving_lease)
         return not self._stopping
 
-    def _attach(self, placement: Placement, lease: Lease) -> None:
-        if not self._attached.tasks and self._replicas is not None and self._replicas.ref.identity != placement.base.identity:
+    def _attach(self, placement: Leased, lease: Lease) -> None:
+        if self._attached.empty and self._replicas is not None and self._replicas.ref.identity != placement.base.identity:
             self._replicas = None  # another base needs the memory
             self._completions.serve(None, None)
         self._attached.attach(placement, lease)
 
     def _opened(self, task: PlacementRun, prepared: Prepared) -> None:
         """A placement is prepared: make its jobs schedulable."""
-        if self._replicas is None or self._replicas.loaded is not prepared.loaded:
-            self._replicas = Replicas(prepared.loaded, prepared.capacities, self._scratch, self._cache)
-        replicas = self._replicas
+        replicas = self._hold(prepared.loaded, prepared.capacities)
         needs = prepared.needs([run.demand.adapter_rows for run in task.runs])
         replicas.add_placement(task.key, needs, [run.job for run in task.runs])
         for run in task.runs:
@@ -137,8 +138,13 @@ class Executor:
         self._baselines.begin(replicas, task, prepared)
         self._texts.ask_base(replicas, task)
         self._checkpoint_policy.expect(task)
-        self._recheck_admission = True
-        self._to_rank[task.key] = task
+        self._recheck_admission, self._to_rank[task.key] = True, task
+
+    def _hold(self, loaded: LoadedBase, capacities: Sequence[Capacity]) -> Replicas:
+        """The replicas of this base: those that are there, or new ones."""
+        if self._replicas is None or self._replicas.loaded is not loaded:
+            self._replicas = Replicas(loaded, capacities, self._scratch, self._cache)
+        return self._replicas
 
     def _advance_baseline(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
@@ -161,8 +167,6 @@ class Executor:
         self._to_rank.pop(task.key, None)
         self._recheck_admission = True
 
-    # ---- decide ----------------------------------------------------------------------------------------------------
-
     def _active(self) -> list[JobRun]:
         """The jobs that train: those with arena rows."""
         runs = [run for task in self._attached.training for run in task.runs]
@@ -181,8 +185,6 @@ class Executor:
             self._attached[key.placement].started(waiting[key])
         self._fail_unrunnable(replicas, unrunnable)
         self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
-
-    # ---- do and record ------------------------------------------------------------------------------------------------
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
         """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
@@ -263,8 +265,6 @@ class Executor:
                 task.parked(run)
                 replicas.store.park(run.key)
                 self._recheck_admission = True
-
-    # ---- release ---------------------------------------------------------------------------------------------------
 
     def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot; records its end once texts are scored and adapter stored."""

@@ -10,19 +10,19 @@ import signal
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
-from contract.compatibility.lenient_documents import unknown_fields
 from contract.messages.node_messages import PlacementsLost
-from contract.messages.placement_messages import DesiredState, Placement
+from contract.messages.placement_messages import DesiredState, Leased
 from contract.states import RequeueReason
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
+from worker.node.attach_commands import attach_command
 from worker.node.child_process import Child, ChildEnded, ChildMessage
 from worker.node.desired_state_poller import Desired, NodeForgotten
 from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
-from worker.pipe_messages import Attach, Detach, ExecutorProgress, HeartbeatResult, PlacementEnded, Pulses, Renew, UnknownNode
+from worker.pipe_messages import Detach, ExecutorProgress, HeartbeatResult, PlacementEnded, Pulses, Renew, UnknownNode
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Daemon:
         self._credential = NodeCredential(settings.scratch)
         self._devices = find_devices(settings)
         self._pool = ExecutorPool(self._devices, self._inbox.put)
-        self._wanted: dict[str, tuple[Placement, float]] = {}  # desired placements, with the deadline of their first lease
+        self._wanted: dict[str, tuple[Leased, float]] = {}  # desired placements, with the deadline of their first lease
         self._ended_ids: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
         self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
@@ -111,7 +111,8 @@ class Daemon:
         match event:
             case Desired(node_id=node_id) if node_id == member.welcome.node_id:
                 self._version = event.state.version
-                placements = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in event.state.placements}
+                wanted: list[Leased] = [*event.state.placements, *event.state.sessions]
+                placements = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in wanted}
                 self._wanted = placements | self._unchanged(event.state)
                 self._ended_ids &= self._wanted.keys()
             case ChildMessage(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
@@ -127,7 +128,7 @@ class Daemon:
             case ChildEnded(child=child):
                 self._executor_ended(member, child, event.code)
 
-    def _unchanged(self, state: DesiredState) -> dict[str, tuple[Placement, float]]:
+    def _unchanged(self, state: DesiredState) -> dict[str, tuple[Leased, float]]:
         """Placements that continue as they are, with the deadlines of their first leases."""
         known = [(self._wanted[one.placement_id], one.leave) for one in state.unchanged if one.placement_id in self._wanted]
         return {p.placement_id: (p.model_copy(update={"leave": leave}), deadline) for (p, deadline), leave in known}
@@ -184,7 +185,7 @@ class Daemon:
             self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
         self._pulse(member)
 
-    def _lose(self, member: NodeMembership, placements: list[Placement], reason: RequeueReason, detail: str) -> None:
+    def _lose(self, member: NodeMembership, placements: list[Leased], reason: RequeueReason, detail: str) -> None:
         fences = {p.placement_id: p.fence for p in placements}
         member.desired.report_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000]))
 
@@ -226,33 +227,30 @@ class Daemon:
             if placement_id in self._wanted:
                 continue
             if held.detaching_since is None:
+                for_nobody = executor.loads_for_nobody([wanted for wanted, _ in self._wanted.values()])
                 held.detaching_since, held.phase = now, "detaching"
+                if for_nobody and not executor.stopping:
+                    self._kill(executor)
+                    return None
                 executor.child.send(Detach(placement_id=placement_id))
             deadlines.append(held.detaching_since + _DETACH_SECONDS)
         if not deadlines or executor.stopping:
             return None
         if min(deadlines) <= now:
             log.error("executor %d did not detach within %.0f s; killing it", executor.child.pid, _DETACH_SECONDS)
-            executor.stopping = True
-            executor.child.kill()
+            self._kill(executor)
             return None
         return min(deadlines)
 
-    def _attach(self, placement: Placement, deadline: float, now: float) -> bool:
+    def _kill(self, executor: ExecutorProcess) -> None:
+        executor.stopping = True
+        executor.child.kill()
+
+    def _attach(self, placement: Leased, deadline: float, now: float) -> bool:
         executor = self._pool.assign(placement, now)
         if executor is None:
             return False
-        log.info(
-            "placement %s of task %s (fence %d, request %s) goes to executor %d",
-            placement.placement_id,
-            placement.task_id,
-            placement.fence,
-            placement.request_id,
-            executor.child.pid,
-        )
-        for field in unknown_fields(placement.spec):
-            log.warning("task %s has a spec of another version: this one does not know %s", placement.task_id, field)
-        executor.child.send(Attach(placement=placement, deadline=deadline))
+        executor.child.send(attach_command(placement, deadline, executor.child.pid))
         return True
 
     def _pulse(self, member: NodeMembership, now: bool = True) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from contract.messages.node_messages import Device
-from contract.messages.placement_messages import BaseModelRef, Placement
+from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased
 from worker.node.child_process import Child, ChildEnded, ChildMessage
 from worker.pipe_messages import EXECUTOR_NEWS, Phase, PlacementPulse, Stop
 
@@ -20,9 +20,9 @@ IDLE_SECONDS = 30.0  # how long an executor keeps its base after its last placem
 
 @dataclass
 class HeldPlacement:
-    """A placement on an executor, as the daemon knows it. Times are on the boot clock."""
+    """A placement on an executor, with a task or for answers only, as the daemon knows it. Times are on the boot clock."""
 
-    placement: Placement
+    placement: Leased
     progress_at: float
     phase: Phase = "loading"
     detaching_since: float | None = None
@@ -53,6 +53,17 @@ class ExecutorProcess:
     idle_since: float = 0.0
     stopping: bool = False
 
+    def loads_for_nobody(self, wanted: Iterable[Leased]) -> bool:
+        """Whether it still loads a base only to be asked, and none of the wanted placements has that base: a task of another
+        base would wait for its end."""
+        same = any(
+            self.base is not None and one.base.identity == self.base.identity
+            for one in wanted
+            if self.devices == frozenset(one.device_indexes)
+        )
+        alone = all(isinstance(held.placement, AnswersOnly) and held.phase == "loading" for held in self.held.values())
+        return bool(self.held) and alone and not same
+
 
 class ExecutorPool:
     """All executor processes of this node, over its devices."""
@@ -74,7 +85,7 @@ class ExecutorPool:
     def of(self, child: Child) -> ExecutorProcess | None:
         return next((executor for executor in self.executors if executor.child is child), None)
 
-    def assign(self, placement: Placement, now: float) -> ExecutorProcess | None:
+    def assign(self, placement: Leased, now: float) -> ExecutorProcess | None:
         """Assign the placement to an executor and return it. None while its devices are not free.
 
         Placements with the same devices and the same base share an executor; an executor without placements may change its

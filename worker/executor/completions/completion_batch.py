@@ -58,6 +58,7 @@ class Completions:
         self._running: dict[str, RequestRun] = {}
         self._requesters: dict[Sequence, RequestRun] = {}
         self._adapters = HeldAdapters()
+        self._placement_id = ""  # under whose lease requests are answered
         self._generator: Generator | None = None
         self._pages = 0
         self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory
@@ -81,6 +82,9 @@ class Completions:
         if replicas is not self._replicas:
             self.drop()
             self._replicas, self._adapters, self._generator = replicas, HeldAdapters(), None
+        if lease is not None and replicas is not None and lease.placement_id != self._placement_id:
+            self._placement_id = lease.placement_id
+            self._adapters.drop_idle(replicas)  # who is on the executor has changed: no tenant's adapter stays for others
         held = self.at_hand
         room = max(0, MOST_REQUESTS - len(held)) if lease is not None and replicas is not None else 0
         self._channel.serve(lease or (self._channel.lease if held else None), room, held)

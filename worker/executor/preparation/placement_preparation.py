@@ -36,6 +36,7 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_ASKED_TOKENS, _ASKED_RANK = 512, 64  # what a base that is only asked is measured for
 _DRAWN_SHARE = 4  # one part in so many of the memory for parked adapters may hold first weights of new jobs
 
 
@@ -65,6 +66,12 @@ class Prepared:
     def file(self, index: int) -> Path | None:
         """The checkpoint file of the job of this index."""
         return self.checkpoints[index][0] if index in self.checkpoints else None
+
+
+def capacities_of(loaded: LoadedBase, settings: Settings, scratch: ObjectCache) -> tuple[Capacity, ...]:
+    """What each replica holds where nothing trains: the base and adapters that are asked. Raises CannotTrain."""
+    profiles = _memory_profiles(loaded.base, min(_ASKED_TOKENS, loaded.base.max_positions), scratch)
+    return loaded.capacities(profiles, settings, _ASKED_RANK)
 
 
 class PartsClock:
@@ -119,7 +126,7 @@ class Preparation:
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
         clock.note("checkpoints")
-        profiles = self._profiles(base, data.longest)
+        profiles = _memory_profiles(base, data.longest, self._scratch)
         widest = max((job.config.rank for job in self._unfinished), default=0)
         capacities = loaded.capacities(profiles, self._settings, widest)
         rows = [rows_for(job.config.rank) for job in self._unfinished]
@@ -147,16 +154,6 @@ class Preparation:
                 drawn[job.index] = spec.first_weights(layout)
                 self._lease.check()
         return drawn
-
-    def _profiles(self, base: BaseCopy, longest: int) -> Profiles:
-        """Raises CannotTrain where the base leaves no memory to train in."""
-        try:
-            return profiles_of(base.trainer, base.ref, longest, self._scratch)
-        except OutOfMemory as error:
-            raise CannotTrain(
-                f"base model {base.ref.name} takes {held_bytes(base.trainer) >> 20} MiB here and leaves no memory for a pass "
-                f"of {error.tokens} tokens; take a smaller base, precision nf4, or a worker with more memory"
-            ) from None
 
     @property
     def _unfinished(self) -> list[JobAssignment]:
@@ -231,6 +228,17 @@ class Preparation:
             return scratch.fetch(sha256, lambda: blocks(token=self._lease.token))
         except WrongBytes as error:
             raise Unreachable(str(error)) from None
+
+
+def _memory_profiles(base: BaseCopy, longest: int, scratch: ObjectCache) -> Profiles:
+    """Raises CannotTrain where the base leaves no memory to train in."""
+    try:
+        return profiles_of(base.trainer, base.ref, longest, scratch)
+    except OutOfMemory as error:
+        raise CannotTrain(
+            f"base model {base.ref.name} takes {held_bytes(base.trainer) >> 20} MiB here and leaves no memory for a pass "
+            f"of {error.tokens} tokens; take a smaller base, precision nf4, or a worker with more memory"
+        ) from None
 
 
 def _check_fits(data: DataSet | TokenRows, base: BaseCopy) -> None:

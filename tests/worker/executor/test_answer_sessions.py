@@ -1,0 +1,88 @@
+"""A base that an executor holds to be asked alone: what it keeps from one session to the next."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from contract.messages.placement_messages import AnswersOnly, BaseModelRef
+from tests.worker.executor.completion_work import SPACE, chat, over
+from tests.worker.fleet import Fleet
+from tests.worker.inside import Inside
+from worker.api_client import PlacementLink
+from worker.boot_clock import boot_now
+from worker.executor.training_loop import Executor
+from worker.pipe_messages import Detach, ExecutorProgress, PlacementEnded, Serve, Stop
+
+
+@contextmanager
+def executing(fleet: Fleet, folder: Any) -> Iterator[tuple[Executor, list[PlacementEnded]]]:
+    """An executor that runs in a thread, and what it says has ended."""
+    ended: list[PlacementEnded] = []
+
+    def tell(news: ExecutorProgress | PlacementEnded) -> None:
+        with fleet.lock:
+            if isinstance(news, PlacementEnded):
+                ended.append(news)
+            fleet.lock.notify_all()
+
+    with PlacementLink(fleet.url) as link:
+        executor = Executor(Inside(fleet, folder).settings, link, tell)
+        thread = threading.Thread(target=executor.run)
+        thread.start()
+        try:
+            yield executor, ended
+        finally:
+            executor.handle_command(Stop(seconds=0))
+            thread.join()
+
+
+def hold(fleet: Fleet, executor: Executor, base: BaseModelRef, key: str) -> None:
+    lease = {"placement_id": key, "fence": 1, "token": f"token-{key}", "lease_seconds": 900.0}
+    session = AnswersOnly(**lease, device_indexes=[0], base=base)
+    fleet.hold(session)
+    executor.handle_command(Serve(placement=session, deadline=boot_now() + session.lease_seconds))
+
+
+def ask(fleet: Fleet, id: str, **more: Any) -> str:
+    with fleet.lock:
+        fleet.asked.append(chat(id, **more))
+    fleet.until(lambda: id in fleet.pieces and over(fleet, id))
+    assert fleet.pieces[id][-1].failed is None
+    return "".join(choice.text for piece in fleet.pieces[id] for choice in piece.choices)
+
+
+def test_isolation_no_adapter_stays_on_an_executor_for_the_next_session(fleet, trained, tiny_base, tmp_path) -> None:
+    files = trained(SPACE)
+    with executing(fleet, tmp_path / "asked") as (executor, ended):
+        hold(fleet, executor, tiny_base, "own")
+        said = ask(fleet, "tuned", adapter=files)
+        assert ask(fleet, "again", adapter=files) == said
+        assert len(executor._completions._adapters) == 1, "kept for the next request of the same session"
+        loaded = executor._attached._loaded
+        executor.handle_command(Detach(placement_id="own"))
+        fleet.until(lambda: ended)
+        hold(fleet, executor, tiny_base, "shared")
+        assert ask(fleet, "base") != said
+        assert len(executor._completions._adapters) == 0
+        assert executor._attached._loaded is loaded, "the base is not loaded twice"
+        assert ask(fleet, "anew", adapter=files) == said
+
+
+def test_a_session_whose_lease_ends_is_let_go_and_told(fleet, tiny_base, tmp_path) -> None:
+    with executing(fleet, tmp_path) as (executor, ended):
+        hold(fleet, executor, tiny_base, "asked")
+        assert ask(fleet, "first")
+        executor._attached._leases["asked"]._deadline = boot_now()
+        fleet.until(lambda: ended)
+        assert [(one.placement_id, one.lost, one.detail) for one in ended] == [("asked", True, "its lease ended")]
+        assert executor._attached.serving_lease is None
+
+
+def test_a_base_that_cannot_be_loaded_is_told(fleet, tiny_base, tmp_path) -> None:
+    with executing(fleet, tmp_path) as (executor, ended):
+        hold(fleet, executor, tiny_base.model_copy(update={"revision": "0" * 64}), "asked")
+        fleet.until(lambda: ended)
+        assert ended[0].lost
+        assert "base model tiny" in ended[0].detail
+        assert executor._attached.empty

@@ -1,0 +1,28 @@
+"""What a daemon tells an executor that is to hold a placement: to train its task, or to answer for its base alone."""
+
+import logging
+
+from contract.compatibility.lenient_documents import unknown_fields
+from contract.messages.placement_messages import AnswersOnly, Leased, Placement
+from worker.pipe_messages import Attach, Serve
+
+log = logging.getLogger(__name__)
+
+
+def attach_command(placement: Leased, deadline: float, pid: int) -> Attach | Serve:
+    """deadline: of its first lease. pid: of the executor, for the log."""
+    if isinstance(placement, AnswersOnly):
+        log.info("base %s goes to executor %d, to be asked", placement.base.name, pid)
+        return Serve(placement=placement, deadline=deadline)
+    assert isinstance(placement, Placement)
+    log.info(
+        "placement %s of task %s (fence %d, request %s) goes to executor %d",
+        placement.placement_id,
+        placement.task_id,
+        placement.fence,
+        placement.request_id,
+        pid,
+    )
+    for field in unknown_fields(placement.spec):
+        log.warning("task %s has a spec of another version: this one does not know %s", placement.task_id, field)
+    return Attach(placement=placement, deadline=deadline)
