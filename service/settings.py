@@ -123,6 +123,8 @@ class Settings(BaseSettings):
     completion_max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 2048  # of one choice
     completion_wait_seconds: Wait = 60  # until an executor takes a request
     completion_seconds: Wait = 600  # of a request from its arrival to its end
+    completion_idle_seconds: Wait = 120  # without a request, after which an executor that answers alone is let go
+    completion_sessions_at_once: Limit = 2  # executors that are held to answer a tenant's requests alone
     failed_authentications_per_minute: Limit = 60  # per address; beyond it, unknown credentials are not looked up
     retention_days: Days = 30  # how long a deleted task's curves, events and adapters stay
     plan_history_days: Days = 90  # each task's planned times

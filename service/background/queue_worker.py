@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention
+from service.completions.session_starts import start_for_who_asks
 from service.dependencies import Dependencies
 from service.messaging.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, pending_key
 from service.messaging.wakeups import connect
@@ -47,7 +48,16 @@ def job_functions(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
     def collect() -> None:
         sweep(dependencies.db, dependencies.storage, Retention.of(settings))
 
-    return {QueueJob.REPLAN: plan, QueueJob.VALIDATE: validate, QueueJob.SWEEP: collect, QueueJob.DELIVER: courier.wake}
+    def answer() -> None:
+        start_for_who_asks(dependencies)
+
+    return {
+        QueueJob.REPLAN: plan,
+        QueueJob.VALIDATE: validate,
+        QueueJob.SWEEP: collect,
+        QueueJob.DELIVER: courier.wake,
+        QueueJob.ANSWER: answer,
+    }
 
 
 class _Worker(rq.SimpleWorker):

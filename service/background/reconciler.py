@@ -17,9 +17,11 @@ from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.background.retention import forget_surplus_plans
+from service.completions.session_starts import start_for_who_asks
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.files.imports.importer import Importer
+from service.fleet.answer_sessions import end_over
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
@@ -221,6 +223,11 @@ def forget_old_plans(dependencies: Dependencies) -> None:
     forget_surplus_plans(dependencies.db, dependencies.settings.plans_kept)
 
 
+def start_missed_sessions(dependencies: Dependencies) -> None:
+    """Start executors for who asks: a wake-up was lost, or a device has become free."""
+    start_for_who_asks(dependencies)
+
+
 STEPS: tuple[Callable[[Dependencies], None], ...] = (
     give_up_silent_nodes,
     end_expired_leases,
@@ -230,5 +237,7 @@ STEPS: tuple[Callable[[Dependencies], None], ...] = (
     replan_elapsed_delays,
     replan_newly_readable_tasks,
     replan_missed_requests,
+    end_over,
+    start_missed_sessions,
     forget_old_plans,
 )

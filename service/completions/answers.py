@@ -25,7 +25,7 @@ def take(session: Session, carrier: Carrier, said: CompletionPieces) -> PiecesTa
     gone, told = [], []
     for piece in sorted(said.pieces, key=lambda piece: piece.request_id):  # in the order of their locks
         row = session.get(CompletionRequest, piece.request_id, with_for_update=True)
-        if row is None or row.executor != said.executor:
+        if row is None or row.executor != said.executor or not carrier.audience.has(row.tenant_id, row.dedicated):
             gone.append(piece.request_id)
             continue
         waited_for = row.state == RUNNING

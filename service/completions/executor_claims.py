@@ -1,22 +1,25 @@
-"""Requests given to executors. An executor speaks under the token of one of its placements, and serves that task's base.
+"""Requests given to executors. An executor speaks under the token of one of its placements, and serves that task's base; or of
+an answer session, which holds a base without a task.
 
-A claim lasts CLAIM_SECONDS and is renewed whenever its executor asks or sends. Where a placement shares with nobody, its
-executor answers its own tenant alone; one for the adapter of a task that shares with nobody goes where its tenant is alone.
+A claim lasts CLAIM_SECONDS and is renewed whenever its executor asks or sends, while the executor may answer the request
+(audience.py): who is on it changes.
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import and_, select, update
 from sqlalchemy.orm import Session
 
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.completion_messages import CheckpointWeights, CompletionsWanted, CompletionWork
 from contract.messages.placement_messages import CheckpointRef
 from service.adapters.models import Adapter
+from service.completions.audience import Audience, audience_of
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionRequest
 from service.database.engine import clock
-from service.fleet.models import Placement
+from service.fleet.errors import FenceStale
+from service.fleet.models import AnswerSession, Placement
 from service.fleet.reports import stale
 from service.fleet.worker_authentication import check_placement, token_refused
 from service.settings import Settings
@@ -29,8 +32,8 @@ CLAIM_SECONDS = 8.0
 
 @dataclass(frozen=True)
 class Carrier:
-    """The placement under which an executor speaks, and its base. takes: whether it may take more requests. only: the tenant
-    that alone it may answer; None: all. alone: the tenant that alone is on its executor, if there is one."""
+    """The placement or answer session under which an executor speaks, and its base. takes: whether it may take more requests,
+    of its audience."""
 
     placement_id: str
     node_id: str
@@ -38,14 +41,15 @@ class Carrier:
     base_model: str
     precision: str
     takes: bool
-    only: str | None
-    alone: str | None
+    audience: Audience
 
 
 def carrier_of(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> Carrier:
     """Raises PlacementTokenRefused or FenceStale. A placement whose task has ended there carries what it has, while its lease
     lasts."""
     fence = check_placement(settings, placement_id, bearer)
+    if (asked := session.get(AnswerSession, placement_id)) is not None:
+        return _session_carrier(session, asked, fence)
     found = session.execute(
         select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.id == placement_id)
     ).one_or_none()
@@ -55,16 +59,6 @@ def carrier_of(session: Session, settings: Settings, placement_id: str, bearer: 
     over = placement.ended_at is not None and placement.end_reason != FINISHED
     if over or task.fence != placement.fence or placement.lease_until < clock(session):
         raise stale(placement)
-    beside = session.execute(
-        select(Task.tenant_id, Placement.max_slowdown)
-        .join(Placement, Placement.task_id == Task.id)
-        .where(
-            Placement.node_id == placement.node_id,
-            Placement.device_indexes == placement.device_indexes,
-            Placement.ended_at.is_(None),
-        )
-    ).all()
-    tenants, shares = {row.tenant_id for row in beside}, all(row.max_slowdown is not None for row in beside)
     return Carrier(
         placement.id,
         placement.node_id,
@@ -72,19 +66,44 @@ def carrier_of(session: Session, settings: Settings, placement_id: str, bearer: 
         task.base_model,
         task.precision,
         takes=placement.ended_at is None and placement.leaving is None,
-        only=None if shares else task.tenant_id,
-        alone=task.tenant_id if tenants == {task.tenant_id} else None,
+        audience=audience_of([(task.tenant_id, placement.max_slowdown is not None), *_beside(session, placement)]),
     )
 
 
+def _beside(session: Session, placement: Placement) -> list[tuple[str | None, bool]]:
+    """Who else is on the placement's executor, as audience_of takes it. A session may be there once the placement has ended."""
+    tasks = select(Task.tenant_id, Placement.max_slowdown.is_not(None)).join(Placement, Placement.task_id == Task.id)
+    same = and_(Placement.node_id == placement.node_id, Placement.device_indexes == placement.device_indexes)
+    live = session.execute(tasks.where(same, Placement.ended_at.is_(None), Placement.id != placement.id))
+    held = select(AnswerSession).where(AnswerSession.node_id == placement.node_id, AnswerSession.ended_at.is_(None))
+    sessions = session.scalars(held.where(AnswerSession.device_index.in_(placement.device_indexes)))
+    return [*((tenant, shares) for tenant, shares in live), *(_of_session(one) for one in sessions)]
+
+
+def _of_session(held: AnswerSession) -> tuple[str | None, bool]:
+    return (held.tenant_id, False) if held.dedicated else (None, True)
+
+
+def _session_carrier(session: Session, asked: AnswerSession, fence: int) -> Carrier:
+    if asked.fence != fence:
+        raise token_refused(asked.id)
+    if asked.ended_at is not None or asked.lease_until < clock(session):
+        raise FenceStale(f"Session {asked.id} is over ({asked.end_reason or 'its lease is over'}); nothing was changed.")
+    base = asked.base_revision, asked.base_model, asked.precision
+    return Carrier(asked.id, asked.node_id, *base, takes=True, audience=audience_of([_of_session(asked)]))
+
+
 def renew(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[str]:
-    """Renew the claims of what the executor has. Returns those that nobody waits for any more."""
+    """Renew the claims of what the executor has. Returns those that nobody waits for, or that it may not answer now."""
     now = clock(session)
     row = CompletionRequest
-    own = (row.id.in_(said.held), row.executor == said.executor, row.state == RUNNING, row.asker_until > now)
+    own = [row.id.in_(said.held), row.executor == said.executor, row.state == RUNNING, row.asker_until > now]
+    own += carrier.audience.conditions
     until = now + timedelta(seconds=CLAIM_SECONDS)
     renewed = update(row).where(*own).values(claimed_until=until, placement_id=carrier.placement_id).returning(row.id)
     kept = set(session.scalars(renewed)) if said.held else set()
+    if kept:
+        _used(session, carrier, now)
     return [id for id in said.held if id not in kept]
 
 
@@ -94,10 +113,8 @@ def claim(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[C
         return []
     now, row = clock(session), CompletionRequest
     base = (row.base_revision == carrier.base_revision, row.base_model == carrier.base_model)
-    theirs = [row.tenant_id == carrier.only] if carrier.only is not None else []
-    alone = or_(row.dedicated.is_(False), row.tenant_id == (carrier.alone or ""))
     wanted = select(row).where(row.state == WAITING, *base, row.precision == carrier.precision, row.asker_until > now)
-    oldest = wanted.where(*theirs, alone).order_by(row.created_at).limit(said.room)
+    oldest = wanted.where(*carrier.audience.conditions).order_by(row.created_at).limit(said.room)
     given = []
     for request in session.scalars(oldest.with_for_update(skip_locked=True)):
         work = _work(session, request)
@@ -107,7 +124,14 @@ def claim(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[C
         request.state, request.executor, request.placement_id = RUNNING, said.executor, carrier.placement_id
         request.claimed_until, request.attempts = now + timedelta(seconds=CLAIM_SECONDS), request.attempts + 1
         given.append(work)
+    if given:
+        _used(session, carrier, now)
     return given
+
+
+def _used(session: Session, carrier: Carrier, now: datetime) -> None:
+    """An answer session that is asked is not idle; of a placement, nothing."""
+    session.execute(update(AnswerSession).where(AnswerSession.id == carrier.placement_id).values(used_at=now))
 
 
 def _work(session: Session, request: CompletionRequest) -> CompletionWork | None:
@@ -133,8 +157,8 @@ def claimed(session: Session, carrier: Carrier, request_id: str) -> CompletionRe
     found = session.get(CompletionRequest, request_id)
     if found is None or found.state != RUNNING or found.placement_id is None:
         return None
-    placement = session.get(Placement, found.placement_id)
-    return found if placement is not None and placement.node_id == carrier.node_id else None
+    holder = session.get(Placement, found.placement_id) or session.get(AnswerSession, found.placement_id)
+    return found if holder is not None and holder.node_id == carrier.node_id else None
 
 
 def serves_object(session: Session, request: CompletionRequest, sha256: str) -> bool:

@@ -17,9 +17,11 @@ from contract.messages.completion_messages import CompletionPiece
 from service.completions import requests
 from service.completions.errors import CompletionLost, NoExecutor
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionPieces, CompletionRequest
+from service.completions.refusals import Refusal
 from service.completions.requests import ASKER_SECONDS
 from service.database.engine import Database, clock
 from service.http.problems import Problem, invalid_field
+from service.messaging.queue import Queue
 from service.settings import Settings
 from service.tasks.polling.event_stream import heard
 from service.tasks.polling.long_polling import ChangeListener
@@ -42,11 +44,13 @@ class Following:
         self,
         settings: Settings,
         db: Database,
+        queue: Queue,
         listener: ChangeListener,
         request_id: str,
         gone: Callable[[], Awaitable[bool]],
     ) -> None:
-        self._settings, self._db, self._listener, self._id, self._gone = settings, db, listener, request_id, gone
+        self._settings, self._db, self._queue, self._listener = settings, db, queue, listener
+        self._id, self._gone = request_id, gone
         self._last = 0
         self.attempt = 1  # rises where the request is given to another executor: its answer begins anew
         self.read = False  # whether any of the answer has been handed on, so that it cannot begin anew
@@ -110,9 +114,11 @@ class Following:
             seconds = self._settings.completion_seconds
             return _Read([], True, CompletionLost(f"The answer took longer than {seconds:g} s; lower max_tokens."))
         if lapsed and row.claimed_until is not None and row.claimed_until < now:
-            if self.read or not requests.give_again(session, row):
+            if self.read or not requests.give_again(session, self._queue, row):
                 return _Read([], True, CompletionLost("The executor ended before the answer did; ask again."))
             self._last, self.attempt = 0, self.attempt + 1
+        if row.state == WAITING and row.refusal is not None:
+            return _Read([], True, Refusal.model_validate(row.refusal).problem())
         waited = (now - row.created_at).total_seconds()
         if row.state == WAITING and waited > self._settings.completion_wait_seconds:
             return _Read([], True, NoExecutor(_nobody(row), retry_after=10))
@@ -123,9 +129,8 @@ def _nobody(row: CompletionRequest) -> str:
     how = f"base model {row.base_model} in {row.precision}"
     alone = " and takes nobody else, since the adapter's task shares with nobody" if row.dedicated else ""
     return (
-        f"No executor that runs {how}{alone} took the request in time. Completions are answered by executors that train on the "
-        "base: ask while a task trains on it, or raise MOTET_COMPLETION_WAIT_SECONDS; to serve an adapter for good, see "
-        "docs/OPERATIONS.md."
+        f"No executor that runs {how}{alone} took the request in time: the base is still being loaded, which goes on, or the "
+        "executor has no room. Try again; to serve an adapter for good, see docs/OPERATIONS.md."
     )
 
 

@@ -37,6 +37,8 @@ class CompletionRequest(Base):
     executor: Mapped[str | None] = mapped_column(String(64))
     placement_id: Mapped[str | None] = mapped_column(String(40))
     claimed_until: Mapped[At | None]
+    # a refusals.Refusal while it waits: no executor can be started for it
+    refusal: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     attempts: Mapped[int] = mapped_column(server_default="0")
     last_piece: Mapped[int] = mapped_column(server_default="0")
     prompt_tokens: Mapped[Big] = mapped_column(server_default="0")

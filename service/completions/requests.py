@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from contract.messages.completion_messages import CompletionWork
 from service.completions import limits
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionPieces, CompletionRequest
-from service.database.engine import clock, new_id
+from service.database.engine import after_commit, clock, new_id
+from service.messaging.queue import Queue, QueueJob
 from service.settings import Settings
-from service.tasks.lifecycle.change_notices import CHANNEL
+from service.tasks.lifecycle.change_notices import CHANNEL, IDS_PER_NOTICE
 from service.tenants.api_keys import Principal
 
 ASKER_SECONDS = 15.0  # without a sign of the API process that waits, after which nobody does
@@ -34,8 +35,11 @@ class AskedModel:
     dedicated: bool = False
 
 
-def make(session: Session, settings: Settings, principal: Principal, model: AskedModel, work: CompletionWork) -> str:
-    """A new request, its id. Raises TooManyCompletions or QuotaExceeded."""
+def make(
+    session: Session, settings: Settings, queue: Queue, principal: Principal, model: AskedModel, work: CompletionWork
+) -> str:
+    """A new request, its id. Wakes who answers, and who starts an executor where nobody does. Raises TooManyCompletions or
+    QuotaExceeded."""
     now = clock(session)
     choices = work.n * max(1, len(work.prompts))
     limits.check(session, settings, principal, choices * work.max_tokens)
@@ -56,6 +60,7 @@ def make(session: Session, settings: Settings, principal: Principal, model: Aske
     )
     session.add(row)
     notify(session, wakes_executors(model.base_revision))
+    after_commit(session, lambda: queue.wake(QueueJob.ANSWER))
     return row.id
 
 
@@ -70,8 +75,8 @@ def wakes_executors(base_revision: str) -> str:
 
 def notify(session: Session, *ids: str) -> None:
     """Wake those that wait for these ids, after the commit."""
-    if ids:
-        session.execute(select(func.pg_notify(CHANNEL, " ".join(ids))))
+    for at in range(0, len(ids), IDS_PER_NOTICE):
+        session.execute(select(func.pg_notify(CHANNEL, " ".join(ids[at : at + IDS_PER_NOTICE]))))
 
 
 def end(session: Session, request_id: str) -> None:
@@ -88,11 +93,13 @@ def end(session: Session, request_id: str) -> None:
             notify(session, wakes_executors(row.base_revision))
 
 
-def give_again(session: Session, row: CompletionRequest) -> bool:
+def give_again(session: Session, queue: Queue, row: CompletionRequest) -> bool:
     """Offer a request whose executor has ended to others, if none of its answer was read. Whether it was offered."""
     if row.attempts >= MOST_ATTEMPTS:
         return False
     session.execute(delete(CompletionPieces).where(CompletionPieces.request_id == row.id))
     row.state, row.executor, row.placement_id, row.claimed_until, row.last_piece = WAITING, None, None, None, 0
+    row.refusal = None  # of an earlier wait
     notify(session, wakes_executors(row.base_revision))
+    after_commit(session, lambda: queue.wake(QueueJob.ANSWER))
     return True

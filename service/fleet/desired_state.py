@@ -7,8 +7,6 @@ from sqlalchemy.orm import Session, selectinload
 
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.placement_messages import (
-    BaseFile,
-    BaseModelRef,
     CheckpointRef,
     DesiredState,
     FileRef,
@@ -23,7 +21,8 @@ from contract.task_spec import JobSchedule, TaskSpec
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.files.models import File
-from service.fleet.base_models.model_catalog import files_of
+from service.fleet import answer_sessions
+from service.fleet.base_models.base_refs import base_ref
 from service.fleet.models import BaseModel, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
@@ -56,7 +55,8 @@ def desired_state(session: Session, settings: Settings, node: Node) -> DesiredSt
         except ValueError as error:  # SpecUnreadable, or a status of a newer version
             log.warning("task %s goes on as its node has it, since this version cannot read it: %s", task.id, error)
             unchanged.append(Unchanged(placement_id=placement.id, leave=placement.leaving is not None))
-    return DesiredState(version=node.desired_version, placements=placements, unchanged=unchanged)
+    sessions = answer_sessions.wanted(session, settings, node)
+    return DesiredState(version=node.desired_version, placements=placements, unchanged=unchanged, sessions=sessions)
 
 
 def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> PlacementMessage:
@@ -71,7 +71,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         lease_seconds=max(0.0, left),
         task_id=task.id,
         device_indexes=placement.device_indexes,
-        base=_base(session, base, task, spec),
+        base=base_ref(session, base, task.base_revision, spec.precision),
         train_file=_file(session, task.train_file_id),
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
         prompts_file=_file(session, task.prompts_file_id) if task.prompts_file_id else None,
@@ -99,18 +99,6 @@ def warm_start(session: Session, task: Task) -> WarmStartRef | None:
         return None
     files = AdapterManifest.model_validate(adapter.manifest).files
     return WarmStartRef(adapter_id=adapter.id, files=files)
-
-
-def _base(session: Session, base: BaseModel, task: Task, spec: TaskSpec) -> BaseModelRef:
-    files = [BaseFile(path=f.path, sha256=f.sha256, bytes=f.bytes) for f in files_of(session, base.name)] if base.commit else []
-    return BaseModelRef(
-        name=base.name,
-        source=base.source,
-        revision=task.base_revision,
-        commit=base.commit,
-        files=tuple(files),
-        precision=spec.precision,
-    )
 
 
 def _file(session: Session, file_id: str) -> FileRef:

@@ -1,6 +1,6 @@
 """Tables of the fleet: base models, nodes, join tokens, and placements with their leases and reported sums."""
 
-from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
+from sqlalchemy import Double, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -147,6 +147,43 @@ class Placement(Base):
         Index("ix_placements_ended", "ended_at"),
         Index("ix_placements_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
     )
+
+
+class AnswerSession(Base):
+    """A base on one device of a node, held to answer completions alone, under a lease and fence of its own. Live while
+    `ended_at` is null. A task takes the device at once: `fleet/answer_sessions.py`."""
+
+    __tablename__ = "answer_sessions"
+
+    id: Mapped[Id]
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"))
+    device_index: Mapped[int]
+    base_model: Mapped[str] = mapped_column(String(128))
+    base_revision: Mapped[str] = mapped_column(String(64))
+    precision: Mapped[str] = mapped_column(String(16))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))  # who asked first, and is counted for it
+    dedicated: Mapped[bool]  # answers that tenant alone
+    fence: Mapped[Big] = mapped_column(server_default="1")
+    created_at: Mapped[Now]
+    acknowledged_at: Mapped[At | None]
+    lease_until: Mapped[At]
+    used_at: Mapped[At]  # when a request was last given or at hand
+    ended_at: Mapped[At | None]
+    end_reason: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (
+        Index("uq_answer_sessions_live", "node_id", "device_index", unique=True, postgresql_where=text("ended_at IS NULL")),
+        Index("ix_answer_sessions_tenant_id", "tenant_id"),
+    )
+
+
+class EndedAnswerSessions(Base):
+    """Seconds of the answer sessions whose rows are removed, by base, so that the counter never falls."""
+
+    __tablename__ = "ended_answer_sessions"
+
+    base_model: Mapped[str] = mapped_column(String(128), primary_key=True)
+    gpu_seconds: Mapped[float] = mapped_column(Double)  # for which they held a device
 
 
 class SweptPlacements(Base):

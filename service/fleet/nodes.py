@@ -18,15 +18,16 @@ from contract.messages.node_messages import (
     Pulse,
 )
 from contract.states import RequeueReason
-from service.database.engine import clock, new_id
+from service.database.engine import after_commit, clock, new_id
 from service.dependencies import Dependencies
-from service.fleet import join_tokens
+from service.fleet import answer_sessions, join_tokens
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
-from service.fleet.models import Node, Placement
+from service.fleet.models import AnswerSession, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, note_applied, note_waits, release_lost, trouble_of
 from service.fleet.worker_authentication import check_node, credential_hash, mint_credential, placement_token
 from service.messaging.plan_requests import request_plan
+from service.messaging.queue import QueueJob
 from service.messaging.wakeups import stream_of
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
@@ -57,6 +58,7 @@ def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | N
             if not left:
                 if token is not None:
                     token.used_at = clock(session)
+                answer_sessions.end(session, answer_sessions.ANEW, AnswerSession.node_id == node.id)
                 _welcome(session, node, said, credential_hash(credential))
                 if loss is not None and node.quarantined_at is not None:
                     node.rests_until = node.joined_at
@@ -133,6 +135,8 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
                     told[placement.id] = pulse
         session.flush()
         version = _record_heartbeat(dependencies, session, node, said, now)
+        pulses = [one.placement_id for one in said.pulses if not _hangs(dependencies.settings, one, 0.0)]
+        leases += answer_sessions.renew(session, dependencies.settings, node_id, pulses, now)
     counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
     for placement_id, detail, devices in stalled:
         loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
@@ -153,7 +157,10 @@ def _pulsing(session: Session, node_id: str, pulses: list[Pulse]) -> list[tuple[
 
 def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
     """Whether the executor made no progress for longer than the limit and than 20 of its own steps. Loading has no limit."""
-    per_step = placement.train_seconds / placement.steps if placement.steps else 0.0
+    return _hangs(settings, pulse, placement.train_seconds / placement.steps if placement.steps else 0.0)
+
+
+def _hangs(settings: Settings, pulse: Pulse, per_step: float) -> bool:
     return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
 
@@ -204,6 +211,9 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
         check_node(session, node_id, bearer)
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
+        gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))
+        if answer_sessions.end(session, said.detail or "its executor ended", *gone):
+            after_commit(session, lambda: dependencies.queue.wake(QueueJob.ANSWER))  # who waited for it gets another
     for placement_id in lost:
         counted = lose(dependencies, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
         if counted and loss is ExecutorLoss.EXECUTOR:

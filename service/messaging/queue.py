@@ -36,6 +36,7 @@ class QueueJob(StrEnum):
     VALIDATE = "validate"
     SWEEP = "sweep"
     DELIVER = "deliver"
+    ANSWER = "answer"
 
 
 class NamedQueueJob(Job):

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.database.engine import clock
+from service.fleet.answer_sessions import held_by_base
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import TROUBLES, trouble_of
 from service.metrics.ended_totals import SUMS, by_status, placements_by_end
@@ -30,6 +31,7 @@ class FleetMetrics:
         yield from self._scheduler()
         yield from self._fleet()
         yield from self._executors()
+        yield from self._answer_sessions()
         taken = select(func.extract("epoch", NewestBackup.taken_at))  # no sample before the first backup
         yield self._by("motet_backup_newest_timestamp_seconds", "When the newest backup was taken", taken, [])
 
@@ -97,6 +99,18 @@ class FleetMetrics:
         for row in rows:
             family.add_metric([str(row[0])], float(row[1]))
         yield family
+
+    def _answer_sessions(self) -> Iterator[Metric]:
+        live = GaugeMetricFamily("motet_answer_sessions", "Devices that hold a base for who asks it", labels=["base_model"])
+        held = CounterMetricFamily(
+            "motet_answer_session_gpu_seconds",
+            "Device seconds for which bases were held for who asks them, idle or not; billed to nobody",
+            labels=["base_model"],
+        )
+        for base, count, seconds in self._session.execute(held_by_base()):
+            live.add_metric([base], float(count))
+            held.add_metric([base], float(seconds))
+        yield from (live, held)
 
     def _one(self, name: str, what: str, statement: Select[Any]) -> Metric:
         return GaugeMetricFamily(name, what, value=float(self._session.scalars(statement).one() or 0))

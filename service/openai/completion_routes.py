@@ -49,7 +49,9 @@ async def _answer(wanted: ChatRequest | TextRequest, writer: Principal, state: S
     db, timing = state.db.for_tenant(writer.tenant_id), Timing(state.metrics)
     try:
         answer = await run_in_threadpool(_asked, wanted, writer, state, db)
-        following = Following(state.settings, db, state.change_listener, answer.request_id, request.is_disconnected)
+        following = Following(
+            state.settings, db, state.queue, state.change_listener, answer.request_id, request.is_disconnected
+        )
         if not wanted.stream:
             return JSONResponse(await _whole(following, answer, timing))
         pieces = following.pieces()
@@ -77,7 +79,7 @@ def _asked(wanted: ChatRequest | TextRequest, writer: Principal, state: State, d
     work = wanted.work(requests.new_request_id(), writer.tenant_id, most)
     with db.begin() as session:
         model: AskedModel = asked_model(session, writer, wanted.model, wanted.precision)
-        requests.make(session, state.settings, writer, model, work)
+        requests.make(session, state.settings, state.queue, writer, model, work)
         created = unix(clock(session))
     count = work.n * max(1, len(work.prompts))
     chat = isinstance(wanted, ChatRequest)

@@ -20,6 +20,7 @@ _SHARED: Mapping[str, str] = {
 _NARROWER: Mapping[str, str | None] = {
     "tenants": "SELECT",
     **dict.fromkeys(("api_keys", "browser_sessions", "sign_in_links"), None),
+    "answer_sessions": None,
     **dict.fromkeys(("memberships", "invitations", "service_accounts"), None),
     "audit_entries": "SELECT, INSERT",
     **dict.fromkeys(("queue_status", "task_usage", "tenant_usage", "completion_usage"), "SELECT"),

@@ -59,6 +59,7 @@ class Timeline:
             running = [
                 _Bar(one.name or one.task_id or OTHERS, one.gpus, one.since, one.expected_end, True) for one in node.running
             ]
+            running += [_Bar(f"answers for {one.base_model}", 1, one.since, self._now, True) for one in node.answering]
             yield f"{node.name}: {gpu_count(node.gpus, node.device_type)}, {node.free} free{closed}", "bold", running
         waiting = [
             _Bar(one.name or one.task_id or OTHERS, one.gpus, one.expected_start, one.expected_end, False)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, load_only
 
 from contract.states import TaskStatus
 from service.database.engine import clock
-from service.fleet.models import Node, Placement
+from service.fleet.models import AnswerSession, Node, Placement
 from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
 from service.scheduler.models import Plan
@@ -39,6 +39,13 @@ class Running(BaseModel):
     slowdown: float | None = Field(description="How many times slower than alone it has been of late beside them, as measured")
 
 
+class Answering(BaseModel):
+    """A base that is held on a GPU to answer who asks it. A task takes the GPU at once, so it counts as free."""
+
+    base_model: str
+    since: datetime
+
+
 class ScheduledNode(BaseModel):
     name: str
     device_type: str
@@ -48,6 +55,7 @@ class ScheduledNode(BaseModel):
     status: str = Field(description="ready, or why it takes nothing: quarantined, resting, disk_full, not_applying")
     trouble: str | None = Field(description="The same in a sentence")
     running: list[Running]
+    answering: list[Answering] = Field(description="Bases that are held on free GPUs to answer completions")
 
 
 class Waiting(BaseModel):
@@ -89,6 +97,8 @@ def schedule(session: Session, settings: Settings, tenant_id: str | None, cursor
         .where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in nodes]))
         .order_by(Placement.expected_end, Placement.id)
     ).all()
+    asked = select(AnswerSession).where(AnswerSession.ended_at.is_(None)).order_by(AnswerSession.created_at)
+    held = session.scalars(asked.where(AnswerSession.node_id.in_([node.id for node in nodes]))).all()
     total, left, now = _queued(session), limit - len(nodes), clock(session)
     waiting: Sequence[_Waiter] = ()
     if not more and total:
@@ -103,6 +113,7 @@ def schedule(session: Session, settings: Settings, tenant_id: str | None, cursor
                 node,
                 trouble_of(node, now, settings),
                 [(placed, task) for placed, task in live if placed.node_id == node.id],
+                [one for one in held if one.node_id == node.id],
                 tenant_id,
             )
             for node in nodes
@@ -182,7 +193,13 @@ def _behind(queued: Sequence[_Waiter], after: _After) -> Sequence[_Waiter]:
     return queued[at + 1 :] if at is not None else [one for one in queued if one.place >= after.place]
 
 
-def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]], tenant_id: str | None) -> ScheduledNode:
+def _node(
+    node: Node,
+    trouble: Trouble | None,
+    live: list[tuple[Placement, Task]],
+    held: list[AnswerSession],
+    tenant_id: str | None,
+) -> ScheduledNode:
     return ScheduledNode(
         name=node.name,
         device_type=node.device_type,
@@ -192,6 +209,7 @@ def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]
         status="ready" if trouble is None else trouble.status,
         trouble=None if trouble is None else trouble.sentence,
         running=[_running(placed, task, tenant_id in (None, task.tenant_id), live) for placed, task in live],
+        answering=[Answering(base_model=one.base_model, since=one.created_at) for one in held],
     )
 
 

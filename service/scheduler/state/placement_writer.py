@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from contract.states import TaskStatus
 from service.database.engine import clock, new_id
 from service.dependencies import Dependencies
+from service.fleet import answer_sessions
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import by_trust, trouble_of
@@ -136,6 +137,7 @@ class _Writer:
     def _place(self, task: Task, node: Node, devices: list[int], stay: Stay) -> None:
         """Place the task on devices of its node; both are locked."""
         enter(task, TaskStatus.RUNNING, self._now)
+        answer_sessions.give_way(self._session, node.id, devices)
         low, high = stay.interval
         bound = self._seen.work.bound(task)
         placement = Placement(

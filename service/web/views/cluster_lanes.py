@@ -12,7 +12,8 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from contract.gpu_counts import device_word
-from service.fleet.models import Node, Placement
+from service.fleet.answer_sessions import AS_MEANT
+from service.fleet.models import AnswerSession, Node, Placement
 from service.scheduler.explain.schedule_view import Waiting
 from service.tasks.models import Task
 from service.tenants.models import Tenant
@@ -62,6 +63,7 @@ class LaneChart:
     blocks: list[Block] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
     tenants: dict[str, str] = field(default_factory=dict)  # colour by tenant's name, for the legend
+    answering: bool = False  # whether a base was held for who asks it
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,12 @@ def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], n
         .order_by(Placement.created_at.desc())
         .limit(_MOST)
     )
+    asked = select(AnswerSession).where(or_(AnswerSession.ended_at.is_(None), AnswerSession.ended_at > now - _PAST))
+    sessions = session.scalars(asked.order_by(AnswerSession.created_at.desc()).limit(_MOST)).all()
     runs: dict[str, list[_Run]] = defaultdict(list)
     for placement, task, tenant in rows:
         runs[placement.node_id].append(_Run(placement, task, tenant))
-    return _Drawing(viewer, waiting, _owners(session, waiting), now, nodes, runs).made
+    return _Drawing(viewer, waiting, _owners(session, waiting), now, nodes, runs, sessions).made
 
 
 def _owners(session: Session, waiting: Sequence[Waiting]) -> dict[str, tuple[str, str]]:
@@ -104,6 +108,7 @@ class _Drawing:
         now: datetime,
         nodes: list[Node],
         runs: Mapping[str, list[_Run]],
+        sessions: Sequence[AnswerSession],
     ) -> None:
         self._viewer, self._owners, self._now, self.made = viewer, owners, now, LaneChart()
         every = [run for of_node in runs.values() for run in of_node]
@@ -116,6 +121,9 @@ class _Drawing:
         for one in waiting:
             if one.node is not None and one.expected_start is not None and one.expected_end is not None:
                 planned[one.node].append(one)
+        self._sessions = sessions
+        if sessions:
+            self.made.answering = True
         y = AXIS
         for node in nodes:
             y = self._node(node, runs.get(node.id, []), planned.get(node.name, []), y)
@@ -139,6 +147,9 @@ class _Drawing:
                 (run for run in runs if device in run.placement.device_indexes), key=lambda run: run.placement.created_at
             )
             rows = _stacked([(run.placement.created_at, run.placement.ended_at or self._to) for run in mine])
+            for asked in self._sessions:
+                if (asked.node_id, asked.device_index) == (node.id, device):
+                    self._answers(asked, y)
             height = LANE * (1 + max(rows, default=0))
             self.made.lanes.append(Lane(f"{node.name} · {device}" if len(node.devices) > 1 else node.name, y, height, first))
             for run, row in zip(mine, rows, strict=True):
@@ -181,6 +192,15 @@ class _Drawing:
             task.name if named else None,
             words,
         )
+
+    def _answers(self, asked: AnswerSession, y: float) -> None:
+        """A base that is, or was, held for who asks it: no tenant is named, since all of them may ask."""
+        words = ["answers requests", f"base {asked.base_model} in {asked.precision}", f"since {clock(asked.created_at)}"]
+        if asked.ended_at is None:
+            words.append("a task takes its place at once")
+        elif self._viewer is None or asked.end_reason in AS_MEANT:
+            words.append(f"ended: {asked.end_reason}")
+        self._block(asked.created_at, asked.ended_at or self._now, y, "answers", False, None, None, words)
 
     def _planned(self, one: Waiting, y: float) -> None:
         assert one.expected_start is not None

@@ -124,7 +124,14 @@ def test_which_tables_are_nobodys():
         "survivals",
         "throughput_profiles",
     }
-    counted = {"swept_placements", "ended_totals", "ended_totals_through", "usage_rolled_up_through", "newest_backup"}
+    counted = {
+        "swept_placements",
+        "ended_answer_sessions",
+        "ended_totals",
+        "ended_totals_through",
+        "usage_rolled_up_through",
+        "newest_backup",
+    }
     assert fleets | counted | {"users"} == NOBODYS
 
 

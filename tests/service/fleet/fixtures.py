@@ -23,6 +23,8 @@ _TABLES = (
     *("daily_usage", "tenant_daily_usage", "monthly_savings", "usage_rolled_up_through", "gpu_prices"),
     *("queue_status", "task_usage", "tenant_usage", "swept_placements", "ended_totals", "ended_totals_through", "join_tokens"),
     *(
+        "answer_sessions",
+        "ended_answer_sessions",
         "placements",
         "adapters",
         "point_chunks",

@@ -3,23 +3,13 @@
 import secrets
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 from sqlalchemy import update
 
 from service.database.engine import clock
 from service.tasks.models import Task
 from service.tenants.api_keys import Scope
-
-
-def samples(response) -> dict[tuple[str, ...], float]:
-    """(name, *label values) -> value."""
-    assert response.status_code == 200, response.text
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(response.text)
-        for sample in family.samples
-    }
+from tests.service.scraped import samples
 
 
 @pytest.fixture

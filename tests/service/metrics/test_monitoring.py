@@ -25,7 +25,8 @@ def emitted(admin: Any, tenant: Any) -> dict[str, set[str]]:
     names: dict[str, set[str]] = {}
     admin.get("/metrics")
     for family in text_string_to_metric_families(admin.get("/metrics").text):
-        names.setdefault(family.name, set())  # families without samples yet, such as nodes of an empty fleet
+        # families without samples yet, such as nodes of an empty fleet
+        names.setdefault(f"{family.name}_total" if family.type == "counter" else family.name, set())
         for sample in family.samples:
             names.setdefault(sample.name, set()).update(sample.labels)
     return names

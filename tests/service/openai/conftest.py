@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, func, update
 
+from service.completions.models import CompletionRequest
+from service.fleet.models import BaseModel
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 from tests.service.fleet.scripted import ScriptedNode, ScriptedPlacement, moved
 from tests.service.openai.completion_executor import Executor, asking
@@ -35,6 +39,17 @@ def executor(training) -> Executor:
 
 
 @pytest.fixture
-def ask(server, tenant) -> Iterator[Callable[..., Future[Any]]]:
+def ask(server, tenant, database) -> Iterator[Callable[..., Future[Any]]]:
+    """Requests that are left over are refused at the end, as if they had waited long."""
     with asking(server, tenant.key) as made:
         yield made
+        with database.begin() as session:
+            session.execute(update(CompletionRequest).values(created_at=func.now() - timedelta(minutes=5)))
+
+
+@pytest.fixture
+def nobody_asks(database, small_model, nothing_left) -> None:
+    """No request is left of the test before, and a node may hold the base."""
+    with database.begin() as session:
+        session.execute(delete(CompletionRequest))
+        session.execute(update(BaseModel).values(model_type="llama", parameters=7_000_000, enabled=True))

@@ -92,6 +92,13 @@ class ScheduledTask(Message):
     expected_end_interval: tuple[datetime, datetime] | None = None
 
 
+class Answering(Message):
+    """A base that is held on a GPU to answer who asks it; a task takes the GPU at once."""
+
+    base_model: str
+    since: datetime
+
+
 class ScheduledNode(Message):
     """A node of the fleet and the tasks that run there."""
 
@@ -103,6 +110,7 @@ class ScheduledNode(Message):
     status: str = "ready"
     trouble: str | None = None  # why it takes nothing, as a sentence
     running: list[ScheduledTask] = Field(default=[])
+    answering: list[Answering] = Field(default=[])
 
 
 class WaitingTask(Message):

@@ -1,0 +1,20 @@
+"""The cluster's bars in a terminal."""
+
+from datetime import UTC, datetime, timedelta
+
+from motet.api.resources import Schedule
+from motet.display.plan_timeline import Timeline
+from rich.console import Console
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_base_that_is_held_for_who_asks_is_a_bar_until_now() -> None:
+    held = {"base_model": "small", "since": NOW - timedelta(minutes=1)}
+    node = {"name": "gpu", "device_type": "cpu", "gpus": 2, "free": 2, "drained": False, "answering": [held]}
+    console = Console(width=80)
+    with console.capture() as said:
+        console.print(Timeline(Schedule.model_validate({"nodes": [node], "waiting": []}), NOW))
+    (line,) = [line for line in said.get().splitlines() if "answers for small" in line]
+    assert "█" in line
+    assert "?" not in line, "a task takes its place at once, so no end is drawn"

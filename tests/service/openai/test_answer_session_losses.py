@@ -1,0 +1,301 @@
+"""Answer sessions whose executor, daemon or starter is lost, and whose adapters they may hold. A scripted node."""
+
+from datetime import timedelta
+
+import openai
+import pytest
+from sqlalchemy import func, select, update
+
+from service.background import reconciler
+from service.completions.models import CompletionRequest
+from service.completions.session_starts import start_for_who_asks
+from service.fleet.answer_sessions import end_over
+from service.fleet.models import AnswerSession, Node, Placement
+from tests.service.fleet.scripted import exited
+from tests.service.openai.answerer import ABLE, Answerer, held, waiting
+from tests.service.openai.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
+from tests.service.scraped import samples
+
+pytestmark = pytest.mark.usefixtures("nobody_asks")
+LONG_AGO = func.clock_timestamp() - timedelta(hours=2)
+
+
+def live(database) -> list[str]:
+    with database.begin() as session:
+        return list(session.scalars(select(AnswerSession.id).where(AnswerSession.ended_at.is_(None))))
+
+
+def lapse(database) -> None:
+    """The claims of all executors are over."""
+    with database.begin() as session:
+        session.execute(update(CompletionRequest).values(claimed_until=func.now() - timedelta(seconds=1)))
+
+
+def test_an_executor_killed_while_it_loads_is_replaced_once_and_then_told(ask, new_node, database, dependencies) -> None:
+    node = new_node(said=ABLE)
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    first = held(node)
+    node.leases(first.pulse(phase="loading"))
+    first.dies("the executor (pid 7) ended with -9")
+    assert live(database) == []
+    assert node.desired().sessions == []
+    assert start_for_who_asks(dependencies) == 1, "one that dies once is replaced at once"
+    second = held(node)
+    assert second.id != first.id
+    node.leases(second.pulse(phase="loading"))
+    second.dies("the executor (pid 8) ended with -9")
+    assert start_for_who_asks(dependencies) == 0
+    said = refused(answer, openai.InternalServerError, "no_executor")
+    assert "ended twice (the executor (pid 8) ended with -9)" in said.message
+    assert 30 < int(said.response.headers["retry-after"]) <= 60
+    other = new_node(said=ABLE)
+    again = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1, "another node may hold it"
+    held(other).answer("yes")
+    assert again.result().choices[0].message.content == "yes"
+    assert len(live(database)) == 1
+
+
+def test_a_lost_executor_wakes_who_starts_another(ask, new_node, database, dependencies, app, monkeypatch) -> None:
+    woken: list[str] = []
+    node = new_node(said=ABLE)
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    monkeypatch.setattr(app.state.motet.queue, "wake", woken.append)
+    held(node).dies()
+    assert woken == ["answer"]
+    assert start_for_who_asks(dependencies) == 1
+    held(node).answer("yes")
+    assert answer.result().choices[0].message.content == "yes"
+
+
+def test_a_node_that_dies_while_it_loads_holds_nothing(ask, new_node, database, dependencies) -> None:
+    node = new_node("a-dying", said=ABLE)
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    node.leases(held(node).pulse(phase="loading"))
+    other = new_node(said=ABLE)
+    assert start_for_who_asks(dependencies) == 0
+    with database.begin() as session:
+        session.execute(update(AnswerSession).values(lease_until=func.now() - timedelta(seconds=1)))
+    end_over(dependencies)
+    assert live(database) == []
+    assert start_for_who_asks(dependencies) == 1
+    where = next(one for one in (node, other) if one.desired().sessions)
+    held(where).answer("yes")
+    assert answer.result().choices[0].message.content == "yes"
+
+
+def test_a_daemon_that_starts_anew_in_the_middle_costs_no_answer(ask, new_node, database, dependencies) -> None:
+    node = new_node(said=ABLE)
+    for _ in range(2):  # twice in a minute is no fault of the base's
+        answer = ask("chat", messages=USER)
+        waiting(database)
+        assert start_for_who_asks(dependencies) == 1
+        before = held(node)
+        node.leases(before.pulse())
+        (work,) = before.wants().json()["requests"]
+        assert before.sends(piece(work, 1, text("lo"))).json()["gone"] == []
+        node.reboot()
+        assert node.desired().sessions == []
+        assert before.wants().json()["code"] == "fence_stale"
+        lapse(database)
+        waiting(database)
+        assert start_for_who_asks(dependencies) == 1
+        after = Answerer(node, held(node).given, "executor-2")
+        assert after.answer("yes") == 1
+        assert answer.result().choices[0].message.content == "yes", "what had not left yet begins anew"
+        node.reboot()
+    assert live(database) == []
+
+
+def test_a_stream_whose_daemon_starts_anew_ends_with_an_error(ask, new_node, database, dependencies) -> None:
+    node = new_node(said=ABLE)
+    answer = ask("chat", messages=USER, stream=True)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    there = held(node)
+    (work,) = there.wants().json()["requests"]
+    there.sends(piece(work, 1, text("lo")))
+    stream = iter(answer.result())
+    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
+    node.reboot()
+    lapse(database)
+    with pytest.raises(openai.APIError, match="executor ended before the answer did"):
+        next(stream)
+    with database.begin() as session:
+        assert session.scalars(select(CompletionRequest.state)).all() == ["ended"]
+
+
+def test_the_reconciler_alone_starts_and_ends_them(ask, new_node, database, dependencies, monkeypatch) -> None:
+    """No queue worker runs and no wake-up comes: rows are the only state."""
+    node = new_node(said=ABLE)
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    version = node.leases().desired_version
+    reconciler.once(dependencies)
+    assert node.leases().desired_version > version, "a heartbeat tells the node, where Valkey cannot"
+    there = held(node)
+    node.leases(there.pulse())
+    there.answer("yes")
+    assert answer.result().choices[0].message.content == "yes"
+    reconciler.once(dependencies)
+    assert live(database) == [there.id]
+    with database.begin() as session:
+        session.execute(update(AnswerSession).values(used_at=LONG_AGO))
+    reconciler.once(dependencies)
+    assert live(database) == []
+    assert node.desired().sessions == []
+
+
+def test_a_device_is_free_again_and_its_seconds_are_counted(ask, new_node, admin, database, dependencies) -> None:
+    node = new_node(said=ABLE)
+
+    def told() -> tuple[float, ...]:
+        found = samples(admin.get("/metrics"))
+        names = ("motet_answer_sessions", "motet_answer_session_gpu_seconds_total")
+        return tuple(found.get((name, "small"), 0.0) for name in names)
+
+    assert told() == (0, 0)
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    there = held(node)
+    node.leases(there.pulse())
+    there.answer("yes")
+    answer.result()
+    with database.begin() as session:
+        session.execute(update(AnswerSession).values(created_at=AnswerSession.created_at - timedelta(seconds=500)))
+    (count, running), later = told(), told()
+    assert count == 1
+    assert running > 500
+    assert later[1] > running, "a session that lives counts on"
+    node.reboot()
+    (count, over), still = told(), told()
+    assert count == 0
+    assert still[1] == over
+    with database.begin() as session:
+        aged = {
+            "created_at": AnswerSession.created_at - timedelta(hours=2),
+            "ended_at": AnswerSession.ended_at - timedelta(hours=2),
+        }
+        session.execute(update(AnswerSession).values(**aged))
+    end_over(dependencies)
+    with database.begin() as session:
+        assert session.scalars(select(AnswerSession.id)).all() == []
+    assert told() == (0, over), "rows that are removed stay counted"
+
+
+@pytest.fixture
+def secret(training, database) -> str:
+    """A job of a task that shared with nobody; the task has ended, with the job's adapter. Its node takes nothing more."""
+    placement = training(isolation="dedicated")
+    job = adapter_of(placement)
+    placement.report(exited(1, 5))
+    with database.begin() as session:
+        session.execute(update(Node).where(Node.id == placement.node.id).values(drained_at=func.now()))
+        assert session.get_one(Placement, placement.id).end_reason == "finished"
+    return job
+
+
+def test_isolation_an_adapter_of_a_dedicated_task_has_an_executor_of_its_own(
+    secret, ask, server, new_tenant, new_node, database, dependencies
+) -> None:
+    node = new_node(slots=2, said=ABLE)
+    with asking(server, new_tenant().key) as theirs:
+        shared = theirs("chat", messages=USER)
+        mine = ask("chat", messages=USER, model=secret)
+        waiting(database, 2)
+        assert start_for_who_asks(dependencies) == 2
+        with database.begin() as session:
+            own = session.scalars(select(AnswerSession.id).where(AnswerSession.dedicated)).one()
+        both = {one.placement_id == own: Answerer(node, one, f"executor-{one.placement_id}") for one in node.desired().sessions}
+        assert set(both) == {True, False}
+        (base,) = both[False].wants().json()["requests"]
+        assert base["adapter"] is None
+        (adapter,) = both[True].wants().json()["requests"]
+        assert adapter["adapter"]
+        for one, work in ((both[False], base), (both[True], adapter)):
+            one.sends(piece(work, 1, text(work["request_id"], finish_reason="stop"), over=True))
+        assert shared.result().choices[0].message.content == base["request_id"]
+        assert mine.result().choices[0].message.content == adapter["request_id"]
+        more = theirs("chat", messages=USER)
+        waiting(database)
+        assert both[True].wants().json()["requests"] == [], "nor does the tenant's own executor answer others"
+        both[False].answer("yes")
+        more.result()
+
+
+def test_isolation_where_one_device_is_there_the_dedicated_adapter_waits_for_none(
+    secret, ask, server, new_tenant, new_node, database, dependencies
+) -> None:
+    node = new_node(said=ABLE)
+    with asking(server, new_tenant().key) as theirs:
+        shared = theirs("chat", messages=USER)
+        waiting(database)
+        assert start_for_who_asks(dependencies) == 1
+        mine = ask("chat", messages=USER, model=secret)
+        waiting(database, 2)
+        assert start_for_who_asks(dependencies) == 0
+        there = held(node)
+        works = there.wants().json()["requests"]
+        assert [work["adapter"] for work in works] == [None], "the executor that others share never gets it"
+        there.sends(piece(works[0], 1, text("yes", finish_reason="stop"), over=True))
+        assert shared.result().choices[0].message.content == "yes"
+        assert (
+            "other bases that are asked hold every device" in refused(mine, openai.InternalServerError, "no_executor").message
+        )
+
+
+def test_isolation_what_an_executor_has_ends_where_others_come_to_it(
+    secret, ask, server, new_tenant, new_node, database, dependencies
+) -> None:
+    """The same process answered the dedicated adapter, and is now told to answer everybody."""
+    node = new_node(said=ABLE)
+    mine = ask("chat", messages=USER, model=secret)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    own = held(node)
+    (work,) = own.wants().json()["requests"]
+    assert own.sends(piece(work, 1, text("sec"))).json()["gone"] == []
+    with database.begin() as session:
+        session.execute(update(AnswerSession).values(ended_at=func.now(), end_reason="nobody asked for a while"))
+    with asking(server, new_tenant().key) as theirs:
+        other = theirs("chat", messages=USER)
+        waiting(database)
+        assert start_for_who_asks(dependencies) == 1
+        shared = held(node)
+        given = shared.wants(held=(work["request_id"],)).json()
+        assert given["gone"] == [work["request_id"]]
+        assert shared.sends(piece(work, 2, text("ret", finish_reason="stop"), over=True)).json()["gone"] == [work["request_id"]]
+        (theirs_work,) = given["requests"]
+        shared.sends(piece(theirs_work, 1, text("yes", finish_reason="stop"), over=True))
+        assert other.result().choices[0].message.content == "yes"
+    lapse(database)
+    waiting(database)
+    node.reboot()
+    assert start_for_who_asks(dependencies) == 1
+    again = Answerer(node, held(node).given, "executor-3")
+    assert again.answer("secret") == 1
+    assert mine.result().choices[0].message.content == "secret"
+
+
+def test_isolation_a_dedicated_request_does_not_wait_for_an_executor_that_its_tenant_shares(
+    secret, ask, training, new_tenant, new_node, database, dependencies
+) -> None:
+    beside, theirs = training(), training(new_tenant())
+    mine = ask("chat", messages=USER, model=secret)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 0, "its tenant is alone there, so it answers"
+    node = new_node(said=ABLE)
+    with database.begin() as session:  # as if that one had joined this one
+        session.execute(update(Placement).where(Placement.id == theirs.id).values(node_id=beside.node.id))
+    assert Executor(beside).wants()["requests"] == []
+    assert start_for_who_asks(dependencies) == 1
+    held(node).answer("secret")
+    assert mine.result().choices[0].message.content == "secret"
