@@ -101,7 +101,6 @@ class Settings(BaseSettings):
     oidc_name: Annotated[str, Field(min_length=1, max_length=64)] | None = None  # "Sign in with ...": else the issuer's host
     personal_key_days: Annotated[float, Field(gt=0, le=3650)] = 90  # of a member's key, at most
     sign_in_key_days: Annotated[float, Field(gt=0, le=3650)] = 30  # of the key that `motet login --sso` gets
-
     session_hours: Annotated[float, Field(gt=0, le=24 * 30)] = 12  # of a signed-in browser; its key may end it before
     gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # that estimates and usage show
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
