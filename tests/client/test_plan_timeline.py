@@ -16,5 +16,4 @@ def test_a_base_that_is_held_for_who_asks_is_a_bar_until_now() -> None:
     with console.capture() as said:
         console.print(Timeline(Schedule.model_validate({"nodes": [node], "waiting": []}), NOW))
     (line,) = [line for line in said.get().splitlines() if "answers for small" in line]
-    assert "█" in line
-    assert "?" not in line, "a task takes its place at once, so no end is drawn"
+    assert 0 < line.count("█") < 20, "up to now: a task takes its place at once, so no end is drawn"

@@ -153,6 +153,17 @@ def test_the_reconciler_alone_starts_and_ends_them(ask, new_node, database, depe
     assert node.desired().sessions == []
 
 
+def forget(dependencies) -> None:
+    """The reconciler's turn two hours later."""
+    began, over = AnswerSession.created_at, AnswerSession.ended_at
+    with dependencies.db.begin() as session:
+        ago = timedelta(hours=2)
+        session.execute(update(AnswerSession).values(created_at=began - ago, ended_at=over - ago))
+    end_over(dependencies)
+    with dependencies.db.begin() as session:
+        assert session.scalars(select(AnswerSession.id)).all() == []
+
+
 def test_a_device_is_free_again_and_its_seconds_are_counted(ask, new_node, admin, database, dependencies) -> None:
     node = new_node(said=ABLE)
 
@@ -179,16 +190,16 @@ def test_a_device_is_free_again_and_its_seconds_are_counted(ask, new_node, admin
     (count, over), still = told(), told()
     assert count == 0
     assert still[1] == over
-    with database.begin() as session:
-        aged = {
-            "created_at": AnswerSession.created_at - timedelta(hours=2),
-            "ended_at": AnswerSession.ended_at - timedelta(hours=2),
-        }
-        session.execute(update(AnswerSession).values(**aged))
-    end_over(dependencies)
-    with database.begin() as session:
-        assert session.scalars(select(AnswerSession.id)).all() == []
+    forget(dependencies)
     assert told() == (0, over), "rows that are removed stay counted"
+    ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    node.reboot()
+    more = told()
+    assert more[1] > over
+    forget(dependencies)
+    assert told() == more, "added to those before"
 
 
 @pytest.fixture

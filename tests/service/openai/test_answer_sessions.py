@@ -154,11 +154,11 @@ def test_a_tenant_has_few_and_a_wrong_token_none(
     assert (wrong.status_code, wrong.json()["code"]) == (401, "placement_token_refused")
     with asking(server, new_tenant().key) as theirs:
         other = {"bf16": "nf4", "nf4": "bf16"}[there.given.base.precision]
-        second = theirs("chat", messages=USER, extra_body={"precision": other})
-        waiting(database, 2)
-        assert start_for_who_asks(dependencies) == 1, "another tenant has its own limit"
         again = ask("chat", messages=USER, extra_body={"precision": other})
+        waiting(database, 2)
+        second = theirs("chat", messages=USER, extra_body={"precision": other})
         waiting(database, 3)
+        assert start_for_who_asks(dependencies) == 1, "another tenant has its own limit"
         assert start_for_who_asks(dependencies) == 0
         for one in node.desired().sessions:
             Answerer(node, one).answer("yes")
