@@ -138,7 +138,8 @@ class Throughput(Message):
     differ where tasks share steps. A worker that does not know shares leaves them out.
 
     Where a placement's devices step at once, `device_steps` counts the steps of each, and `device_seconds` are what each took
-    until its own was done: so they say how fast one device is. A worker that trains on one leaves them out, or says the same.
+    until its own was done: so they say how fast one device is. Neither counts an executor's first step, nor of a stall more
+    than such a step may take. A worker that leaves them out trains on one device.
     """
 
     kind: Literal["throughput"] = "throughput"

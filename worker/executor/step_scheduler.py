@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contract.messages.placement_messages import Placement
 from worker.executor.job_run import JobRun
 from worker.policy.deficit_round_robin import RunnableTask, SliceCost, SpeedEstimate, select, urgency
+from worker.policy.step_time import STALL
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
@@ -17,15 +18,18 @@ class StepScheduler:
     def __init__(self) -> None:
         self._deficits: Mapping[str, float] = {}
         self._progress: dict[str, SpeedEstimate] = {}
+        self._told: dict[str, SpeedEstimate] = {}  # since a neighbour last left
         self._chosen: dict[str, float] = {}  # seconds that the slices of the last choice take alone
 
     def choose(
         self, replicas: Replicas, placements: Mapping[str, Placement], runs: Sequence[JobRun]
     ) -> tuple[list[JobRun], int | None]:
-        """Of these active jobs of these placements, those whose tasks step now, and how many slices of their steps run. A task
-        alone runs its whole step (None)."""
-        if len(placements) == 1:
-            self._deficits, self._progress = {}, {}  # nobody is owed anything
+        """Of these active jobs, those whose tasks step now, and how many slices of their steps run. A task alone runs its whole
+        step (None). placements: all that train here, also those none of whose jobs is active."""
+        if self._told.keys() - placements.keys():
+            self._told = {}  # the steps to come show whether that was enough for those who stay
+        if len({run.key.placement for run in runs}) == 1:
+            self._deficits, self._progress, self._chosen = {}, {}, {}  # nobody is owed anything
             return list(runs), None
         costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
         candidates = [self._candidate(placements[key], cost) for key, cost in costs.items()]
@@ -36,12 +40,20 @@ class StepScheduler:
         return [run for run in runs if run.key.placement in self._chosen], 1
 
     def record_duration(self, seconds: float) -> None:
-        """The step of the last choice took so long."""
-        self._progress = {key: seen.after(seconds, self._chosen.get(key, 0.0)) for key, seen in self._progress.items()}
+        """The step of the last choice took so long. Of a stall, which fewer neighbours would not shorten, as much counts as the
+        slices may take one after another."""
+        seconds = min(seconds, STALL * sum(self._chosen.values()))
+
+        def after(seen: SpeedEstimate, key: str) -> SpeedEstimate:
+            return seen.after(seconds, self._chosen.get(key, 0.0))
+
+        self._told |= {key: after(self._told.get(key, SpeedEstimate()), key) for key in self._progress}
+        self._progress = {key: after(seen, key) for key, seen in self._progress.items()}
 
     def slowdown(self, placement: str) -> float | None:
-        """How many times slower than alone the placement has been of late; None where it is alone or nothing is known."""
-        seen = self._progress.get(placement)
+        """How many times slower than alone the placement has been of late, beside those who are there; None where nobody is or
+        nothing is known."""
+        seen = self._told.get(placement)
         return 1.0 / seen.speed if seen is not None and seen.seconds >= _MEASURED_SECONDS and seen.speed > 0 else None
 
     def _candidate(self, placement: Placement, cost: SliceCost) -> RunnableTask:

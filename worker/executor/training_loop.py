@@ -188,7 +188,7 @@ class Executor:
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
         """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
-        placements = {run.key.placement: self._attached[run.key.placement].placement for run in runs}
+        placements = {task.key: task.placement for task in self._attached.training}
         runs, slices = self._scheduler.choose(replicas, placements, runs)
         stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
         self._scheduler.record_duration(stepped.seconds)

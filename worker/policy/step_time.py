@@ -15,6 +15,9 @@ _TERMS = 4
 _FORGET = 0.99  # weight of a step after the next one
 _LEAST = 8  # steps before the first prediction
 _RIDGE = 1e-3  # of the evidence; against terms that measurements cannot tell apart
+# times what a step should take, since predictions err: what takes longer stalls. A kernel compiles, a graph is captured, memory
+# grows: that says nothing of how fast such steps are.
+STALL = 2.0
 
 
 @dataclass(frozen=True)

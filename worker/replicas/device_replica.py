@@ -3,6 +3,7 @@
 A pass that finds no memory is repeated in shorter passes, or with recomputation, on this replica alone.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -14,7 +15,7 @@ from worker.model.plain.trainer import OutOfMemory, Trainer
 from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
-from worker.policy.step_time import PRIOR, StepLoad, StepModel, StepTimes
+from worker.policy.step_time import PRIOR, STALL, StepLoad, StepModel, StepTimes
 from worker.replicas.packed_step import Stepped, advance, update_refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
@@ -37,6 +38,7 @@ class Replica:
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
         self._model_at = 0
+        self._fastest = math.inf  # least seconds of a step, over those of the prior
         self._steps_in_progress: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
 
     @property
@@ -111,9 +113,20 @@ class Replica:
             runnable, lambda left: self._advance([steps[key] for key in left], slices, on_progress)
         )
         if stepped.passes and not stepped.preferences:  # computing preferences takes time besides
+            self._leave_out_stalls(stepped)
             self.times = self.times.learned(stepped.load, stepped.seconds)
         stepped.grew = self._grew()
         return stepped, rejected | unrunnable
+
+    def _leave_out_stalls(self, stepped: Stepped) -> None:
+        """Nobody should learn how fast a device is from its first step, which compiles, and of a later stall no more than such
+        a step may take: by the fastest step of the first few, later by the fit."""
+        guess, first = PRIOR.seconds(stepped.load), math.isinf(self._fastest)
+        known = self.model
+        usual = known.seconds(stepped.load) if known is not PRIOR else guess * self._fastest
+        self._fastest = min(self._fastest, stepped.seconds / guess)
+        for work in stepped.work.values():
+            work.device_steps, work.device_seconds = (0, 0.0) if first else (1, min(stepped.seconds, STALL * usual))
 
     def _advance(self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress) -> Stepped:
         steps_in_progress = [self._step_in_progress(placement, some) for placement, some in _by_placement(steps).items()]

@@ -39,7 +39,9 @@ def note_steps(session: Session, base: str, precision: str, kind: str, width: in
 
     Excludes evaluations: task_duration.py counts them separately. Of steps that tasks shared, the whole step counts.
     """
-    steps, seconds = done.device_steps or done.steps, done.device_seconds or done.seconds
+    steps, seconds = done.steps, done.seconds
+    if done.device_steps is not None and done.device_seconds is not None:
+        steps, seconds = done.device_steps, done.device_seconds
     if steps <= 0 or done.tokens <= 0 or seconds <= 0:
         return 0
     whole = done.seconds / done.share_seconds if done.share_seconds else 1.0  # of shared steps, which are divided by tokens

@@ -54,7 +54,7 @@ def _ask(dependencies: Dependencies, token: str, there: list[Placement], why: st
             return False
         task, placement = locked
         staying = update(Placement).where(Placement.id.in_([one.id for one in stay]))
-        session.execute(staying.values(correction=correction))
+        session.execute(staying.values(correction=correction, slowdown=None))  # as measured beside the one that leaves
         log.info("task %s leaves its executor: %s", task.id, why)
         ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, why)
         return True

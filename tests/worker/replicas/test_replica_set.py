@@ -31,7 +31,7 @@ def adapters(reported) -> dict[int, list]:
 
 
 def device_steps(reported) -> tuple[int, int]:
-    """Steps that were taken, and those of single devices."""
+    """Steps that were taken, and those of single devices, of which each one's first does not count."""
     work = reported.of(Throughput)
     return sum(w.steps for w in work), sum(w.device_steps or 0 for w in work)
 
@@ -73,7 +73,8 @@ def test_five_jobs_on_several_replicas_are_those_of_one(fleet, placing, tmp_path
     assert single > 1.5 * steps
     work = reported.of(Throughput)
     assert 0 < sum(w.device_seconds or 0 for w in work) <= devices * sum(w.seconds for w in work)
-    assert len(set(device_steps(narrow))) == 1
+    steps, single = device_steps(narrow)
+    assert single == steps - 1
 
 
 def test_a_replica_whose_jobs_are_ruined_takes_over_from_the_other_which_notices_nothing(fleet, placing, tmp_path, caplog):
@@ -91,7 +92,7 @@ def test_a_replica_whose_jobs_are_ruined_takes_over_from_the_other_which_notices
     (taken,) = [record.message for record in caplog.records if "moved to replica" in record.message]
     assert taken.endswith("moved to replica 1 to balance load")
     steps, single = device_steps(reported)
-    assert single > 2 * steps - 3, "neither idled for long"
+    assert single > 2 * (steps - 1) - 3, "neither idled for long"
 
 
 def test_killed_on_one_width_it_goes_on_on_another(fleet, placing, tmp_path):

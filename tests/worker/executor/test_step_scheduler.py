@@ -1,0 +1,91 @@
+"""What an executor tells of how its tasks slow each other down: beside those who are there, and nothing of stalls."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from worker.executor.step_scheduler import StepScheduler
+from worker.policy.deficit_round_robin import SliceCost
+
+ALONE = 0.01  # seconds that a slice of any task takes alone
+
+
+@dataclass
+class Costs:
+    """Replicas on which every slice takes the same."""
+
+    pass_budget: int = 10**6
+
+    def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
+        return {job: SliceCost(ALONE, 100) for job, _ in jobs}
+
+
+def run(key: str) -> Any:
+    return SimpleNamespace(key=SimpleNamespace(placement=key), job=key, step=0)
+
+
+def placement(key: str) -> Any:
+    return SimpleNamespace(placement_id=key, tenant_id=f"tenant {key}", weight=1.0, max_slowdown=3.0)
+
+
+class Shared:
+    """A scheduler of tasks that all have work; a step of them takes `seconds`."""
+
+    def __init__(self) -> None:
+        self.scheduler = StepScheduler()
+
+    def steps(self, keys: str, seconds: float, count: int, active: str | None = None) -> None:
+        here = {key: placement(key) for key in keys}
+        for _ in range(count):
+            self.scheduler.choose(Costs(), here, [run(key) for key in active or keys])  # type: ignore[arg-type]
+            self.scheduler.record_duration(seconds)
+
+    def told(self, keys: str) -> list[float | None]:
+        return [self.scheduler.slowdown(key) for key in keys]
+
+
+def test_a_slowdown_is_told_once_it_was_measured_for_some_seconds() -> None:
+    shared = Shared()
+    shared.steps("abcd", 2.5 * ALONE, 100)
+    assert shared.told("abcd") == [None] * 4, "2.5 seconds"
+    shared.steps("abcd", 2.5 * ALONE, 150)
+    assert shared.told("abcd") == [pytest.approx(2.5)] * 4
+    assert shared.told("e") == [None]
+
+
+def test_who_stays_is_measured_anew_when_a_neighbour_leaves() -> None:
+    """What was slow beside the one that left says nothing of those who stay: they would be asked to leave one after another."""
+    shared = Shared()
+    shared.steps("abcd", 4 * ALONE, 200)
+    assert shared.told("abc") == [pytest.approx(4.0)] * 3
+    shared.steps("abc", 2 * ALONE, 1)
+    assert shared.told("abcd") == [None] * 4
+    shared.steps("abc", 2 * ALONE, 300)
+    assert shared.told("abc") == [pytest.approx(2.0)] * 3
+
+
+def test_one_that_only_pauses_has_not_left() -> None:
+    shared = Shared()
+    shared.steps("abc", 3 * ALONE, 200)
+    shared.steps("abc", 2 * ALONE, 1, active="ab")
+    shared.steps("abc", ALONE, 1, active="a")
+    assert all(one is not None and one > 2.9 for one in shared.told("abc"))
+
+
+def test_a_stall_is_no_slowdown() -> None:
+    """A kernel compiles for ten seconds in one step: fewer neighbours would not have made it shorter."""
+    shared = Shared()
+    shared.steps("abcd", 2 * ALONE, 150)
+    shared.steps("abcd", 10.0, 1)
+    shared.steps("abcd", 2 * ALONE, 150)
+    assert shared.told("abcd") == [pytest.approx(2.0, rel=0.05)] * 4
+
+
+def test_beside_nobody_nothing_is_told() -> None:
+    shared = Shared()
+    shared.steps("ab", 2 * ALONE, 400)
+    assert shared.told("ab") == [pytest.approx(2.0)] * 2
+    shared.steps("a", ALONE, 1)
+    assert shared.told("ab") == [None, None]
