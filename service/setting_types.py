@@ -59,8 +59,13 @@ def _issuer(url: str) -> str:
 
 def _smtp(url: SecretStr) -> SecretStr:
     parts = urlsplit(url.get_secret_value())
-    if parts.scheme not in SMTP_PORTS or not parts.hostname:
-        raise ValueError(f"must be {', '.join(f'{scheme}://host' for scheme in SMTP_PORTS)}; user:password@ before the host")
+    try:
+        whole = parts.scheme in SMTP_PORTS and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:  # of the port; its text would tell a part of the password
+        whole = False
+    if not whole:
+        schemes = ", ".join(f"{scheme}://host" for scheme in SMTP_PORTS)
+        raise ValueError(f"must be {schemes}; user:password@ before the host, in which /, @ and : are percent-encoded")
     return url
 
 

@@ -54,6 +54,8 @@ class Mailer:
             raise self._failed(f"it refused the login ({refused.smtp_code})") from None
         except (smtplib.SMTPException, OSError) as error:
             raise self._failed(f"{type(error).__name__}: {error}") from None
+        except ValueError:  # not encodable; its text would tell of the account
+            raise self._failed("the account or an address has characters that cannot be sent over SMTP") from None
         return SENT
 
     def _failed(self, why: str) -> Failed:
@@ -100,6 +102,12 @@ class _Connection(smtplib.SMTP):
     def __init__(self, host: str, port: int, seconds: float, tls: ssl.SSLContext | None, deadline: _Deadline) -> None:
         self._tls, self._deadline = tls, deadline
         super().__init__(host, port, timeout=seconds)
+
+    def __exit__(self, *_: object) -> None:
+        """What a server says to QUIT changes nothing: the message was taken, or was refused for another reason."""
+        with suppress(smtplib.SMTPException, OSError):
+            self.docmd("QUIT")
+        self.close()
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         made = socket.create_connection((host, port), timeout)

@@ -15,9 +15,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import SecretStr
+from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from service.http.outbound import Failed
+from service.setting_types import SmtpUrl
 from service.webhooks.mail import SENT, Mailer
 from service.webhooks.message_formats import email
 from tests.service.webhooks.serving import serving
@@ -140,3 +141,18 @@ def test_a_server_that_never_answers_fails_the_attempt_in_a_bounded_time(stubbor
     mailer = Mailer(scheme, "127.0.0.1", stubborn.server_address[1], None, None, "a@b.example", seconds=0.3, all_seconds=1)
     with pytest.raises(Failed, match=r"127\.0\.0\.1 did not take it"):
         send(mailer)
+
+
+@pytest.mark.parametrize("url", ["smtp://user:se/cret@host", "smtp://user:x@host:secret", "smtp://host/secret", "ftp://secret"])
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(url):
+    with pytest.raises(ValidationError, match="percent-encoded") as refused:
+        TypeAdapter(SmtpUrl).validate_python(url)
+    assert "se" not in str(refused.value.errors(include_input=False)[0]["msg"]).replace("user:password", "")
+
+
+def test_an_account_that_smtp_cannot_send_fails_the_attempt_without_its_letters(tls, trusted):
+    with serving(SmtpServer(tls, smtps=True, login=(USER, PASSWORD))) as server:
+        mailer = Mailer.of(f"smtps://user:p%C3%A4ss@127.0.0.1:{server.port}", "motet@example.org")
+        with pytest.raises(Failed, match="cannot be sent over SMTP") as failed:
+            send(mailer)
+    assert "ä" not in str(failed.value)
