@@ -129,7 +129,11 @@ class _PriceOfDay(Strict):
 
 @router.post("/admin/prices")
 def set_price(db: AdminDb, settings: Config, form: Form) -> Response:
-    said = {"device_type": form.one("device_type").strip(), "per_hour": _number(form.one("per_hour"))}
+    price = form.one("per_hour")
+    said = {
+        "device_type": form.one("device_type").strip(),
+        "per_hour": price if "," in price else _number(price),
+    }  # 2,5 is not 25
     price_routes.set_price(read_as(price_routes.NewPrice, **said, from_day=form.one("from_day") or None), db, settings)
     return RedirectResponse("/admin#prices", 303)
 
