@@ -27,7 +27,7 @@ from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, JobStatus
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
-from worker.data.evaluation_prompts import PromptFile
+from worker.data.evaluation_prompts import Prompt, PromptFile
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter
@@ -64,6 +64,7 @@ class PlacementRun:
         self.policy = policy_of(placement.spec.early_exit)
         self.data: DataSet | None = None
         self.prompts: PromptFile | None = None  # of its evaluation; None: validation rows
+        self.text_prompts: list[Prompt] | None = None  # of its evaluation, once they were asked for
         self.runs: list[JobRun] = []
         self._by_index: dict[int, JobRun] = {}
         self.base_known = placement.base_val_loss is not None  # measured, by this placement or an earlier one
@@ -264,7 +265,8 @@ class PlacementRun:
                 "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
             }
         )
-        if boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
+        # a step that counts as no device's is a report of its own: what is learned are tokens and seconds of the same steps
+        if not work.device_steps or boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
             self.flush_throughput()
 
     def count_evaluation(self, seconds: float, tokens: int) -> None:

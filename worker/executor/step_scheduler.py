@@ -19,6 +19,7 @@ class StepScheduler:
         self._deficits: Mapping[str, float] = {}
         self._progress: dict[str, SpeedEstimate] = {}
         self._told: dict[str, SpeedEstimate] = {}  # since a neighbour last left
+        self._alone: str | None = None  # the only one that stepped at the last choice
         self._chosen: dict[str, float] = {}  # seconds that the slices of the last choice take alone
 
     def choose(
@@ -28,7 +29,9 @@ class StepScheduler:
         step (None). placements: all that train here, also those none of whose jobs is active."""
         if self._told.keys() - placements.keys():
             self._told = {}  # the steps to come show whether that was enough for those who stay
-        if len({run.key.placement for run in runs}) == 1:
+        active = {run.key.placement for run in runs}
+        self._alone = next(iter(active)) if len(active) == 1 else None
+        if self._alone is not None:
             self._deficits, self._progress, self._chosen = {}, {}, {}  # nobody is owed anything
             return list(runs), None
         costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
@@ -42,6 +45,8 @@ class StepScheduler:
     def record_duration(self, seconds: float) -> None:
         """The step of the last choice took so long. Of a stall, which fewer neighbours would not shorten, as much counts as the
         slices may take one after another."""
+        if self._alone in self._told:  # beside those who only wait
+            self._told[self._alone] = self._told[self._alone].after(seconds, seconds)
         seconds = min(seconds, STALL * sum(self._chosen.values()))
 
         def after(seen: SpeedEstimate, key: str) -> SpeedEstimate:

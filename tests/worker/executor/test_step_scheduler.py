@@ -72,6 +72,10 @@ def test_one_that_only_pauses_has_not_left() -> None:
     shared.steps("abc", 2 * ALONE, 1, active="ab")
     shared.steps("abc", ALONE, 1, active="a")
     assert all(one is not None and one > 2.9 for one in shared.told("abc"))
+    shared.steps("abc", ALONE, 3000, active="a")
+    (slowdown,) = shared.told("a")
+    assert slowdown is not None
+    assert slowdown < 1.3, "it steps alone while the others wait"
 
 
 def test_a_stall_is_no_slowdown() -> None:
