@@ -154,8 +154,10 @@ class TextEvaluations:
         evaluation = task.placement.spec.evaluation
         assert evaluation is not None
         assert task.data is not None
-        rows = task.data.validation if task.prompts is None else task.prompts.rows
-        prompts = prompts_of(rows, evaluation.max_prompts, replicas.base.decode)
+        if task.text_prompts is None:
+            rows = task.data.validation if task.prompts is None else task.prompts.rows
+            task.text_prompts = prompts_of(rows, evaluation.max_prompts, replicas.base.decode)
+        prompts = task.text_prompts
         asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text], step, milestone)
         asked.notes += task.prompts.notes if task.prompts is not None else []
         empty = len(prompts) - len(asked.prompts)
