@@ -134,8 +134,8 @@ def test_ranks_end_with_their_parent(path, tmp_path):
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
     if path == "with setpriv":
-        while b"setpriv" in Path(f"/proc/{pids[1]}/cmdline").read_bytes().split(b"\0")[0]:
-            time.sleep(0.01)  # it asks the kernel for the signal, and then becomes the rank
+        while any(b"setpriv" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in pids):
+            time.sleep(0.01)  # each asks the kernel for the signal, and then becomes the rank
         os.kill(pids[1], signal.SIGSTOP)
     parent.kill()
     parent.wait()
