@@ -6,6 +6,7 @@ import pytest
 
 from contract.messages.completion_messages import ChoicePiece, CompletionPiece, CompletionsGiven, PiecesTaken
 from worker.api_client import Refused, Unreachable, Unreadable
+from worker.executor.completions import request_channel
 from worker.executor.completions.request_channel import RequestChannel
 from worker.executor.placement_lease import Lease
 
@@ -101,3 +102,36 @@ def test_a_lease_that_the_service_does_not_know_loses_all_requests_at_once(chann
     channel.send(piece("a", 1, "one"))
     assert lost.wait(60)
     assert (channel.lease, gone, link.sendings) == (None, [], 1)
+
+
+def test_a_lease_that_the_service_knows_no_more_is_not_asked_in_a_spin(monkeypatch):
+    """The training loop names it again at once; the next one is asked without a wait."""
+    monkeypatch.setattr(request_channel, "_RETRY_SECONDS", 3600.0)
+    asked, changed = [], threading.Condition()
+
+    class Stale(Link):
+        def completions(self, placement_id, token, wanted):
+            with changed:
+                asked.append(placement_id)
+                changed.notify_all()
+            raise Refused(409, "fence_stale", "it is over", {})
+
+    stale, named = Lease("p1", 1, "token", 1e12), threading.Event()
+
+    def name_again():
+        if not named.is_set():
+            channel.serve(stale, 1, frozenset())
+            named.set()
+
+    channel = RequestChannel(Stale(None), lambda requests: None, lambda ids: None, name_again)
+    try:
+        channel.serve(stale, 1, frozenset())
+        assert named.wait(60)
+        with changed:
+            assert not changed.wait_for(lambda: len(asked) > 1, timeout=0.2)
+        channel.serve(Lease("p2", 1, "token", 1e12), 1, frozenset())
+        with changed:
+            assert changed.wait_for(lambda: "p2" in asked, timeout=60)
+            assert asked[:2] == ["p1", "p2"]
+    finally:
+        channel.close()

@@ -130,6 +130,8 @@ class RequestChannel:
             self._pieces.clear()
             self._sent = []
         self._lost()
+        with self._changed:  # the training loop may name the same one again, until it hears of its end
+            self._changed.wait_for(lambda: self._closed.is_set() or self._lease not in (None, lease), timeout=_RETRY_SECONDS)
 
     # ---- sending -----------------------------------------------------------------------------------------------------
 
