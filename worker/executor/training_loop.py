@@ -114,7 +114,7 @@ class Executor:
                 callback = self._inbox.get_nowait()
         except queue.Empty:
             pass
-        if not busy:
+        if not self._active():  # else its steps report; a turn that scores texts or answers is progress too
             self._attached.progress()
         self._attached.expire()
         self._completions.serve(self._replicas, self._attached.serving_lease)

@@ -11,6 +11,7 @@ from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
+from worker.executor import attached_placements
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Detach, ExecutorProgress, PlacementEnded, Serve, Stop
 
@@ -67,6 +68,55 @@ def test_isolation_no_adapter_stays_on_an_executor_for_the_next_session(fleet, t
         assert len(executor._completions._adapters) == 0
         assert executor._attached._loaded is loaded, "the base is not loaded twice"
         assert ask(fleet, "anew", adapter=files) == said
+
+
+def test_isolation_an_adapter_that_is_asked_when_the_session_changes_goes_with_its_request(
+    fleet, trained, tiny_base, tmp_path, monkeypatch
+) -> None:
+    files = trained(SPACE)
+    with executing(fleet, tmp_path / "asked") as (executor, _):
+        hold(fleet, executor, tiny_base, "own")
+        assert ask(fleet, "first", adapter=files)
+        completions, begun = executor._completions, threading.Event()
+        run_pass = completions._pass
+
+        def held_back() -> None:
+            """No pass before the next session has come."""
+            if completions._placement_id == "own":
+                completions._begin_waiting(completions._replicas)
+                begun.set()
+            else:
+                run_pass()
+
+        monkeypatch.setattr(completions, "_pass", held_back)
+        with fleet.lock:
+            fleet.asked.append(chat("tuned", adapter=files))
+        assert begun.wait(60)
+        with fleet.lock:
+            own = list(fleet.sessions)
+            hold(fleet, executor, tiny_base, "shared")
+            fleet.sessions += own  # which still takes what its requests send
+        executor.handle_command(Detach(placement_id="own"))
+        fleet.until(lambda: over(fleet, "tuned"))
+        assert ask(fleet, "base")
+        assert len(completions._adapters) == 0
+        assert completions._preparation._read is None
+
+
+def test_answers_without_a_gap_are_progress(fleet, tiny_base, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(attached_placements, "_REPORT_SECONDS", 0.0)
+    with executing(fleet, tmp_path) as (executor, _):
+        hold(fleet, executor, tiny_base, "asked")
+        assert ask(fleet, "first")
+        send, busy = executor._attached._send, list[bool]()
+
+        def tell(news: ExecutorProgress | PlacementEnded) -> None:
+            busy.append(bool(executor._completions))
+            send(news)
+
+        monkeypatch.setattr(executor._attached, "_send", tell)
+        assert ask(fleet, "second")
+        assert any(busy), "the service hears of it while the answer is made"
 
 
 def test_a_session_whose_lease_ends_is_let_go_and_told(fleet, tiny_base, tmp_path) -> None:

@@ -59,6 +59,7 @@ class Completions:
         self._requesters: dict[Sequence, RequestRun] = {}
         self._adapters = HeldAdapters()
         self._placement_id = ""  # under whose lease requests are answered
+        self._earlier: frozenset[str] = frozenset()  # requests that were at hand when it changed: their adapters do not stay
         self._generator: Generator | None = None
         self._pages = 0
         self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory
@@ -85,6 +86,8 @@ class Completions:
         if lease is not None and replicas is not None and lease.placement_id != self._placement_id:
             self._placement_id = lease.placement_id
             self._adapters.drop_idle(replicas)  # who is on the executor has changed: no tenant's adapter stays for others
+            self._worker.submit(self._preparation.forget)
+            self._earlier = self.at_hand
         held = self.at_hand
         room = max(0, MOST_REQUESTS - len(held)) if lease is not None and replicas is not None else 0
         self._channel.serve(lease or (self._channel.lease if held else None), room, held)
@@ -261,7 +264,7 @@ class Completions:
             if one.completion is None and self._generator is not None:
                 self._generator.cancel(one)
         if run.prepared.adapter_key is not None and self._replicas is not None:
-            self._adapters.release(self._replicas, run.prepared.adapter_key)
+            self._adapters.release(self._replicas, run.prepared.adapter_key, keep=run.id not in self._earlier)
         self._used_at = time.monotonic()
 
     def _out_of_memory(self) -> None:

@@ -16,6 +16,7 @@ MOST_IDLE = 16  # adapters kept that nobody asks at the moment
 class _Held:
     slot: Slot
     uses: int = 0
+    keep: bool = True  # once nobody asks it
 
 
 class HeldAdapters:
@@ -47,9 +48,14 @@ class HeldAdapters:
                 if not self._drop_oldest(replicas):
                     raise
 
-    def release(self, replicas: Replicas, key: str) -> None:
-        """One request fewer asks this adapter."""
-        self._held[key].uses -= 1
+    def release(self, replicas: Replicas, key: str, keep: bool) -> None:
+        """One request fewer asks this adapter. keep: whether its rows may stay for the next one; otherwise they are freed once
+        nobody asks it."""
+        held = self._held[key]
+        held.uses -= 1
+        held.keep &= keep
+        if not held.uses and not held.keep:
+            replicas.first.adapters.drop(self._held.pop(key).slot)
         while sum(1 for held in self._held.values() if not held.uses) > MOST_IDLE:
             self._drop_oldest(replicas)
 

@@ -61,6 +61,10 @@ class RequestPreparation:
             self._read = key, self._weights(work, base, lease)
         return PreparedRequest(work, prompts, samplings, key, self._read[1])
 
+    def forget(self) -> None:
+        """Let the last adapter go. In the thread of `prepare`, after what was prepared for whom it was read."""
+        self._read = None
+
     def _weights(self, work: CompletionWork, base: BaseCopy, lease: Lease) -> AdapterWeights:
         layout = base.trainer.arena.layout
         try:
