@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from contract.messages.cached_file_list import CachedFiles
 from contract.messages.completion_messages import CompletionPieces, CompletionsGiven, CompletionsWanted, PiecesTaken
 from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
-from contract.messages.placement_messages import DesiredState, Placement
+from contract.messages.placement_messages import AnswersOnly, DesiredState, Placement
 from contract.messages.report_messages import Report, ReportAck
 from contract.messages.upload_messages import FOLLOWS_REDIRECTS, UploadGrant, UploadRequest
 from contract.strict import Message
@@ -114,7 +114,7 @@ def in_words(error: ValidationError) -> str:
 
 @dataclass(frozen=True)
 class UnreadPlacement:
-    """A placement of a desired state that this worker cannot parse, and why."""
+    """A placement of a desired state, with a task or for answers only, that this worker cannot parse, and why."""
 
     placement_id: str
     fence: int
@@ -125,15 +125,21 @@ def _desired(content: bytes) -> tuple[DesiredState, list[UnreadPlacement]]:
     """Parses each placement by itself, so that an unreadable one does not block the others."""
     try:
         said = json.loads(content)
-        given, read, unread = said["placements"], [], []
-        for one in given:
-            try:
-                read.append(Placement.model_validate_json(json.dumps(one)))
-            except ValidationError as error:
-                unread.append(UnreadPlacement(str(one["placement_id"]), int(one["fence"]), in_words(error)))
-        return DesiredState.model_validate({**said, "placements": read}), unread
+        placements, unread = _each(Placement, said["placements"])
+        sessions, also = (None, []) if said.get("sessions") is None else _each(AnswersOnly, said["sessions"])
+        return DesiredState.model_validate({**said, "placements": placements, "sessions": sessions}), [*unread, *also]
     except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(f"the service's desired state cannot be read: {error!r}") from None
+
+
+def _each(model: type[M], given: list[Any]) -> tuple[list[M], list[UnreadPlacement]]:
+    read, unread = [], []
+    for one in given:
+        try:
+            read.append(model.model_validate_json(json.dumps(one)))
+        except ValidationError as error:
+            unread.append(UnreadPlacement(str(one["placement_id"]), int(one["fence"]), in_words(error)))
+    return read, unread
 
 
 class _Link:

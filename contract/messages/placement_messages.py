@@ -135,9 +135,10 @@ class Unchanged(Message):
 
 
 class DesiredState(Message):
-    """Everything the node should run, and nothing else: what is in neither list is to be detached."""
+    """Everything the node should run, and nothing else: what is in no list is to be detached."""
 
     version: int
     placements: list[Placement]
     unchanged: list[Unchanged] = Field(default=[])
-    sessions: list[AnswersOnly] = Field(default=[])  # a worker from before them ignores them
+    # a worker from before them ignores them; None: of a service from before them, beside which they go on
+    sessions: list[AnswersOnly] | None = None

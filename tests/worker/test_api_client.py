@@ -1,12 +1,13 @@
 """The worker's HTTP client where another thread closes it: requests fail as if nobody answered, and end with their leases."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from tests.worker.fleet import Fleet
-from worker.api_client import PlacementLink, Unreachable
+from worker.api_client import PlacementLink, Unreachable, _desired
 from worker.boot_clock import boot_now
 from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
@@ -29,6 +30,22 @@ def test_a_closed_link_reaches_nobody(closed: PlacementLink, tmp_path: Path) -> 
         closed.put(UploadGrant(exists=False, url="/internal/v1/objects/x"), tmp_path / "file")
     with pytest.raises(Unreachable, match="GET placements/p1/files/file_1: the link is closed"):
         list(closed.file("p1", "token", "file_1"))
+
+
+def test_a_session_that_cannot_be_read_blocks_no_other() -> None:
+    base = {"name": "tiny", "source": "/bases/tiny", "revision": SHA256}
+    lease = {"fence": 3, "token": "t", "lease_seconds": 1.0, "device_indexes": [0]}
+    sessions = [
+        {"placement_id": "strange", "base": base | {"precision": "int2"}, **lease},
+        {"placement_id": "plain", "base": base, **lease},
+    ]
+    said: dict[str, object] = {"version": 1, "placements": []}
+    state, unread = _desired(json.dumps(said | {"sessions": sessions}).encode())
+    assert state.sessions is not None
+    assert [one.placement_id for one in state.sessions] == ["plain"]
+    assert [(one.placement_id, one.fence) for one in unread] == [("strange", 3)]
+    assert "precision" in unread[0].why
+    assert _desired(json.dumps(said).encode())[0].sessions is None, "a service from before sessions says nothing of them"
 
 
 def test_what_a_thread_sends_when_the_link_is_closed_ends_with_its_lease(closed: PlacementLink) -> None:

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from contract.messages.node_messages import PlacementsLost
-from contract.messages.placement_messages import DesiredState, Leased
+from contract.messages.placement_messages import Leased
 from contract.states import RequeueReason
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
@@ -22,6 +22,7 @@ from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
+from worker.node.wanted_placements import Wanted, wanted_of
 from worker.pipe_messages import Detach, ExecutorProgress, HeartbeatResult, PlacementEnded, Pulses, Renew, UnknownNode
 from worker.settings import Settings, SettingsError
 
@@ -41,7 +42,7 @@ class Daemon:
         self._credential = NodeCredential(settings.scratch)
         self._devices = find_devices(settings)
         self._pool = ExecutorPool(self._devices, self._inbox.put)
-        self._wanted: dict[str, tuple[Leased, float]] = {}  # desired placements, with the deadline of their first lease
+        self._wanted: Wanted = {}
         self._ended_ids: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
         self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
@@ -111,9 +112,7 @@ class Daemon:
         match event:
             case Desired(node_id=node_id) if node_id == member.welcome.node_id:
                 self._version = event.state.version
-                wanted: list[Leased] = [*event.state.placements, *event.state.sessions]
-                placements = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in wanted}
-                self._wanted = placements | self._unchanged(event.state)
+                self._wanted = wanted_of(event.state, event.sent_at, self._wanted)
                 self._ended_ids &= self._wanted.keys()
             case ChildMessage(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
                 self._renew(member, beat)
@@ -127,11 +126,6 @@ class Daemon:
                 self._pulse(member)
             case ChildEnded(child=child):
                 self._executor_ended(member, child, event.code)
-
-    def _unchanged(self, state: DesiredState) -> dict[str, tuple[Leased, float]]:
-        """Placements that continue as they are, with the deadlines of their first leases."""
-        known = [(self._wanted[one.placement_id], one.leave) for one in state.unchanged if one.placement_id in self._wanted]
-        return {p.placement_id: (p.model_copy(update={"leave": leave}), deadline) for (p, deadline), leave in known}
 
     def _renew(self, member: NodeMembership, beat: HeartbeatResult) -> None:
         granted = {lease.placement_id: lease for lease in beat.answer.leases}
