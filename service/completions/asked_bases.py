@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, get_args
 
 from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
@@ -41,9 +41,11 @@ class Wanted(NamedTuple):
 
 
 def asked_bases(session: Session) -> dict[Wanted, list[str]]:
-    """What requests wait for, with the tenants that ask; the longest waiting first."""
+    """What requests wait for, with the tenants that ask; the longest waiting first. Requests in a precision that only a newer
+    version knows wait for it."""
     row = CompletionRequest
-    waits = select(row).where(row.state == WAITING, row.asker_until > clock(session)).order_by(row.created_at)
+    known = row.precision.in_(get_args(Precision))
+    waits = select(row).where(row.state == WAITING, row.asker_until > clock(session), known).order_by(row.created_at)
     found: dict[Wanted, list[str]] = defaultdict(list)
     for one in session.scalars(waits):
         alone = one.tenant_id if one.dedicated else None

@@ -62,10 +62,18 @@ def unfit(base: str, precision: str, memory_bytes: float, fits: int, ready: int)
     return Refusal(detail=f"No executor can be started for base model {base} in {precision}: {why}.", retry_after=again)
 
 
-def failing(base: str, precision: str, reason: str, left: float) -> Refusal:
-    """The base ended twice within a short time wherever a device is free. left: seconds until it is tried again."""
-    detail = f"The executor for base model {base} in {precision} ended twice ({reason.rstrip('.')}); it is tried again shortly."
-    return Refusal(detail=detail, retry_after=_bounded(left))
+def failing(base: str, precision: str, left: float) -> Refusal:
+    """The base ended twice within a short time wherever a device is free. left: seconds until it is tried again.
+
+    Why it ended is not said: a worker's words name its paths and processes.
+    """
+    return Refusal(
+        detail=(
+            f"The executor for base model {base} in {precision} ended twice; it is tried again shortly. An admin sees why on "
+            "the cluster page."
+        ),
+        retry_after=_bounded(left),
+    )
 
 
 def busy(base: str, precision: str, devices: int, by_tasks: int, free_in: float | None) -> Refusal:

@@ -31,7 +31,7 @@ class Fleet:
     ready: int  # of so many that are ready
     least: float  # bytes of a device
     free: dict[str, list[int]]  # device indexes by node
-    failed: dict[str, tuple[datetime, str]]  # until when it is not tried there, and why, by node
+    failed: dict[str, datetime]  # until when it is not tried there, by node
 
     @property
     def open(self) -> Node | None:
@@ -63,16 +63,18 @@ def free_devices(session: Session, nodes: Sequence[Node]) -> dict[str, list[int]
     return {node: [index for index in of_node if (node, index) not in taken] for node, of_node in indexes.items()}
 
 
-def _failed(session: Session, wanted: Wanted, now: datetime) -> dict[str, tuple[datetime, str]]:
-    """The nodes where the base's sessions ended unasked more often than it is tried: until when, and why the last one did."""
+def _failed(session: Session, wanted: Wanted, now: datetime) -> dict[str, datetime]:
+    """The nodes where the base's sessions ended unasked more often than it is tried, and until when it is not tried there."""
     row = AnswerSession
-    lately = select(row).where(row.base_revision == wanted.base_revision, row.precision == wanted.precision)
+    lately = select(row.node_id, row.ended_at).where(
+        row.base_revision == wanted.base_revision, row.precision == wanted.precision
+    )
     lately = lately.where(row.ended_at > now - _FAILED, row.end_reason.not_in(answer_sessions.AS_MEANT))
-    ends: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
-    for one in session.scalars(lately.order_by(row.ended_at)):
-        if one.ended_at is not None:
-            ends[one.node_id].append((one.ended_at, one.end_reason or ""))
-    return {node: (of_node[-_TRIES][0] + _FAILED, of_node[-1][1]) for node, of_node in ends.items() if len(of_node) >= _TRIES}
+    ends: dict[str, list[datetime]] = defaultdict(list)
+    for node, ended_at in session.execute(lately.order_by(row.ended_at)):
+        if ended_at is not None:
+            ends[node].append(ended_at)
+    return {node: of_node[-_TRIES] + _FAILED for node, of_node in ends.items() if len(of_node) >= _TRIES}
 
 
 def why_none(session: Session, settings: Settings, wanted: Wanted, fleet: Fleet, now: datetime) -> Refusal:
@@ -82,8 +84,7 @@ def why_none(session: Session, settings: Settings, wanted: Wanted, fleet: Fleet,
         return refusals.unfit(base, precision, fleet.least, fleet.fits, fleet.ready)
     tried = [fleet.failed[node.id] for node in fleet.able if node.id in fleet.failed and fleet.free[node.id]]
     if tried:
-        until, reason = min(tried)
-        return refusals.failing(base, precision, reason, (until - now).total_seconds())
+        return refusals.failing(base, precision, (min(tried) - now).total_seconds())
     here, idle = [node.id for node in fleet.able], timedelta(seconds=settings.completion_idle_seconds)
     placed = session.scalars(select(Placement).where(Placement.node_id.in_(here), Placement.ended_at.is_(None))).all()
     asked = session.scalars(

@@ -6,10 +6,10 @@ that share with nobody: theirs is their tenant's alone. Lock order: starts, one 
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.completions import refusals
@@ -22,6 +22,7 @@ from service.database.engine import clock, new_id
 from service.dependencies import Dependencies
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import AnswerSession, BaseModel, Node
+from service.fleet.node_health.quarantine import by_trust
 from service.settings import Settings
 from service.tasks.lifecycle.placements import touch_nodes
 
@@ -57,22 +58,20 @@ def _try(session: Session, dependencies: Dependencies, wanted: Wanted, tenants: 
         return False
     base, now = session.get(BaseModel, wanted.base_model), clock(session)
     if base is None or not base.enabled:
-        return _refuse(session, wanted, theirs, refusals.disabled(wanted.base_model))
+        return _refuse(session, wanted, dict.fromkeys(theirs, refusals.disabled(wanted.base_model)))
     at_limit = {tenant: refusal for tenant in theirs if (refusal := _limit(session, settings, tenant, now)) is not None}
     payer = next((tenant for tenant in theirs if tenant not in at_limit), None)
     if payer is None:
-        for tenant, refusal in at_limit.items():
-            _refuse(session, wanted, [tenant], refusal)
-        return False
+        return _refuse(session, wanted, at_limit)
     fleet = fleet_for(session, settings, base, wanted, now)
     if (node := fleet.open) is None:
-        return _refuse(session, wanted, theirs, why_none(session, settings, wanted, fleet, now))
+        return _refuse(session, wanted, dict.fromkeys(theirs, why_none(session, settings, wanted, fleet, now)))
     return _hold(session, dependencies, wanted, payer, node, now)
 
 
 def _hold(session: Session, dependencies: Dependencies, wanted: Wanted, payer: str, node: Node, now: datetime) -> bool | None:
     session.refresh(node, with_for_update=True)
-    free = free_devices(session, [node])[node.id]
+    free = by_trust(node, free_devices(session, [node])[node.id])
     if not free or node.status != "ready" or node.drained_at is not None:
         return None
     made = AnswerSession(
@@ -103,9 +102,12 @@ def _limit(session: Session, settings: Settings, tenant: str, now: datetime) -> 
     return refusals.at_limit(most, {one.base_model for one in held}, idle, left.total_seconds())
 
 
-def _refuse(session: Session, wanted: Wanted, tenants: Collection[str], refusal: Refusal) -> bool:
-    """Tell the requests of these tenants that wait for it. Returns False: none was started."""
+def _refuse(session: Session, wanted: Wanted, why: Mapping[str, Refusal]) -> bool:
+    """Tell the requests that wait for it why, by tenant. Returns False: none was started."""
     row = CompletionRequest
-    told = update(row).where(*wanted.requests, row.tenant_id.in_(tenants)).values(refusal=refusal.model_dump(mode="json"))
-    notify(session, *session.scalars(told.returning(row.id)))
+    waits = select(row).where(*wanted.requests, row.tenant_id.in_(why)).order_by(row.id).with_for_update()
+    told = session.scalars(waits).all()
+    for one in told:
+        one.refusal = why[one.tenant_id].model_dump(mode="json")
+    notify(session, *(one.id for one in told))
     return False

@@ -4,6 +4,7 @@ A session holds nothing against a task: whoever places a task ends the sessions 
 order: node, session.
 """
 
+import logging
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy import ColumnElement, Integer, Select, and_, cast, delete, func,
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from contract.messages.node_messages import LeaseGrant
+from contract.messages.node_messages import LeaseGrant, Pulse
 from contract.messages.placement_messages import AnswersOnly
 from service.database.engine import clock
 from service.dependencies import Dependencies
@@ -22,6 +23,8 @@ from service.fleet.models import AnswerSession, BaseModel, EndedAnswerSessions, 
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
 from service.tasks.lifecycle.placements import touch_nodes
+
+log = logging.getLogger(__name__)
 
 IDLE, TAKEN, SHUT, ANEW = (
     "nobody asked for a while",
@@ -34,14 +37,21 @@ _KEPT = timedelta(hours=1)  # of ended sessions: the cluster's timeline shows th
 _SHUT = select(Node.id).where(or_(Node.status != "ready", Node.drained_at.is_not(None)))
 
 
-def renew(session: Session, settings: Settings, node_id: str, pulses: Collection[str], now: datetime) -> list[LeaseGrant]:
-    """Renew the node's sessions among these, which its executors hold and which make progress. The caller holds the node's
-    lock."""
-    own = select(AnswerSession).where(AnswerSession.id.in_(pulses), AnswerSession.node_id == node_id)
+def among(session: Session, node_id: str, ids: Collection[str]) -> set[str]:
+    """Those of these ids that are the node's sessions, live or ended."""
+    return set(session.scalars(select(AnswerSession.id).where(AnswerSession.id.in_(ids), AnswerSession.node_id == node_id)))
+
+
+def renew(session: Session, settings: Settings, node_id: str, pulses: Collection[Pulse], now: datetime) -> list[LeaseGrant]:
+    """Renew the node's sessions among these pulses, which its executors hold and which make progress. One that loads is not
+    idle: who asked for it may ask again once it is there. The caller holds the node's lock."""
+    loads = {pulse.placement_id: pulse.phase == "loading" for pulse in pulses}
+    own = select(AnswerSession).where(AnswerSession.id.in_(loads), AnswerSession.node_id == node_id)
     live = session.scalars(own.where(AnswerSession.ended_at.is_(None)).order_by(AnswerSession.id).with_for_update())
     grants = []
     for found in live:
         found.acknowledged_at = found.acknowledged_at or now
+        found.used_at = now if loads[found.id] else found.used_at
         found.lease_until = lease_until(now, settings)
         token = placement_token(settings, found.id, found.fence)
         grants.append(LeaseGrant(placement_id=found.id, fence=found.fence, seconds=settings.lease_seconds, token=token))
@@ -49,11 +59,16 @@ def renew(session: Session, settings: Settings, node_id: str, pulses: Collection
 
 
 def wanted(session: Session, settings: Settings, node: Node) -> list[AnswersOnly]:
-    """The node's live sessions, as its daemon hears of them."""
+    """The node's live sessions, as its daemon hears of them; without those that this version cannot describe."""
     now, told = clock(session), []
     live = select(AnswerSession, BaseModel).join(BaseModel, BaseModel.name == AnswerSession.base_model)
     live = live.where(AnswerSession.node_id == node.id, AnswerSession.ended_at.is_(None)).order_by(AnswerSession.id)
     for found, base in session.execute(live):
+        try:
+            ref = base_ref(session, base, found.base_revision, found.precision)  # type: ignore[arg-type]
+        except ValueError as error:  # a precision or a source of a newer version, which started it
+            log.warning("answer session %s ends on its node, since this version cannot read it: %s", found.id, error)
+            continue
         told.append(
             AnswersOnly(
                 placement_id=found.id,
@@ -61,7 +76,7 @@ def wanted(session: Session, settings: Settings, node: Node) -> list[AnswersOnly
                 token=placement_token(settings, found.id, found.fence),
                 lease_seconds=max(0.0, (found.lease_until - now).total_seconds()),
                 device_indexes=[found.device_index],
-                base=base_ref(session, base, found.base_revision, found.precision),  # type: ignore[arg-type]
+                base=ref,
             )
         )
     return told

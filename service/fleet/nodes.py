@@ -135,8 +135,8 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
                     told[placement.id] = pulse
         session.flush()
         version = _record_heartbeat(dependencies, session, node, said, now)
-        pulses = [one.placement_id for one in said.pulses if not _hangs(dependencies.settings, one, 0.0)]
-        leases += answer_sessions.renew(session, dependencies.settings, node_id, pulses, now)
+        held = [one for one in said.pulses if one.waits_for is None and not _hangs(dependencies.settings, one, 0.0)]
+        leases += answer_sessions.renew(session, dependencies.settings, node_id, held, now)
     counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
     for placement_id, detail, devices in stalled:
         loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
@@ -192,7 +192,8 @@ def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, 
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
     before = trouble_of(node, now, dependencies.settings)
     note_applied(node, said.applied_version, said.applied_age, now)
-    note_waits(node, [pulse.waits_for for pulse in said.pulses], now)
+    asked = answer_sessions.among(session, node.id, [pulse.placement_id for pulse in said.pulses])
+    note_waits(node, [pulse.waits_for for pulse in said.pulses if pulse.placement_id not in asked], now)
     node.heartbeat_at = now
     node.bases, node.base_rate = said.bases, said.base_bytes_per_second
     after = trouble_of(node, now, dependencies.settings)
@@ -208,7 +209,8 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
     since, or whose fence is newer, are left alone."""
     loss: ExecutorLoss | None = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
     with dependencies.db.begin() as session:
-        check_node(session, node_id, bearer)
+        node = check_node(session, node_id, bearer)
+        session.refresh(node, with_for_update=True)  # before its sessions, as everywhere
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
         gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))

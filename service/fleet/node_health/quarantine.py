@@ -124,9 +124,9 @@ def witness_of(node: Node) -> Witness:
     return Witness(tuple(node.losing), node.proved_at, len(node.devices))
 
 
-def by_trust(node: Node, devices: Iterable[int], task: Task) -> list[int]:
+def by_trust(node: Node, devices: Iterable[int], task: Task | None = None) -> list[int]:
     """The devices, best first: those that lost this task, and then those that lost others lately, come last."""
-    fault = faults_of(task).get(node.id, Fault())
+    fault = Fault() if task is None else faults_of(task).get(node.id, Fault())
     lost = {index for indexes in fault.devices for index in indexes}
     return sorted(devices, key=lambda index: (index in lost, node.device_losses.get(str(index), 0), index))
 

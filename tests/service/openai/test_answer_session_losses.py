@@ -48,7 +48,8 @@ def test_an_executor_killed_while_it_loads_is_replaced_once_and_then_told(ask, n
     second.dies("the executor (pid 8) ended with -9")
     assert start_for_who_asks(dependencies) == 0
     said = refused(answer, openai.InternalServerError, "no_executor")
-    assert "ended twice (the executor (pid 8) ended with -9)" in said.message
+    assert "ended twice; it is tried again shortly. An admin sees why on the cluster page." in said.message
+    assert "pid" not in said.message, "a worker's words are not for tenants"
     assert 30 < int(said.response.headers["retry-after"]) <= 60
     other = new_node(said=ABLE)
     again = ask("chat", messages=USER)
@@ -57,6 +58,67 @@ def test_an_executor_killed_while_it_loads_is_replaced_once_and_then_told(ask, n
     held(other).answer("yes")
     assert again.result().choices[0].message.content == "yes"
     assert len(live(database)) == 1
+
+
+def test_one_that_waits_for_room_ends_and_its_node_stays_open_to_tasks(
+    ask, new_node, tenant, database, dependencies, plan
+) -> None:
+    node = new_node(said=ABLE)
+    ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    there = held(node)
+    assert node.leases(there.pulse(phase="loading", waits_for="it needs 9 GiB of the disk")).leases == []
+    with database.begin() as session:
+        assert session.scalars(select(Node.waits_for)).all() == [None]
+        session.execute(update(AnswerSession).values(lease_until=func.now() - timedelta(seconds=1)))
+    end_over(dependencies)
+    assert live(database) == []
+    task = tenant.task()
+    plan()
+    assert node.take(task["id"])
+
+
+def test_one_that_loads_is_not_idle(ask, new_node, database, dependencies) -> None:
+    node = new_node(said=ABLE)
+    ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    there = held(node)
+    for phase, left in (("loading", [there.id]), ("training", [])):
+        with database.begin() as session:
+            session.execute(update(AnswerSession).values(used_at=LONG_AGO))
+        node.leases(there.pulse(phase=phase))
+        end_over(dependencies)
+        assert live(database) == left
+
+
+def test_a_device_that_lost_executors_comes_last(ask, new_node, database, dependencies) -> None:
+    node = new_node(slots=2, said=ABLE)
+    with database.begin() as session:
+        session.execute(update(Node).values(device_losses={"0": 1}))
+    ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    assert held(node).given.device_indexes == [1]
+
+
+def test_what_a_newer_version_started_hides_nothing_else(ask, new_node, database, dependencies) -> None:
+    node = new_node(slots=2, said=ABLE)
+    ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    with database.begin() as session:
+        session.execute(update(AnswerSession).values(precision="int2"))
+        session.execute(update(CompletionRequest).values(precision="int3"))
+    assert node.desired().sessions == []
+    answer = ask("chat", messages=USER, extra_body={"precision": "nf4"})
+    waiting(database, 2)
+    assert start_for_who_asks(dependencies) == 1
+    there = held(node)
+    assert there.given.base.precision == "nf4"
+    there.answer("yes")
+    assert answer.result().choices[0].message.content == "yes"
 
 
 def test_a_lost_executor_wakes_who_starts_another(ask, new_node, database, dependencies, app, monkeypatch) -> None:
