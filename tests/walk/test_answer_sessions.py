@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,14 @@ def test_restarts_in_the_middle_end_an_answer_at_most(motet: RunningStack) -> No
     for name in ("queue", "reconcile", "valkey", "worker"):
         stream = iter(client.chat.completions.create(model="base", stream=True, **HOW | {"max_tokens": 400}))
         assert next(stream).choices[0].delta.role == "assistant"
+        assert any(one.choices[0].delta.content for one in stream), "what a client has read is not begun anew"
+        stopped = motet.below("worker", "worker.executor") if name == "worker" else []
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)  # so that the answer is not over before its worker is
         killed(motet, name)
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if name == "worker":
             with pytest.raises(openai.APIError, match="ended before the answer did"):
                 list(stream)

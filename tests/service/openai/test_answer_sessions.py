@@ -173,7 +173,7 @@ def test_where_tasks_hold_all_devices_the_request_is_told_at_once(
     tenant.task(isolation="dedicated", precision="nf4")
     plan()
     with database.begin() as session:
-        later = func.clock_timestamp() + timedelta(seconds=95)
+        later = func.clock_timestamp() + timedelta(seconds=280)
         session.execute(update(Placement).values(expected_end=later if ends else None))
     answer = ask("chat", messages=USER)
     waiting(database)
@@ -184,8 +184,8 @@ def test_where_tasks_hold_all_devices_the_request_is_told_at_once(
     assert "while a task trains on this base" in said.message
     left = int(said.response.headers["retry-after"])
     if ends:
-        assert re.search(r"first is expected to be free in 1 min 3\d s", said.message)
-        assert 80 <= left <= 95
+        assert re.search(r"first is expected to be free in [1-4] min", said.message)
+        assert 60 < left <= 280, "as long as that, less what the test took"
     else:
         assert "no end is known" in said.message
         assert left == 30
