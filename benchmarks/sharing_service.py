@@ -10,7 +10,6 @@ exclusively. The gate: every job succeeded, and the jobs' training losses alone 
 """
 
 import argparse
-import logging
 import math
 import random
 import shutil
@@ -132,7 +131,6 @@ def _first_beside(http: httpx.Client, task_id: str) -> int:
     """With how many others it shared its device when it was placed."""
     changes = http.get(f"/v1/tasks/{task_id}/plan-history", params={"limit": 100}).json()["data"]
     placed = [change["said"] for change in changes if change["kind"] == "placed"]
-    logging.debug("%s: %s", task_id, [said.get("sentence") for said in placed])
     return max((said.get("beside") or 0 for said in placed), default=0)
 
 
@@ -233,9 +231,6 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="write no result file")
     parser.add_argument("--logs", type=Path, help="a folder that the programs' logs are copied to")
     given = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)
-    logging.getLogger().setLevel(logging.DEBUG if given.logs is not None else logging.WARNING)
-    logging.getLogger("httpcore").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="motet-sharing-") as name:
         folder = Path(name)
         folder.chmod(0o755)
