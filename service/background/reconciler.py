@@ -22,7 +22,7 @@ from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.files.imports.importer import Importer
 from service.fleet.answer_sessions import end_over
-from service.fleet.models import Node, Placement
+from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
 from service.messaging.plan_requests import request_plan
@@ -80,7 +80,7 @@ def give_up_silent_nodes(dependencies: Dependencies) -> None:
     with dependencies.db.begin() as session:
         since = clock(session) - timedelta(seconds=dependencies.settings.lease_seconds)
         silent = select(Node).where(Node.status == "ready", Node.heartbeat_at < since)
-        for node in session.scalars(silent.with_for_update(skip_locked=True)):
+        for node in session.scalars(silent.with_for_update(skip_locked=True, **NODE_LOCK)):
             log.warning("node %s is lost: no heartbeat since %s", node.name, node.heartbeat_at)
             node.status = "lost"
             request_plan(session, dependencies.queue, "node_lost")

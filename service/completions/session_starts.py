@@ -21,7 +21,7 @@ from service.completions.session_nodes import fleet_for, free_devices, why_none
 from service.database.engine import clock, new_id
 from service.dependencies import Dependencies
 from service.fleet.lease_clock import lease_until
-from service.fleet.models import AnswerSession, BaseModel, Node
+from service.fleet.models import NODE_LOCK, AnswerSession, BaseModel, Node
 from service.fleet.node_health.quarantine import by_trust
 from service.settings import Settings
 from service.tasks.lifecycle.placements import touch_nodes
@@ -70,7 +70,7 @@ def _try(session: Session, dependencies: Dependencies, wanted: Wanted, tenants: 
 
 
 def _hold(session: Session, dependencies: Dependencies, wanted: Wanted, payer: str, node: Node, now: datetime) -> bool | None:
-    session.refresh(node, with_for_update=True)
+    session.refresh(node, with_for_update=NODE_LOCK)
     free = by_trust(node, free_devices(session, [node])[node.id])
     if not free or node.status != "ready" or node.drained_at is not None:
         return None

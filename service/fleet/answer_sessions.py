@@ -19,7 +19,7 @@ from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_refs import base_ref
 from service.fleet.lease_clock import lease_until
-from service.fleet.models import AnswerSession, BaseModel, EndedAnswerSessions, Node, Placement
+from service.fleet.models import NODE_LOCK, AnswerSession, BaseModel, EndedAnswerSessions, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
 from service.tasks.lifecycle.placements import touch_nodes
@@ -111,7 +111,8 @@ def end_over(dependencies: Dependencies) -> None:
             SHUT: row.node_id.in_(_SHUT),
         }
         affected = select(row.node_id).where(row.ended_at.is_(None), or_(*why.values()))
-        nodes = list(session.scalars(select(Node.id).where(Node.id.in_(affected)).order_by(Node.id).with_for_update()))
+        found = select(Node.id).where(Node.id.in_(affected)).order_by(Node.id)
+        nodes = list(session.scalars(found.with_for_update(**NODE_LOCK)))
         for reason, holds in why.items():  # nodes are locked before their sessions
             end(session, reason, row.node_id.in_(nodes), holds)
             session.flush()

@@ -1,5 +1,7 @@
 """Tables of the fleet: base models, nodes, join tokens, and placements with their leases and reported sums."""
 
+from typing import Any
+
 from sqlalchemy import Double, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
@@ -76,6 +78,11 @@ class Node(Base):
     def device_type(self) -> str:
         """The type of its devices, which are all of one."""
         return str(self.devices[0]["type"])
+
+
+# How nodes are locked: FOR NO KEY UPDATE. A report writes its placement more than once, and from the second time on Postgres
+# checks its foreign keys, under FOR KEY SHARE. Two reports of one node would wait for each other's lock under FOR UPDATE.
+NODE_LOCK: dict[str, Any] = {"key_share": True}
 
 
 class JoinToken(Base):

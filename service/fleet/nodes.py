@@ -23,7 +23,7 @@ from service.dependencies import Dependencies
 from service.fleet import answer_sessions, join_tokens
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
-from service.fleet.models import AnswerSession, Node, Placement
+from service.fleet.models import NODE_LOCK, AnswerSession, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, note_applied, note_waits, release_lost, trouble_of
 from service.fleet.worker_authentication import check_node, credential_hash, mint_credential, placement_token
 from service.messaging.plan_requests import request_plan
@@ -84,7 +84,7 @@ def check_protocol(theirs: int, they: str) -> None:
 
 
 def _named(name: str) -> Select[Node]:
-    return select(Node).where(Node.name == name).with_for_update()
+    return select(Node).where(Node.name == name).with_for_update(**NODE_LOCK)
 
 
 def _make_node(session: Session, name: str) -> Node:
@@ -187,7 +187,7 @@ def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGran
 def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
     """Record heartbeat and applied version; returns the desired version. Raises NodeUnknown if the node was lost meanwhile."""
     boot = node.boot_id
-    session.refresh(node, with_for_update=True)
+    session.refresh(node, with_for_update=NODE_LOCK)
     if (node.boot_id, node.status) != (boot, "ready"):
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
     before = trouble_of(node, now, dependencies.settings)
@@ -210,7 +210,7 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
     loss: ExecutorLoss | None = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
     with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
-        session.refresh(node, with_for_update=True)  # before its sessions, as everywhere
+        session.refresh(node, with_for_update=NODE_LOCK)  # before its sessions, as everywhere
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
         gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))

@@ -21,7 +21,7 @@ from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.errors import FenceStale, ReportRefused, SeqGap
 from service.fleet.learning_protocol import ProfileUpdates
-from service.fleet.models import Node, Placement
+from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import note_progress
 from service.fleet.nodes import check_protocol
 from service.fleet.worker_authentication import check_placement, token_refused
@@ -160,5 +160,5 @@ def _add_throughput(
     if _broken(placement) and not broken:
         request_plan(session, dependencies.queue, "bound_broken")
     session.flush()
-    node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
+    node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update(**NODE_LOCK)).one()
     return profile_updates.note_steps(session, task, node, len(placement.device_indexes), done)

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from contract.states import RequeueReason
 from service.database.engine import clock
 from service.dependencies import Dependencies
-from service.fleet.models import Node, Placement
+from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import mend
 from service.http.problems import NotFound, shown
 from service.messaging.plan_requests import request_plan
@@ -47,7 +47,7 @@ def undrain(dependencies: Dependencies, node_id: str) -> None:
 
 
 def _locked(session: Session, node_id: str) -> Node:
-    node = session.get(Node, node_id, with_for_update=True)
+    node = session.get(Node, node_id, with_for_update=NODE_LOCK)
     if node is None:
         raise NotFound(f"There is no node {shown(node_id)!r}; GET /v1/admin/nodes lists what there is.")
     return node

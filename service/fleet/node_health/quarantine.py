@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from contract.states import RequeueReason
 from service.database.engine import clock
 from service.dependencies import Dependencies
-from service.fleet.models import Node, Placement
+from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.node_faults import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
 from service.messaging.plan_requests import request_plan
 from service.settings import Settings
@@ -100,7 +100,7 @@ def note_loss(
 
 
 def _locked(session: Session, node_id: str) -> Node:
-    fresh = select(Node).where(Node.id == node_id).with_for_update().execution_options(populate_existing=True)
+    fresh = select(Node).where(Node.id == node_id).with_for_update(**NODE_LOCK).execution_options(populate_existing=True)
     return session.scalars(fresh).one()
 
 

@@ -15,7 +15,7 @@ from service.database.engine import clock, new_id
 from service.dependencies import Dependencies
 from service.fleet import answer_sessions
 from service.fleet.lease_clock import lease_until
-from service.fleet.models import Node, Placement
+from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import by_trust, trouble_of
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.joining import settled
@@ -94,7 +94,7 @@ class _Writer:
     ) -> None:
         self._session, self._dependencies, self._seen = session, dependencies, seen
         self._between, self._ends = seen.between(decision.starts), planned_ends(seen, decision)
-        locked = select(Node).where(Node.id.in_(list(node_ids))).order_by(Node.id).with_for_update()
+        locked = select(Node).where(Node.id.in_(list(node_ids))).order_by(Node.id).with_for_update(**NODE_LOCK)
         self._nodes = {node.id: node for node in session.scalars(locked.execution_options(populate_existing=True))}
         live = select(Placement, Task).join(Task, Task.id == Placement.task_id)
         rows = session.execute(live.where(Placement.node_id.in_(self._nodes), Placement.ended_at.is_(None)))

@@ -6,6 +6,7 @@ import random
 import pytest
 from sqlalchemy import Engine, event, select
 
+from service.fleet.models import Node
 from service.tasks.models import PointChunk
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
@@ -37,6 +38,16 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
     assert placement.node.desired().placements == []
     # what the executor still had to say once the last job ended is neither lost nor an error
     placement.report(throughput(steps=1), {"kind": "detached"})
+
+
+def test_reports_and_heartbeats_do_not_wait_for_who_refers_to_their_node(placement, database):
+    """A report of another placement of the node does, from the second time on that it writes its placement's row. Each waited
+    for the other's lock: a deadlock."""
+    with database.begin() as session:
+        session.execute(select(Node.id).where(Node.id == placement.node.id).with_for_update(read=True, key_share=True))
+        placement.report(moved(0, "warmup"), points(0, [1]), throughput(steps=1))
+        placement.report(placement.checkpoint({0: 1}))
+        assert placement.node.leases(placement.pulse()).leases
 
 
 def test_a_report_of_many_jobs_takes_no_more_statements_than_one_of_few(tenant, new_node, plan):
