@@ -155,6 +155,7 @@ class Throughput(Message):
     device_steps: int | None = None
     device_seconds: float | None = None
     slowdown: float | None = None  # of late, as a multiple of the time alone; only where tasks share the executor
+    beside: tuple[str, ...] = ()  # the placements that the slowdown was measured beside; empty: the worker does not tell
 
     @property
     def own_seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import (
@@ -132,6 +132,12 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[Thr
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
+def _somebody_left(session: Session, beside: Sequence[str]) -> bool:
+    """Whether any of these placements has ended or was asked to leave."""
+    gone = or_(Placement.ended_at.is_not(None), Placement.leaving.is_not(None))
+    return bool(beside) and session.scalar(select(Placement.id).where(Placement.id.in_(beside), gone).limit(1)) is not None
+
+
 def _broken(placement: Placement) -> bool:
     """Whether sharing slows the placement beyond its bound."""
     slowdown, bound = placement.slowdown, placement.max_slowdown
@@ -156,7 +162,10 @@ def _add_throughput(
     placement.evaluation_seconds += done.evaluation_seconds
     placement.gpu_seconds += done.own_seconds
     broken = _broken(placement)
-    placement.slowdown = done.slowdown if done.slowdown is not None or done.steps else placement.slowdown
+    if done.slowdown is None:
+        placement.slowdown = None if done.steps else placement.slowdown
+    elif not _somebody_left(session, done.beside):  # else it was on its way when they left, and says nothing of who stays
+        placement.slowdown = done.slowdown
     if _broken(placement) and not broken:
         request_plan(session, dependencies.queue, "bound_broken")
     session.flush()

@@ -31,6 +31,7 @@ from worker.data.evaluation_prompts import Prompt, PromptFile
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter
+from worker.executor.step_scheduler import Slowdown
 from worker.policy.activations import Activations
 from worker.policy.early_exit.policy_interface import Standing, Verdict
 from worker.policy.early_exit.policy_selection import policy_of
@@ -77,6 +78,7 @@ class PlacementRun:
         self.activations = Activations(False, "activations are kept")
         self._reported_reason: str | None = None  # of the activations, as last reported
         self._done, self._reported_at = _NOTHING, boot_now()
+        self._slowdown: Slowdown | None = None
 
     @property
     def key(self) -> str:
@@ -278,17 +280,18 @@ class PlacementRun:
             }
         )
 
-    def slowed(self, slowdown: float | None) -> None:
-        """How many times slower than alone it has been of late, beside others; None: it is alone."""
-        if slowdown != self._done.slowdown:
-            self._done = self._done.model_copy(update={"slowdown": slowdown})
+    def slowed(self, slowdown: Slowdown | None) -> None:
+        """What it has been slowed of late beside others; None: it is alone, or nothing is known."""
+        self._slowdown = slowdown
 
     def flush_throughput(self) -> None:
         """Record the work done since the last record."""
         self._reported_at = boot_now()
-        if self._done.model_copy(update={"slowdown": None}) != _NOTHING:
-            self.record(self._done)
-            self._done = _NOTHING.model_copy(update={"slowdown": self._done.slowdown})
+        if self._done != _NOTHING:
+            told, self._done = self._done, _NOTHING
+            if self._slowdown is not None:
+                told = told.model_copy(update={"slowdown": self._slowdown.times, "beside": self._slowdown.beside})
+            self.record(told)
 
 
 def _best(best: Best | None) -> tuple[int | None, float | None]:

@@ -2,6 +2,7 @@
 pure policy (policy/deficit_round_robin.py)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from contract.messages.placement_messages import Placement
 from worker.executor.job_run import JobRun
@@ -12,12 +13,21 @@ from worker.replicas.replica_set import Replicas
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
 
 
+@dataclass(frozen=True)
+class Slowdown:
+    """How many times slower than alone a placement has been, and the placements that it was measured beside."""
+
+    times: float
+    beside: tuple[str, ...]
+
+
 class StepScheduler:
     """One decision for all replicas. Rank 0 alone has one, and tells the other ranks with the step."""
 
     def __init__(self) -> None:
         self._deficits: Mapping[str, float] = {}
         self._speeds: dict[str, SpeedEstimate] = {}  # since a neighbour last left
+        self._there: Sequence[str] = ()  # the placements at the last choice
         self._measured: Sequence[str] = ()  # whose speeds the last choice says something of
         self._chosen: Mapping[str, float] | None = None  # seconds that its slices take alone; None: one task's whole step
 
@@ -28,6 +38,7 @@ class StepScheduler:
         step (None). placements: all that train here, also those none of whose jobs is active."""
         if self._speeds.keys() - placements.keys():
             self._speeds = {}  # the steps to come show whether that was enough for those who stay
+        self._there = list(placements)
         active = {run.key.placement for run in runs}
         if len(active) == 1:
             self._deficits, self._chosen = {}, None  # nobody is owed anything
@@ -49,11 +60,13 @@ class StepScheduler:
             key: self._speeds.get(key, SpeedEstimate()).after(seconds, alone.get(key, 0.0)) for key in self._measured
         }
 
-    def slowdown(self, placement: str) -> float | None:
+    def slowdown(self, placement: str) -> Slowdown | None:
         """How many times slower than alone the placement has been of late, beside those who are there; None where nobody is or
         nothing is known."""
         seen = self._speeds.get(placement)
-        return 1.0 / seen.speed if seen is not None and seen.seconds >= _MEASURED_SECONDS and seen.speed > 0 else None
+        if seen is None or seen.seconds < _MEASURED_SECONDS or seen.speed <= 0:
+            return None
+        return Slowdown(1.0 / seen.speed, tuple(key for key in self._there if key != placement))
 
     def _candidate(self, placement: Placement, cost: SliceCost) -> RunnableTask:
         speed = self._speeds.get(placement.placement_id, SpeedEstimate()).speed

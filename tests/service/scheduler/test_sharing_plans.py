@@ -124,6 +124,31 @@ def test_a_broken_bound_moves_the_youngest_joiner_and_says_why(tenant, new_tenan
     assert task_of(tenant, first.given.task_id)["placement"]["slowdown"] is None, "4.2 was measured beside the one that left"
 
 
+def test_a_slowdown_that_was_measured_beside_one_that_left_counts_no_more(tenant, new_tenant, gpu, plan):
+    """Its report was on its way meanwhile. Believed, it would move the next of those who stay."""
+    other, third = new_tenant(), new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    task = third.task(**SHORT)["id"]
+    plan()
+    last = start(gpu, task)
+
+    def measured() -> float | None:
+        return task_of(tenant, first.given.task_id)["placement"]["slowdown"]
+
+    late = throughput(seconds=2.0, share_seconds=1.0, slowdown=4.2, beside=[second.id, last.id])
+    first.report(late)
+    assert measured() == 4.2
+    plan()
+    assert [p.task_id for p in gpu.desired().placements if p.leave] == [task]
+    first.report(late)
+    assert measured() is None, "it was asked to leave"
+    last.report({"kind": "detached"})
+    first.report(late)
+    assert measured() is None
+    first.report(throughput(seconds=2.0, share_seconds=1.0, slowdown=1.4, beside=[second.id]))
+    assert measured() == 1.4
+
+
 def test_an_executor_that_dies_twice_leaves_its_tasks_alone(tenant, new_tenant, gpu, plan, rested, database):
     other = new_tenant()
     first, second = shared(tenant, other, gpu, plan)

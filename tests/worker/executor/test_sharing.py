@@ -157,6 +157,16 @@ def test_gpu_seconds_are_split_by_tokens_and_add_up(fleet, placing, tmp_path, mo
         assert share == pytest.approx(own, rel=1e-6)
 
 
+def test_a_report_says_beside_whom_its_slowdown_was_measured(fleet, placing, tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.executor.step_scheduler._MEASURED_SECONDS", 0.0)
+    spec = {"early_exit": CALM, "training": {"max_steps": 12}}
+    one, other = of_tenant(placing(JOB, **spec), "one"), of_tenant(placing(JOB, **spec), "other")
+    for reported, neighbour in zip(Inside(fleet, tmp_path).run(one, other), (other, one), strict=True):
+        told = {work.beside for work in reported.of(Throughput) if work.slowdown is not None}
+        assert told == {(neighbour.placement_id,)}
+        assert {work.beside for work in reported.of(Throughput) if work.slowdown is None} <= {()}
+
+
 # ---- isolation ---------------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,14 @@ class Shared:
             self.scheduler.record_duration(seconds)
 
     def told(self, keys: str) -> list[float | None]:
-        return [self.scheduler.slowdown(key) for key in keys]
+        found = [self.scheduler.slowdown(key) for key in keys]
+        return [None if one is None else one.times for one in found]
+
+    def beside(self, key: str) -> str:
+        """Whom its slowdown was measured beside."""
+        slowdown = self.scheduler.slowdown(key)
+        assert slowdown is not None
+        return "".join(slowdown.beside)
 
 
 def test_a_slowdown_is_told_once_it_was_measured_for_some_seconds() -> None:
@@ -60,16 +67,19 @@ def test_who_stays_is_measured_anew_when_a_neighbour_leaves() -> None:
     shared = Shared()
     shared.steps("abcd", 4 * ALONE, 200)
     assert shared.told("abc") == [pytest.approx(4.0)] * 3
+    assert shared.beside("b") == "acd"
     shared.steps("abc", 2 * ALONE, 1)
     assert shared.told("abcd") == [None] * 4
     shared.steps("abc", 2 * ALONE, 300)
     assert shared.told("abc") == [pytest.approx(2.0)] * 3
+    assert shared.beside("b") == "ac"
 
 
 def test_one_that_only_pauses_has_not_left() -> None:
     shared = Shared()
     shared.steps("abc", 3 * ALONE, 200)
     shared.steps("abc", 2 * ALONE, 1, active="ab")
+    assert shared.beside("a") == "bc"
     shared.steps("abc", ALONE, 1, active="a")
     assert all(one is not None and one > 2.9 for one in shared.told("abc"))
     shared.steps("abc", ALONE, 3000, active="a")
