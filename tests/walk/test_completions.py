@@ -22,7 +22,7 @@ QUICK = {
     "MOTET_LEASE_SECONDS": "6",
     "MOTET_RECONCILE_SECONDS": "1",
     "MOTET_WORKER_CHECKPOINT_SECONDS": "1",
-    "MOTET_COMPLETION_WAIT_SECONDS": "20",
+    "MOTET_COMPLETION_WAIT_SECONDS": "100",
     "MOTET_WORKER_COMPLETION_SHARE": "0.5",
 }
 ASKED: Any = [{"role": "user", "content": "How many apples are left?"}]

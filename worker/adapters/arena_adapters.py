@@ -18,6 +18,7 @@ from worker.model.plain.trainer import Trainer
 from worker.policy.adapter_memory_model import max_arena_rows
 from worker.policy.job_record import JobKey
 
+_SPARE = 1 / 32  # of the usable memory, for rows that nobody has
 Source = Tensors | Path | None  # what an adapter is filled with: a host copy, a checkpoint's file, or its first weights
 
 
@@ -149,6 +150,11 @@ class ArenaAdapters:
     def drop(self, slot: Slot) -> None:
         self._trainer.arena.detach(slot)
 
+    @property
+    def spare_rows(self) -> int:
+        """Free rows that the arena may keep for those who join: buffers that stay where they are keep captured graphs."""
+        return int(_SPARE * self._tracker.capacity.usable_bytes // self._trainer.arena.bytes_per_row)
+
     def _make_room(self, rank: int, wanted: int, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> None:
         leaving = iter(may_leave)
 
@@ -160,4 +166,5 @@ class ArenaAdapters:
 
         tracker = self._tracker
         tokens = max(tracker.capacity.pass_budget, tracker.longest)
-        make_room(self._trainer, rank, wanted, max_arena_rows(tracker.capacity, tokens, tracker.recomputes), evict)
+        cap = max_arena_rows(tracker.capacity, tokens, tracker.recomputes)
+        make_room(self._trainer, rank, wanted, cap, self.spare_rows, evict)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from worker.model.arena import Slot, rows_for
+from worker.model.arena import Arena, Slot, rows_for
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import Trainer
 
@@ -34,8 +34,9 @@ def allocate_slot(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slo
     raise _no_rows(trainer, rank)
 
 
-def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, evict: Callable[[], bool]) -> None:
-    """Make the arena fit an adapter of this rank: it grows by `wanted` rows, or by fewer where memory is short.
+def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, spare: int, evict: Callable[[], bool]) -> None:
+    """Make the arena fit an adapter of this rank: it grows by `wanted` rows, or by fewer where memory is short. It then doubles
+    by up to `spare` rows, so that who joins next seldom moves it.
 
     evict: frees some rows, and returns whether there were any; called before the arena exceeds `cap` rows, and where it cannot
     grow. Raises NoRows.
@@ -46,17 +47,23 @@ def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, evict: Callabl
             arena.compact()
         elif arena.rows_used + wanted > cap and evict():
             continue
-        elif not _grown(trainer, rows_for(rank), wanted) and not evict():
+        elif not _grown(trainer, rows_for(rank), wanted + _spare(arena, wanted, cap, spare)) and not evict():
             raise _no_rows(trainer, rank)
 
 
-def shrink_arena(trainer: Trainer) -> None:
-    """Shrink the arena to the rows that adapters use."""
+def _spare(arena: Arena, wanted: int, cap: int, spare: int) -> int:
+    used = arena.rows_used + wanted
+    return max(0, min(spare, used, cap - used))
+
+
+def shrink_arena(trainer: Trainer, spare: int = 0) -> int:
+    """Free the arena's rows beyond those that adapters use and `spare` others. Returns how many there were."""
     arena = trainer.arena
-    given = arena.shrink()
+    given = arena.shrink(spare)
     if given:
         trainer.release_caches()
         log.info("adapter arena shrunk by %d rows (%d MiB) to %d rows", given, given * arena.bytes_per_row >> 20, arena.rows)
+    return given
 
 
 def _grown(trainer: Trainer, least: int, wanted: int) -> bool:

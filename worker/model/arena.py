@@ -195,12 +195,12 @@ class Arena:
                 slot.row = end
             end += slot.rows
 
-    def shrink(self) -> int:
-        """Compact, and free the rows behind the last adapter. Returns how many there were."""
-        self.compact()
-        kept = max(ROW_MULTIPLE, self.rows_used)
+    def shrink(self, spare: int = 0) -> int:
+        """Where more than `spare` rows are free: compact, and free the others. Returns how many there were."""
+        kept = max(ROW_MULTIPLE, self.rows_used + spare)
         given = max(0, self.rows - kept)
         if given:
+            self.compact()
             self._replace(lambda buffer: _first_rows(buffer, kept))
         return given
 

@@ -55,10 +55,10 @@ class Replica:
         self.tracker.add_placement(placement, need)
 
     def remove_placement(self, placement: str) -> None:
-        """A task has left, and holds nothing here: shrink the arena to the rows in use."""
+        """A task has left, and holds nothing here: the arena keeps few free rows."""
         self._steps_in_progress.pop(placement, None)
         if self.tracker.remove_placement(placement):
-            shrink_arena(self.trainer)
+            shrink_arena(self.trainer, self.adapters.spare_rows)
 
     @property
     def model(self) -> StepModel:
@@ -187,9 +187,12 @@ class Replica:
                 unrunnable |= self._shrink_after_oom(error, left)
 
     def _shrink_after_oom(self, error: OutOfMemory, jobs: Sequence[JobKey]) -> Unrunnable:
-        """Handle a pass of these jobs that found no memory: voids their gradients. Returns those that cannot run."""
+        """Handle a pass of these jobs that found no memory: voids their gradients. Free rows go before passes become shorter.
+        Returns the jobs that cannot run."""
         trainer = self.trainer
         trainer.discard_gradients(self.adapters.slots(jobs))
+        if shrink_arena(trainer):
+            return {}
         return self.tracker.shrink_after_oom(error, jobs, trainer.arena.rows)
 
 

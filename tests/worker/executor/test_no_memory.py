@@ -13,6 +13,7 @@ from contract.messages.report_messages import ActivationsChosen, PlacementFailed
 from contract.search_space import MODULES
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
+from worker.adapters import arena_adapters
 from worker.model import arena as arenas
 from worker.model.arena import Arena
 from worker.model.arena_layout import Target
@@ -137,7 +138,7 @@ def test_an_arena_that_cannot_grow_holds_fewer_jobs_at_a_time(fleet, placing, tm
     (wanted,) = Inside(fleet, tmp_path / "large").run(placement)
     limits["rows"] = 16
     (reported,) = Inside(fleet, tmp_path / "small").run(again(placement))
-    assert max(limits["refused"]) == 32, "all four, then half of what they take"
+    assert max(limits["refused"]) == 64, "all four and as many spare rows, then half of that"
     assert set(fates(reported).values()) == {"job_completed"}
     assert dict(reported.curves) == dict(wanted.curves)
 
@@ -258,12 +259,13 @@ def test_a_task_too_large_is_refused_before_its_first_pass_and_its_neighbour_not
 def test_the_arena_shrinks_when_a_task_leaves(fleet, placing, tmp_path, monkeypatch):
     sizes, real = [], Arena.shrink
 
-    def noted(self):
-        given = real(self)
+    def noted(self, spare=0):
+        given = real(self, spare)
         sizes.append((given, self.rows))
         return given
 
     monkeypatch.setattr(Arena, "shrink", noted)
+    monkeypatch.setattr(arena_adapters, "_SPARE", 0.0)
     spec = {"early_exit": CALM, "training": {"max_steps": 2}}
     brief = placing({"learning_rate": [1e-3], "rank": [64], "batch_size": [4]}, **spec)
     steady = placing({**JOB, "learning_rate": [1e-2]}, early_exit=CALM, training={"max_steps": 12})

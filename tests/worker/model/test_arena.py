@@ -229,3 +229,14 @@ def test_rows_that_are_shuffled_under_a_slot_are_refused():
     assert arena.snapshot(other).weights.shape[0] == 4, "what the arena moves itself stays its own"
     third = arena.attach(8, 8)
     assert third.slot_id not in (one.slot_id, other.slot_id)
+
+
+def test_a_shrinking_arena_keeps_the_spare_rows_and_moves_nothing_for_them() -> None:
+    arena = Arena(TARGETS, 40)
+    one, other = arena.attach(8, 8), arena.attach(8, 8)
+    arena.detach(one)
+    before = arena.master.data_ptr()
+    assert arena.shrink(spare=32) == 0
+    assert (arena.master.data_ptr(), arena.rows, other.row) == (before, 40, 8)
+    assert arena.shrink(spare=16) == 16
+    assert (arena.rows, other.row) == (24, 0)

@@ -41,6 +41,9 @@ class Grain:
 FINE = Grain(32, 32, 4, 16)  # padding of at most 1/32 above 1,024 tokens
 # Twice the tail, in far fewer buckets, which repeat: 7 instead of 48 in 160 steps of 32 adapters on GSM8K's rows.
 COARSE = Grain(16, 4, 8, 64)
+# Of small passes, which are captured: padding of at most 1/8 (5 % on GSM8K's rows), so that few buckets repeat whoever shares
+# the pass. Of 250 passes of nine jobs of batch 2, FINE has 30 % replayed, this 90 %; of three jobs of batch 1, 2, 4: 44, 91 %.
+REPEATED = Grain(8, 2, 4, 16)
 
 
 def token_bucket(tokens: int, grain: Grain = FINE) -> int:

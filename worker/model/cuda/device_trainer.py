@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import COARSE, FINE, BatchShape, Grain, fill, tables, unpack
+from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, BatchShape, Grain, fill, tables, unpack
 from worker.model.cuda.fused_pass import FusedPass, PassResult
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
@@ -33,7 +33,7 @@ GRAPH_TOKENS_FP8, LAYER_PARAMETERS = 8192, 61e6
 MAX_GRAPHS = 64
 PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
 SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
-CAPTURE_AFTER = 8  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
+CAPTURE_AFTER = 4  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ class DeviceTrainer(Trainer):
 
     def grain(self, tokens: int) -> Grain:
         """How fine the bucket of a pass of `tokens` tokens is."""
-        return COARSE if GRAPH_TOKENS < tokens <= self.graph_tokens else FINE
+        if tokens > self.graph_tokens:
+            return FINE
+        return COARSE if tokens > GRAPH_TOKENS else REPEATED
 
     def _launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
         batch, labels = unpack(shape, flat)
