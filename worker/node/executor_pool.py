@@ -53,6 +53,11 @@ class ExecutorProcess:
     idle_since: float = 0.0
     stopping: bool = False
 
+    @property
+    def drops_some(self) -> bool:
+        """Whether it still holds a placement that it was told to drop."""
+        return any(held.detaching_since is not None for held in self.held.values())
+
     def loads_for_nobody(self, wanted: Iterable[Leased]) -> bool:
         """Whether it still loads a base only to be asked, and none of the wanted placements has that base: a task of another
         base would wait for its end."""
@@ -89,7 +94,7 @@ class ExecutorPool:
         """Assign the placement to an executor and return it. None while its devices are not free.
 
         Placements with the same devices and the same base share an executor; an executor without placements may change its
-        base.
+        base. One that was told to drop a placement takes no other until it has: it may hang, and be killed for it.
         """
         devices = frozenset(placement.device_indexes)
         for executor in self.executors:
@@ -97,7 +102,7 @@ class ExecutorPool:
                 continue
             base = executor.base.identity if executor.base is not None and executor.held else None
             same = executor.devices == devices and not executor.stopping and base in (None, placement.base.identity)
-            if not same:
+            if not same or executor.drops_some:
                 if not executor.held:
                     self.stop(executor, 0.0)
                 return None

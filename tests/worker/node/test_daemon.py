@@ -75,9 +75,11 @@ class TestOneNode:
         executor = node.child("worker.executor")
         os.kill(executor, signal.SIGSTOP)
         fleet.end(first.placement.placement_id)
+        comes = fleet.place(placing(SPACE, **LONG))
         fleet.until(lambda: fleet.lost)
         assert gone(executor)
-        assert [lost.fences for lost in fleet.lost] == [{second.placement.placement_id: 1}]
+        assert [lost.fences for lost in fleet.lost] == [{second.placement.placement_id: 1}], "the third was never there"
+        fleet.until(trains(comes))
 
     def test_a_killed_executor_gives_its_placement_back(self, fleet, placing, node):
         reported = fleet.place(placing(SPACE, **LONG))
