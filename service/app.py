@@ -48,6 +48,7 @@ from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
 from service.openai import error_objects
 from service.settings import Settings
+from service.tracing import span_exporter
 from service.web.page_route import problem_page
 from service.web.session import framed_problems
 
@@ -133,9 +134,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # as many threads as database connections, so that a request that has a thread never waits for a connection
     to_thread.current_default_thread_limiter().total_tokens = pool_of(state.settings.api_processes)
     state.change_listener.start(asyncio.get_running_loop())
+    span_exporter.start(state.settings, "motet-api", state.metrics.spans_dropped.inc)
     try:
         yield
     finally:
+        await asyncio.to_thread(span_exporter.stop)
         await asyncio.to_thread(state.change_listener.stop)
         await state.polls.close()
         await state.keys.close()

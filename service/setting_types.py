@@ -1,6 +1,7 @@
 """Types of settings, with what makes a variable's text one of them. Knows no variable."""
 
 import ipaddress
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from pydantic_settings import NoDecode
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
 SMTP_PORTS = {"smtp+starttls": 587, "smtps": 465, "smtp": 25}  # by the URL's scheme
+_HEADER_NAME, _HEADER_VALUE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"), re.compile(r"[!-~]([ -~]*[!-~])?")
 DIFFERENT = 10  # distinct characters; a random secret of that length has more
 
 
@@ -57,6 +59,19 @@ def _issuer(url: str) -> str:
     return url
 
 
+def header_fields(said: SecretStr) -> dict[str, str]:
+    """The header fields of `name=value,name=value`. Raises ValueError for another form."""
+    pairs = [part.strip().partition("=") for part in said.get_secret_value().split(",") if part.strip()]
+    if not all(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value) for name, _, value in pairs):
+        raise ValueError("must be of the form name=value,name=value, in printable ASCII")
+    return {name: value for name, _, value in pairs}
+
+
+def _header_fields(said: SecretStr) -> SecretStr:
+    header_fields(said)
+    return said
+
+
 def _smtp(url: SecretStr) -> SecretStr:
     parts = urlsplit(url.get_secret_value())
     try:
@@ -79,6 +94,7 @@ Days = Annotated[float, Field(ge=0, le=36_500)]
 StorageUrl = Annotated[str, Field(pattern=r"^(file:///|(s3|gs|az)://[^/]).*")]
 HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
 SmtpUrl = Annotated[SecretStr, AfterValidator(_smtp)]
+OtlpHeaders = Annotated[SecretStr, AfterValidator(_header_fields)]
 Issuer = Annotated[HttpUrlText, AfterValidator(_issuer)]  # of OpenID Connect
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(listed)]

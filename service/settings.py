@@ -21,6 +21,7 @@ from service.setting_types import (
     Limit,
     Network,
     Networks,
+    OtlpHeaders,
     Port,
     Seconds,
     Secret,
@@ -137,6 +138,9 @@ class Settings(BaseSettings):
     smtp_url: SmtpUrl | None = None  # smtp+starttls://user:password@host, smtps://… or smtp://…; left out, no e-mail
     smtp_from: str | None = None  # left out, motet@ the server's host
 
+    otlp_endpoint: HttpUrlText | None = None  # OpenTelemetry's collector, to which /v1/traces is appended; left out, no traces
+    otlp_headers: OtlpHeaders | None = None  # of each request to it: name=value,name=value
+
     # the hub of base models; huggingface_hub's own variables, which nodes read too
     hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")
     hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
@@ -220,13 +224,9 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _ports_differ(self) -> Self:
+    def _ports_and_nodes_agree(self) -> Self:
         if self.internal_port == self.port:
             raise ValueError(f"MOTET_INTERNAL_PORT must be another than MOTET_PORT ({self.port}), or be left out")
-        return self
-
-    @model_validator(mode="after")
-    def _join_token_is_for_nodes(self) -> Self:
         if self.join_nodes and self.join_token is None:
             raise ValueError("MOTET_JOIN_NODES names nodes that may join, so MOTET_JOIN_TOKEN must be set")
         return self
@@ -258,7 +258,7 @@ class Settings(BaseSettings):
     def secrets(self) -> list[str]:
         """Every secret value in the settings, for log redaction."""
         kept = [self.secret_key, self.join_token, self.metrics_token, self.hf_token, self.oidc_client_secret]
-        kept += [*self.secret_keys_before, self.smtp_url]
+        kept += [*self.secret_keys_before, self.smtp_url, self.otlp_headers]
         mail = self.smtp_url.get_secret_value() if self.smtp_url is not None else ""
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url, mail]
         passwords = [urlsplit(url).password for url in urls]

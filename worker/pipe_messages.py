@@ -6,6 +6,7 @@ A closed pipe tells its reader that the other process has ended. Times are on th
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import IO, Annotated, Literal, TypeVar
 
@@ -26,6 +27,7 @@ class Attach(Message):
     kind: Literal["attach"] = "attach"
     placement: Placement
     deadline: float  # of its lease
+    sent_at: float = Field(default_factory=time.time)  # epoch seconds
 
 
 class Serve(Message):
@@ -34,6 +36,7 @@ class Serve(Message):
     kind: Literal["serve"] = "serve"
     placement: AnswersOnly
     deadline: float  # of its lease
+    sent_at: float = Field(default_factory=time.time)  # epoch seconds
 
 
 class Renew(Message):

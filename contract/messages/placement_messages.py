@@ -119,6 +119,7 @@ class Placement(Leased):
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the next report that the service expects
     request_id: str | None = None  # of the API call that created the task, for logs
+    traceparent: str | None = None  # of its span (W3C trace context); None: not traced, or by an older service
     tenant_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = (
         ""  # the tenant that owns the data; an older service omits it
     )

@@ -12,6 +12,7 @@ from contract.compatibility.protocol import PROTOCOL
 from contract.evaluation.text_evaluation import MOST_PROMPTS
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.placement_messages import CheckpointRef
+from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
 from contract.strict import Message
@@ -246,6 +247,8 @@ class Report(Message):
     fence: int
     seq: Annotated[int, Field(ge=1)]
     events: Annotated[list[ReportEvent], Field(min_length=1, max_length=512)]
+    # phases that ended since the last report, where the placement is traced; a service from before them ignores them
+    spans: Annotated[list[PhaseSpan], Field(max_length=MOST_SPANS)] = Field(default=[])
 
 
 class ReportAck(Message):

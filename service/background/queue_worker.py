@@ -25,6 +25,7 @@ from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace
 from service.settings import Settings
 from service.tasks.submission.stored_file_check import validate_due
+from service.tracing import span_exporter
 from service.webhooks.factories import courier_of
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class _Worker(rq.SimpleWorker):
 
 def run_worker(settings: Settings) -> None:
     """Execute queue jobs until SIGTERM or SIGINT; a running job ends first. Reconnects when Redis fails."""
+    span_exporter.start(settings, "motet-queue")
     NamedQueueJob.work = job_functions(settings)
     stop = threading.Event()
     current: list[_Worker] = []
@@ -133,3 +135,4 @@ def run_worker(settings: Settings) -> None:
             log.warning("the queue worker lost Redis and will reconnect: %r", error)
         current.clear()
         stop.wait(_RETRY_SECONDS)
+    span_exporter.stop()

@@ -38,6 +38,7 @@ from service.tasks.models import Task
 from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
 from service.tasks.stored_specs import understood
 from service.tasks.submission.stored_file_check import validate_due
+from service.tracing import span_exporter
 from service.webhooks.factories import courier_of
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def run(settings: Settings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    span_exporter.start(settings, "motet-reconcile")
     dependencies = Dependencies.of(settings)
     courier = courier_of(settings, dependencies.db)
     importer, swept = Importer(dependencies), time.monotonic()
@@ -64,6 +66,7 @@ def run(settings: Settings) -> None:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
     importer.close()
+    span_exporter.stop()
 
 
 def once(dependencies: Dependencies) -> None:

@@ -17,6 +17,7 @@ from service.tasks.models import Batch, Task
 from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, SpecRefused
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
+from service.tracing.request_trace import take_traceparent
 
 
 def create(session: Session, queue: Queue, principal: Principal, spec: BatchSpec) -> Batch:
@@ -29,8 +30,8 @@ def create(session: Session, queue: Queue, principal: Principal, spec: BatchSpec
         deadline=spec.deadline,
         labels=dict(spec.labels),
     )
-    request_id = get_contextvars().get("request_id")
-    wanted = [tasks.NewTaskRequest(one, request_id, batch.id) for one in spec.tasks]
+    request_id, traceparent = get_contextvars().get("request_id"), take_traceparent()
+    wanted = [tasks.NewTaskRequest(one, request_id, traceparent, batch.id) for one in spec.tasks]
     made = tasks.create_all(session, queue, principal, wanted)
     _refuse([one if isinstance(one, Problem) else None for one in made])
     batch.task_ids = [one.id for one in made if isinstance(one, Task)]

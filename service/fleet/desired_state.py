@@ -27,6 +27,7 @@ from service.fleet.models import BaseModel, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
+from service.tasks.lifecycle.task_trace import placement_traceparent
 from service.tasks.milestone_evaluations import last_of_jobs
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import config_of, part, spec_of
@@ -84,6 +85,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,
         request_id=task.request_id,
+        traceparent=placement_traceparent(task, placement),
         tenant_id=task.tenant_id,
         created_at=task.created_at,
         weight=weight,

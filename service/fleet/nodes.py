@@ -32,6 +32,7 @@ from service.messaging.wakeups import stream_of
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import lock_placement
+from service.tasks.lifecycle.task_trace import pulled
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,9 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
                 devices = tuple(sorted(placement.device_indexes))
                 stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s", devices))
             else:
-                placement.acknowledged_at = placement.acknowledged_at or now
+                if placement.acknowledged_at is None:
+                    placement.acknowledged_at = now
+                    pulled(session, placement, now)
                 placement.heartbeat_at = now
                 if placement.leaving is None:
                     placement.lease_until = lease_until(now, dependencies.settings)

@@ -31,6 +31,7 @@ from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release_placement
 from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer
+from service.tasks.lifecycle.task_trace import phases_ended
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
 
@@ -67,6 +68,8 @@ def accept(
         bump_version_and_notify(session, task)
         session.flush()
         _update_from_events(session, dependencies, profile_updates, task, placement, said.events)
+        if said.spans:
+            phases_ended(session, task, placement, session.get_one(Node, placement.node_id).name, said.spans)
         return ReportAck(seq=said.seq)
 
 

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 
 import anyio
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from service.metrics.api_metrics import ApiMetrics
+from service.tracing import span_exporter
+from service.tracing.request_trace import RequestSpan, traced
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,19 @@ def request_id(scope: Scope) -> str:
 def answer_with(scope: Scope, headers: Mapping[str, str]) -> None:
     """Add these headers to the request's response, errors included."""
     scope["state"]["headers"].update(headers)
+
+
+def _template(scope: Scope) -> str:
+    """The route's path, without the ids in it."""
+    route = scope.get("route")
+    return str(route.path) if route is not None else "(none)"
+
+
+def _traced(scope: Scope) -> AbstractContextManager[RequestSpan | None]:
+    """The trace of a request that may create a task."""
+    if scope["method"] != "POST" or not span_exporter.on():
+        return nullcontext()
+    return traced(Headers(scope=scope).get("traceparent"))
 
 
 class RequestLog:
@@ -66,15 +82,16 @@ class RequestLog:
                 MutableHeaders(scope=message).update(scope["state"]["headers"])
             await send(message)
 
-        with bound_contextvars(request_id=id):
+        with bound_contextvars(request_id=id), _traced(scope) as span:
             try:
                 await self._app(scope, receive, noted)
             finally:
                 self._say(scope, status, time.perf_counter() - began)
+                if span is not None:
+                    span.answered(scope["method"], _template(scope), status, id)
 
     def _say(self, scope: Scope, status: int, seconds: float) -> None:
-        route = scope.get("route")
-        template = route.path if route is not None else "(none)"
+        template = _template(scope)
         self._metrics.answered(scope["method"], template, status, seconds)
         level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
         if log.isEnabledFor(level):

@@ -37,6 +37,9 @@ class ApiMetrics:
             registry=self._registry,
             multiprocess_mode="mostrecent",
         )
+        self.spans_dropped = Counter(
+            "motet_trace_spans_dropped", "Spans that the collector did not take in time", registry=self._registry
+        )
 
         self.completions = Counter("motet_completions", "Completions by how they ended", ("outcome",), registry=self._registry)
         self.completion_tokens = Counter(

@@ -24,6 +24,7 @@ from service.scheduler.state.preemption.gpu_reservations import GpuReservation
 from service.scheduler.state.preemption.reclaim import reclaim
 from service.scheduler.state.preemption.shorter_first import preempt_for_shorter
 from service.scheduler.state.snapshot import Snapshot
+from service.tasks.lifecycle.task_trace import planned
 
 _MOST_RECLAIMS = 8  # per plan
 
@@ -83,7 +84,7 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
         seen = _look(dependencies, reserved)
     if relieve(dependencies, token, seen):
         seen = _look(dependencies, reserved)
-    began = time.perf_counter()
+    began, began_at = time.perf_counter(), time.time()
     decision = solve(seen.problem)
     if made := preempt_for_shorter(dependencies, token, seen, decision):
         reserved += made.values()
@@ -95,6 +96,8 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
         with dependencies.db.begin() as session:
             planner_lease.hold_lease(session, token)
             placed = place(session, dependencies, seen, decision)
+            left = len(seen.problem.queued) + len(seen.reserved) - len(placed.started)
+            planned(session, (seen.tasks[id] for id in placed.started), began_at, time.time(), decision.method, left)
     with dependencies.db.begin() as session:
         planner_lease.hold_lease(session, token)
         announce_plan(session, seen, decision, placed, seconds)

@@ -26,6 +26,7 @@ from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, colu
 from service.tasks.submission.task_insertion import insert_tasks, new_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
+from service.tracing.request_trace import take_traceparent
 from service.usage.quotas import TaskQuota
 
 _IN_IDS = frozenset("task_" + ID_CHARACTERS)
@@ -45,10 +46,11 @@ class TaskEnded(Conflict):
 
 @dataclass(frozen=True)
 class NewTaskRequest:
-    """One task to create, the id of the request that asks for it, and of the batch that it is a part of."""
+    """One task to create, the id and the trace of the request that asks for it, and the batch that it is a part of."""
 
     spec: TaskSpec
     request_id: str | None
+    traceparent: str | None = None
     batch_id: str | None = None
 
 
@@ -90,6 +92,7 @@ def _task_of(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -
         made_by=VERSION,
         **columns_of(spec, refs),
         request_id=wanted.request_id,
+        traceparent=wanted.traceparent,
         batch_id=wanted.batch_id,
     )
 
@@ -97,7 +100,8 @@ def _task_of(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
     """`create_all` of one task, with its audit entry, for the dashboard and the OpenAI routes. (POST /v1/tasks comes to
     `create_all` through submission/coalesced_submission.py.) Raises SpecRefused, QuotaExceeded."""
-    (made,) = create_all(session, queue, principal, [NewTaskRequest(spec, get_contextvars().get("request_id"))])
+    request = NewTaskRequest(spec, get_contextvars().get("request_id"), take_traceparent())
+    (made,) = create_all(session, queue, principal, [request])
     if isinstance(made, Problem):
         raise made
     note_created(session, made.id)

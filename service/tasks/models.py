@@ -74,6 +74,7 @@ class Task(Base):
     kept_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     request_id: Mapped[str | None] = mapped_column(String(64))  # of the request that created it; logged with all work on it
+    traceparent: Mapped[str | None] = mapped_column(String(64))  # of that request's span (W3C trace context); null: not traced
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]

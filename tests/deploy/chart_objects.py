@@ -78,10 +78,13 @@ MAIL: Mapping[str, Any] = {
 }
 
 
+TRACES: Mapping[str, Any] = {"tracing": {"endpoint": "http://otel-collector.observability:4318", "headersSecret": "collector"}}
+
+
 CASES = pytest.mark.parametrize(
     "values",
-    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN, MAIL],
-    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in", "mail"],
+    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN, MAIL, TRACES],
+    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in", "mail", "traces"],
 )
 
 

@@ -6,6 +6,7 @@ for as long as the lease lasts.
 
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -105,10 +106,13 @@ class ArtifactUploader:
                 paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
                 return {path.name: scratch.keep(partial(_copy, path)) for path in paths}
 
+        began = time.time()
         kept = persist(task.lease, "an adapter", write)
+        began = task.phases.over("export adapter", began, run.index)
         for file in kept.values():
             self._upload(task.lease, file)
             scratch.drop(file.sha256)
+        task.phases.over("upload adapter", began, run.index, bytes=sum(file.bytes for file in kept.values()))
         manifest = AdapterManifest(
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,

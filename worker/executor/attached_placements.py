@@ -108,20 +108,22 @@ class AttachedPlacements:
         self._leases[placement.placement_id] = lease
         return lease
 
-    def attach(self, placement: Leased, lease: Lease) -> None:
+    def attach(self, placement: Leased, lease: Lease, sent_at: float) -> None:
+        """Prepare the placement, which the daemon sent at that moment (epoch seconds)."""
         if isinstance(placement, Placement):
-            self._attach_task(placement, lease)
+            self._attach_task(placement, lease, sent_at)
         elif isinstance(placement, AnswersOnly):
             session = self._sessions[placement.placement_id] = AnswerSession(placement, lease)
             self.progress(now=True)
             self._worker.submit(partial(self._prepare_answers, session, self._devices(placement)))
 
-    def _attach_task(self, placement: Placement, lease: Lease) -> None:
+    def _attach_task(self, placement: Placement, lease: Lease, sent_at: float) -> None:
         task = PlacementRun(
             placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._on_end, lease.placement_id))
         )
         others = [other for other in self._tasks.values() if _needs(other.placement) != _needs(placement)]
         self._tasks[task.key] = task
+        task.phases.over("start executor", sent_at)
         if others:
             held = others[0].placement
             self.leave(task, True, f"the executor still holds base {held.base.name} on devices {sorted(held.device_indexes)}")
@@ -143,9 +145,10 @@ class AttachedPlacements:
         """Runs in the preparation thread."""
         placement = task.placement
         try:
-            prepared = Preparation(self._link, self._scratch, self._cache, placement, task.lease, self._settings).prepare(
-                partial(self._load, placement.base, devices)
+            preparation = Preparation(
+                self._link, self._scratch, self._cache, placement, task.lease, task.phases, self._settings
             )
+            prepared = preparation.prepare(partial(self._load, placement.base, devices))
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except Crowded as error:

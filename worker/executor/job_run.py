@@ -90,6 +90,11 @@ class JobRun:
         return self.schedule.has_boundary and not self.record.promoted
 
     @property
+    def warms_up(self) -> bool:
+        """Whether the job may still come to its boundary, or wait there for its rank."""
+        return self.before_boundary and self.stage not in (Stage.ENDING, Stage.ENDED)
+
+    @property
     def trainable(self) -> bool:
         """Whether it would train if it had arena rows. Under dpo, once its task's reference is known."""
         return self.stage in _TURNS and (self.job.reference is not None or self.spec.objective.type != "dpo")

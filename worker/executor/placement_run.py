@@ -30,6 +30,7 @@ from worker.data.dataset import DataSet
 from worker.data.evaluation_prompts import Prompt, PromptFile
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
+from worker.executor.placement_phases import PlacementPhases
 from worker.executor.reporter import Reporter
 from worker.executor.step_scheduler import Slowdown
 from worker.policy.activations import Activations
@@ -62,6 +63,7 @@ class PlacementRun:
 
     def __init__(self, placement: Placement, lease: Lease, reporter: Reporter) -> None:
         self.placement, self.lease, self.reporter = placement, lease, reporter
+        self.phases = PlacementPhases(reporter.trace if placement.traceparent is not None else None)
         self.policy = policy_of(placement.spec.early_exit)
         self.data: DataSet | None = None
         self.prompts: PromptFile | None = None  # of its evaluation; None: validation rows
@@ -193,17 +195,13 @@ class PlacementRun:
     def exited_event(self, run: JobRun, verdict: Verdict) -> JobExited:
         step, loss = _best(run.best)
         return JobExited(
-            job=run.index,
-            step=run.step,
-            reason=verdict.reason,
-            evidence=verdict.evidence,
-            best_step=step,
-            best_val_loss=loss,
+            job=run.index, step=run.step, reason=verdict.reason, evidence=verdict.evidence, best_step=step, best_val_loss=loss
         )
 
     def detached(self) -> None:
         """Record the placement's last event."""
         self.detaching = True
+        self.phases.training_over()
         self.flush_throughput()
         self.record(Detached())
 
@@ -267,12 +265,14 @@ class PlacementRun:
                 "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
             }
         )
+        self.phases.stepped(any(run.warms_up for run in self.runs), seconds, work.tokens)
         # a step that counts as no device's is a report of its own: what is learned are tokens and seconds of the same steps
         if not work.device_steps or boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
             self.flush_throughput()
 
     def count_evaluation(self, seconds: float, tokens: int) -> None:
         """Count an evaluation of one of its jobs."""
+        self.phases.evaluated(seconds, tokens)
         self._done = self._done.model_copy(
             update={
                 "evaluation_tokens": self._done.evaluation_tokens + tokens,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from contract.messages.report_messages import Points, Report, ReportEvent, Series, Throughput
+from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
 from worker.executor.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
@@ -30,6 +31,7 @@ class Reporter:
         self._link, self._lease, self._seq, self._on_end = link, lease, next_seq, on_end
         self._changed = threading.Condition()
         self._events: deque[ReportEvent] = deque()
+        self._spans: deque[PhaseSpan] = deque()
         self._urgent = False
         self._idle = True
         self._then: Callable[[], None] | None = None
@@ -48,6 +50,11 @@ class Reporter:
     def point(self, job: int, series: Series, step: int, value: float) -> None:
         """Record one point of a job's series, after `step`."""
         self.record(Points(job=job, series=series, steps=[step], values=[value]))
+
+    def trace(self, span: PhaseSpan) -> None:
+        """Send the span along with one of the next reports."""
+        with self._changed:
+            self._spans.append(span)
 
     def drain(self, seconds: float) -> bool:
         """Wait until the service has acknowledged all events. Returns whether it has."""
@@ -96,13 +103,15 @@ class Reporter:
 
     def _send(self) -> None:
         with self._changed:
-            waiting = list(self._events)
+            waiting, spans = list(self._events), list(self._spans)[:MOST_SPANS]
         events, used = events_of_report(waiting)
-        report = Report(fence=self._lease.fence, seq=self._seq, events=events)
+        report = Report(fence=self._lease.fence, seq=self._seq, events=events, spans=spans)
         self._send_until_acknowledged(report)
         with self._changed:
             for _ in range(used):
                 self._events.popleft()
+            for _ in spans:
+                self._spans.popleft()
             self._urgent = self._urgent or used < len(waiting)
             self._idle = not self._events
             self._changed.notify_all()

@@ -96,7 +96,7 @@ class Executor:
     def handle_command(self, command: Attach | Serve | Renew | Detach | Stop) -> None:
         match command:
             case Attach() | Serve():
-                self._inbox.put(partial(self._attach, command.placement, self._attached.lease(command)))
+                self._inbox.put(partial(self._attach, command.placement, self._attached.lease(command), command.sent_at))
             case Renew():
                 self._attached.renew(command)
             case Detach():
@@ -120,11 +120,11 @@ class Executor:
         self._completions.serve(self._replicas, self._attached.serving_lease)
         return not self._stopping
 
-    def _attach(self, placement: Leased, lease: Lease) -> None:
+    def _attach(self, placement: Leased, lease: Lease, sent_at: float) -> None:
         if self._attached.empty and self._replicas is not None and self._replicas.ref.identity != placement.base.identity:
             self._replicas = None  # another base needs the memory
             self._completions.serve(None, None)
-        self._attached.attach(placement, lease)
+        self._attached.attach(placement, lease, sent_at)
 
     def _opened(self, task: PlacementRun, prepared: Prepared) -> None:
         """A placement is prepared: make its jobs schedulable."""

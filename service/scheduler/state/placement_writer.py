@@ -28,6 +28,7 @@ from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import touch_nodes
+from service.tasks.lifecycle.task_trace import waited
 from service.tasks.lifecycle.transitions import enter
 from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import note
@@ -158,6 +159,7 @@ class _Writer:
         )
         self._session.add(placement)
         self._live.append((placement, task))
+        waited(self._session, task, self._now)
         note(self._session, task, "placed", _placed(placement, node, task, stay))
         log.info("task %s is placed on node %s", task.id, node.name, extra={"request_id": task.request_id})
 

@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.states import JOB_TERMINAL, TaskStatus
+from contract.states import JOB_TERMINAL, TASK_TERMINAL, TaskStatus
+from service.tasks.lifecycle.task_trace import task_ended
 from service.tasks.models import Job, Task, TaskEvent
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -57,6 +58,8 @@ def record_status(session: Session, task: Task) -> None:
     record(session, task, EventKind.STATUS, data)
     task.told_status = task.status
     announce(session, task)
+    if task.status in TASK_TERMINAL:
+        task_ended(session, task)
 
 
 def newest(session: Session, principal: Principal, task_id: str, kinds: Sequence[EventKind], most: int) -> list[TaskEvent]:

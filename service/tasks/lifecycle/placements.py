@@ -11,6 +11,7 @@ from service.messaging.plan_requests import request_plan
 from service.messaging.wakeups import NodeWakeups
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.rewind import rewind
+from service.tasks.lifecycle.task_trace import placement_ended
 from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import note
 
@@ -57,6 +58,7 @@ def end_placement(session: Session, wakeups: NodeWakeups, placement: Placement, 
     """End a live placement; its row stores the `reason`. The caller holds the task's row lock."""
     placement.ended_at = clock(session)
     placement.end_reason = reason
+    placement_ended(session, placement, placement.ended_at)
     touch_nodes(session, wakeups, placement.node_id)
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import text, update
 from sqlalchemy.orm import Session
@@ -115,6 +115,13 @@ def cancel_jobs(session: Session, task_id: str, now: datetime) -> None:
     session.execute(update(Job).where(Job.task_id == task_id, Job.status.in_(unfinished)).values(status=status, **values))
 
 
+class CreatedBy(NamedTuple):
+    """The request that created a task."""
+
+    request_id: str | None
+    traceparent: str | None
+
+
 class SetTransition:
     """One transition of many tasks by one statement: as `enter` and `bump_version_and_notify` on each.
 
@@ -138,24 +145,25 @@ class SetTransition:
                 UPDATE tasks SET status = '{status}', told_status = '{status}', {", ".join(written)},
                     version = version + 1, last_event = last_event + 1
                 FROM locked WHERE tasks.id = locked.id
-                RETURNING tasks.id, tenant_id, request_id, last_event, {", ".join(c for c, _ in STATUS_FIELDS.values())}
+                RETURNING tasks.id, tenant_id, request_id, traceparent, last_event,
+                    {", ".join(c for c, _ in STATUS_FIELDS.values())}
             ), new_events AS (
                 INSERT INTO task_events (task_id, number, tenant_id, kind, data)
                 SELECT id, last_event, tenant_id, '{EventKind.STATUS}', {_told(status)} FROM moved
             )
-            SELECT id, request_id, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM moved) FROM moved"""
+            SELECT id, request_id, traceparent, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM moved) FROM moved"""
             ).bindparams(**values)
         )
 
-    def run(self, session: Session, ids: Sequence[str]) -> dict[str, str | None]:
+    def run(self, session: Session, ids: Sequence[str]) -> dict[str, CreatedBy]:
         """Move those of at most IDS_PER_NOTICE tasks that are in the first status and are not asked to become another one.
 
-        Returns the request ids of the moved tasks, by task id.
+        Returns the requests that created the moved tasks, by task id.
         """
         if len(ids) > IDS_PER_NOTICE:
             raise ValueError(f"{len(ids)} tasks do not fit into one notice of {IDS_PER_NOTICE}")
         rows = self._statement.run(session.connection(), {"ids": list(ids)})
-        return {task_id: request_id for task_id, request_id, _ in rows}
+        return {task_id: CreatedBy(request_id, traceparent) for task_id, request_id, traceparent, _ in rows}
 
 
 def _given(value: Any) -> bool:

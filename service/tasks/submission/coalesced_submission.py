@@ -40,11 +40,12 @@ _NOT_RETRIED = (
 
 @dataclass(frozen=True, eq=False)
 class Submission:
-    """One request's spec, its entry for the audit log, and its Idempotency-Key."""
+    """One request's spec, its entry for the audit log, its Idempotency-Key, and its trace."""
 
     spec: TaskSpec
     note: Note
     keyed_request: KeyedRequest | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class SubmissionCoalescer:
         with submitter.db.for_tenant(submitter.tenant_id).begin() as session:
             claims = _claim(session, principal, submissions, outcomes)
             pending = [submission for submission in submissions if submission not in outcomes]
-            requests = [actions.NewTaskRequest(submission.spec, submission.note.request_id) for submission in pending]
+            requests = [actions.NewTaskRequest(one.spec, one.note.request_id, one.traceparent) for one in pending]
             created = actions.create_all(session, self._queue, principal, requests) if requests else []
             for submission, task in zip(pending, created, strict=True):
                 submission.note.reset()  # forgets what a shared transaction that failed before this one recorded

@@ -10,6 +10,7 @@ from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import IdempotencyKey, keyed_request_of
 from service.tasks.resource import TaskResource
 from service.tasks.submission.coalesced_submission import Submission
+from service.tracing.request_trace import take_traceparent
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403), route_class=WriterFirst)
 
@@ -26,6 +27,7 @@ router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403), r
 async def create_task(
     request: Request, spec: TaskSpec, writer: Writer, db: Db, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    submission = Submission(spec, note_of(request, writer), await keyed_request_of(request, idempotency_key))
+    keyed_request = await keyed_request_of(request, idempotency_key)
+    submission = Submission(spec, note_of(request, writer), keyed_request, take_traceparent())
     created = await state_of(request).submissions.submit(db, writer, submission)
     return Response(created.text, 201, created.headers, "application/json")

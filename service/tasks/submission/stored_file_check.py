@@ -5,6 +5,7 @@ Holds no row lock while it reads; the result counts only if the task is still `v
 
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -20,6 +21,7 @@ from service.storage.object_store import BLOCK, ObjectMissing, Storage
 from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
+from service.tasks.lifecycle.task_trace import files_checked
 from service.tasks.models import Task
 
 log = logging.getLogger(__name__)
@@ -54,13 +56,14 @@ def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[s
         if not ours:
             return 0
         files = list(lock_session.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
+        began = time.time()
         try:
             errors = [error for file in files if (error := _damage(storage, file)) is not None]
         except OSError as error:
             log.warning("tasks %s are validated later, storage cannot be read: %s", ", ".join(ours), error)
             return 0
         with db.begin() as session:
-            return _settle(session, queue, ours, errors)
+            return _settle(session, queue, ours, errors, began)
 
 
 def _damage(storage: Storage, file: File) -> str | None:
@@ -80,10 +83,10 @@ def _damage(storage: Storage, file: File) -> str | None:
     return None
 
 
-def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[str]) -> int:
+def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[str], began: float) -> int:
     """Queue the tasks (those paused meanwhile become paused), or with `errors` fail them. Skips cancelled ones. Returns the
-    number changed."""
-    queued = _queue(session, task_ids) if not errors else set()
+    number changed. began: when their files began to be read, in epoch seconds."""
+    queued = _queue(session, task_ids, began) if not errors else set()
     settled = len(queued) + _settle_apart(session, set(task_ids) - queued, errors)
     if settled and not errors:
         request_plan(session, queue, ARRIVED)
@@ -107,11 +110,12 @@ def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> in
     return len(tasks)
 
 
-def _queue(session: Session, task_ids: list[str]) -> set[str]:
+def _queue(session: Session, task_ids: list[str], began: float) -> set[str]:
     """Queue the tasks that nobody has cancelled or paused meanwhile. Returns their ids."""
     queued = transitions.QUEUE_VALIDATED.run(session, task_ids)
-    for task_id, request_id in queued.items():
-        log.info("task %s is queued", task_id, extra={"request_id": request_id})
+    files_checked(session, ((task_id, by.traceparent) for task_id, by in queued.items()), began, time.time())
+    for task_id, by in queued.items():
+        log.info("task %s is queued", task_id, extra={"request_id": by.request_id})
     return set(queued)
 
 

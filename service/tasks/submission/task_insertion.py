@@ -18,7 +18,7 @@ from service.tasks.models import Task
 
 _COLUMNS = {
     **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
-    **dict.fromkeys(("validation_file_id", "prompts_file_id", "request_id", "made_by", "batch_id"), "varchar"),
+    **dict.fromkeys(("validation_file_id", "prompts_file_id", "request_id", "traceparent", "made_by", "batch_id"), "varchar"),
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
     **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
 }  # columns of a new task, each with its Postgres type

@@ -123,7 +123,7 @@ def test_a_set_of_tasks_is_moved_as_each_of_them_would_be(tenant, database, befo
         bump_version_and_notify(session, task)
     with database.begin() as session:
         moved = transitions.SetTransition(before, after).run(session, [in_set, elsewhere, desired])
-        assert moved == {in_set: session.get_one(Task, in_set).request_id}
+        assert moved == {in_set: (session.get_one(Task, in_set).request_id, None)}
     with database.begin() as session:
         one, other = (session.get_one(Task, task_id) for task_id in (alone, in_set))
         assert _row(one) == _row(other)

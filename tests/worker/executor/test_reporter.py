@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import Attached, Checkpointed, JobMoved, Points, Report, ReportEvent, Throughput
+from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from contract.states import JobStatus
 from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.placement_lease import Lease
+from worker.executor.placement_phases import MOST_PHASES, PlacementPhases
 from worker.executor.reporter import Reporter, events_of_report
 
 
@@ -186,3 +188,53 @@ def test_points_are_told_without_anything_urgent(fleet, placing):
     assert spoken.reporter.drain(10)
     spoken.reporter.point(0, "train_loss", 1, 1.0)
     fleet.until(lambda: spoken.reported.curves.get((0, "train_loss")) == {1: 1.0})
+
+
+def test_phases_go_along_with_reports_once_and_in_order(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    phases = PlacementPhases(spoken.reporter.trace)
+    told: list[list[int | None]] = []
+    fleet.on_report = lambda _, report: told.append([span.job for span in report.spans])
+    fleet.down = True
+    for number in range(MOST_SPANS + 3):
+        phases.over(f"phase {number}", 1.0, number)
+    spoken.reporter.record(attached(), MOVED)
+    before = len(fleet.requests)
+    fleet.until(lambda: len(fleet.requests) >= before + 2)
+    fleet.down = False
+    assert spoken.reporter.drain(10)
+    spoken.reporter.record(WORK)  # what did not fit into the first
+    assert spoken.reporter.drain(10)
+    spoken.reporter.record(WORK)
+    assert spoken.reporter.drain(10)
+    assert told == [list(range(MOST_SPANS)), list(range(MOST_SPANS, MOST_SPANS + 3)), []]
+
+
+def test_training_is_one_span_for_each_of_its_phases():
+    spans: list[PhaseSpan] = []
+    phases = PlacementPhases(spans.append)
+    phases.evaluated(9.0, 9)  # before training
+    for warms_up, tokens in ((True, 10), (True, 20), (False, 5)):
+        phases.stepped(warms_up, 0.5, tokens)
+    phases.evaluated(2.0, 7)
+    phases.training_over()
+    phases.training_over()
+    assert [(span.name, span.counts["steps"], span.counts["tokens"]) for span in spans] == [("warmup", 2, 30), ("train", 1, 5)]
+    assert spans[1].counts["evaluation_seconds"] == 2.0
+    assert "evaluations" not in spans[0].counts
+    assert all(span.began < span.ended for span in spans)
+
+
+def test_a_placement_that_is_not_traced_records_no_phase():
+    phases = PlacementPhases(None)
+    phases.stepped(True, 0.5, 10)
+    phases.over("load", 1.0)
+    phases.training_over()
+
+
+def test_a_placement_records_few_phases():
+    spans: list[PhaseSpan] = []
+    phases = PlacementPhases(spans.append)
+    for _ in range(MOST_PHASES + 5):
+        phases.over("again", 1.0)
+    assert len(spans) == MOST_PHASES

@@ -1,6 +1,7 @@
 """One evaluation of texts: what is asked, what it has cost so far, and the report that it ends with. Runs nothing."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -34,6 +35,7 @@ class AskedTexts:
     notes: list[str] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
+    asked_at: float = field(default_factory=time.time)  # epoch seconds
 
     @property
     def evaluation(self) -> Evaluation:
@@ -79,9 +81,11 @@ class AskedTexts:
         self._end({}, [], why[:2000])
 
     def _end(self, scores: Mapping[str, list[float]], samples: list[TextSample], error: str | None) -> None:
+        job = self.run.index if self.run is not None else None
+        self.task.phases.over("evaluate texts", self.asked_at, job, prompts=len(self.prompts), tokens=self.tokens)
         self.task.record(
             TextsEvaluated(
-                job=self.run.index if self.run is not None else None,
+                job=job,
                 step=self.step,
                 milestone=self.milestone,
                 prompts=len(self.prompts),

@@ -1,6 +1,7 @@
 """Evaluates the baseline of each new task, one pass at a time between the steps of others: the base's own validation loss, and
 under DPO the reference log-probabilities, without which its jobs cannot step."""
 
+import time
 from collections.abc import Callable, Generator
 
 from contract.messages.placement_messages import Placement
@@ -91,13 +92,14 @@ class _Baseline:
             self.done = True
 
     def _begin(self) -> Passes:
-        task, replica = self.task, self._replicas.first
+        task, replica, began = self.task, self._replicas.first, time.time()
         if task.placement.spec.objective.type == "dpo":
             reference = yield from self._reference(task.placement)
             for run in task.runs:
                 run.refer(reference)
             if not task.base_known:
                 self._record_indifference()
+            task.phases.over("evaluate base", began)
         elif not task.base_known:
             request = EvaluationRequest(
                 None,
@@ -110,6 +112,7 @@ class _Baseline:
                 replica.trainer, {task.key: request}, replica.capacity.piece_tokens, self._on_progress
             )
             task.base_evaluated(found[task.key].loss, found[task.key].scores)
+            task.phases.over("evaluate base", began)
 
     def _record_indifference(self) -> None:
         """Under dpo the base against itself: both answers of each pair have the reward 0."""

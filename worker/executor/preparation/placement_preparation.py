@@ -1,6 +1,7 @@
 """Prepares a placement before its jobs can be scheduled: base, rows as tokens, checkpoints. Schedules nothing."""
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
 from worker.executor.placement_lease import Lease
+from worker.executor.placement_phases import PlacementPhases
 from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
@@ -75,17 +77,17 @@ def capacities_of(loaded: LoadedBase, settings: Settings, scratch: ObjectCache) 
 
 
 class PartsClock:
-    """Seconds of consecutive parts, for a line in the log."""
+    """Seconds of consecutive parts, for a line in the log and the trace."""
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[str, float]] = []
-        self._since = boot_now()
+    def __init__(self, phases: PlacementPhases) -> None:
+        self._phases, self._parts = phases, list[tuple[str, float]]()
+        self._since, self._since_at = boot_now(), time.time()
 
     def note(self, part: str) -> None:
         """This part ends now, and the next one begins."""
         now = boot_now()
         self._parts.append((part, now - self._since))
-        self._since = now
+        self._since, self._since_at = now, self._phases.over(f"prepare {part}", self._since_at)
 
     def __str__(self) -> str:
         whole = sum(seconds for _, seconds in self._parts)
@@ -102,15 +104,16 @@ class Preparation:
         cache: NodeCache,
         placement: Placement,
         lease: Lease,
+        phases: PlacementPhases,
         settings: Settings,
     ) -> None:
         self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
-        self._settings = settings
+        self._phases, self._settings = phases, settings
 
     def prepare(self, load: Callable[[Lease], LoadedBase]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not serve a
         file."""
-        clock = PartsClock()
+        clock = PartsClock(self._phases)
         loaded = load(self._lease)
         base = loaded.base
         clock.note("base")

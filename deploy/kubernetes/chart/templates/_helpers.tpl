@@ -122,6 +122,13 @@ redis
 - {name: MOTET_SMTP_FROM, value: {{ . | quote }}}
 {{- end }}
 {{- end }}
+{{- with .Values.tracing.endpoint }}
+- {name: MOTET_OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- with $.Values.tracing.headersSecret }}
+- name: MOTET_OTLP_HEADERS
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_OTLP_HEADERS}}
+{{- end }}
+{{- end }}
 {{- with .Values.secretKeysBefore }}
 - name: MOTET_SECRET_KEYS_BEFORE
   valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_SECRET_KEYS_BEFORE}}
