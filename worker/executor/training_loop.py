@@ -215,14 +215,14 @@ class Executor:
 
     def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
         for key, loss in stepped.losses.items():
-            run = (task := self._attached[key.placement])[key.job]
-            task.trained(run, loss, stepped.preferences.get(key))
-            if (verdict := non_finite_verdict("train_loss", loss)) is not None:
-                self._end_job(replicas, run, verdict)
+            (task := self._attached[key.placement]).trained(task[key.job], loss, stepped.preferences.get(key))
         tokens = sum(work.tokens for work in stepped.work.values())
         for placement, work in stepped.work.items():
             self._attached[placement].slowed(self._scheduler.slowdown(placement))
             self._attached[placement].worked(stepped.seconds, work.tokens / tokens, work)
+        for key, loss in stepped.losses.items():  # once its work is counted: little of what a task says after its end arrives
+            if (verdict := non_finite_verdict("train_loss", loss)) is not None:
+                self._end_job(replicas, self._attached[key.placement][key.job], verdict)
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""

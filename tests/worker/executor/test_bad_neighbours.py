@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from contract.messages.placement_messages import CheckpointRef
+from contract.messages.report_messages import Throughput
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
 from tests.worker.executor.test_sharing import CALM, JOB, LONG, again, ends, of_tenant
@@ -48,6 +49,14 @@ def test_a_learning_rate_of_a_million_in_one_tenant(fleet, placing, tmp_path, th
     bad = placing(JOB | {"learning_rate": [1e6]}, early_exit=CALM | {"policy": "alto", "tau_gap": 10.0}, training={"epochs": 2})
     (ruined,) = healthy_ends(fleet, tmp_path / "all", three, of_tenant(bad, "bad"))
     assert {event.kind for event in ruined.ended.values()} <= {"job_exited", "job_completed"}
+
+
+def test_the_step_that_ruins_a_job_is_counted_before_the_job_ends(fleet, placing, tmp_path):
+    """The service ends a task with its last job. What its executor says after that arrives by chance only."""
+    (ruined,) = Inside(fleet, tmp_path).run(placing(JOB | {"learning_rate": [1e29]}, **HEALTHY))
+    exited = ruined.events.index(ruined.ended[0])
+    assert ruined.ended[0].reason is ExitReason.DIVERGING
+    assert sum(event.steps for event in ruined.events[:exited] if isinstance(event, Throughput)) == ruined.ended[0].step
 
 
 def test_a_tenants_adapter_of_nan(fleet, placing, tmp_path, tiny_base, three):
