@@ -207,11 +207,11 @@ def running_stack(state: Path, **options: Any) -> Iterator[RunningStack]:
         it.stop()
 
 
-def short_rows(rows: int) -> list[dict[str, Any]]:
+def short_rows(rows: int, skip: int = 0) -> list[dict[str, Any]]:
     """The first words of each turn: what is hurt on purpose should spend its time on steps and checkpoints."""
     return [
         {"messages": [{**turn, "content": " ".join(turn["content"].split()[:6])} for turn in row["messages"]]}
-        for row in gsm8k(rows)
+        for row in gsm8k(rows, skip)
     ]
 
 
