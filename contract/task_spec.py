@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
 
 from contract.early_exit_policy import MAX_STEPS, EarlyExitPolicy
-from contract.evaluation.text_evaluation import Evaluation
+from contract.evaluation.text_evaluation import Evaluation, named
 from contract.evaluation_plan import Course, evaluations_for
 from contract.row_scores import Metric
 from contract.search_space import Decay, JobConfig, SearchSpace
@@ -23,10 +23,8 @@ VAL_LOSS = "val_loss"
 DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
 
 Precision = Literal["bf16", "nf4", "nf4_double", "fp8"]  # of the frozen base
-
 Isolation = Literal["shared", "dedicated"]
 MaxSlowdown = Annotated[float, Field(ge=1, le=100, allow_inf_nan=False), NO_BOOL]
-
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
 _MOST_GPUS = 64  # of one node
@@ -121,9 +119,9 @@ class TaskSpec(Strict):
     select_by: Annotated[str, Field(max_length=40)] = Field(
         default=VAL_LOSS,
         description=(
-            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics, where the smallest rank within "
-            "one standard error of the highest result wins; ties go to the lower validation loss. Jobs are stopped early by "
-            "their validation losses in either case."
+            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics but endpoint graders, where the "
+            "smallest rank within one standard error of the highest result wins; ties go to the lower validation loss. Jobs "
+            "are stopped early by their validation losses in either case."
         ),
     )
     gpus: Gpus = Field(
@@ -171,11 +169,14 @@ class TaskSpec(Strict):
 
     @model_validator(mode="after")
     def _selectable(self) -> Self:
-        known = [VAL_LOSS, *(self.evaluation.names if self.evaluation is not None else ())]
+        asked = self.evaluation
+        known = [VAL_LOSS, *(map(named, asked.computed) if asked is not None else ())]
         if self.select_by not in known:
+            late = "an endpoint grader, whose scores come after the winner is chosen"
+            why = late if asked is not None and self.select_by in asked.names else "which nothing measures"
             raise ValueError(
-                f"'select_by' is '{self.select_by}', which nothing measures; what can be selected by: {', '.join(known)}"
-                + ("" if self.evaluation is not None else "; ask for 'evaluation' with a metric")
+                f"'select_by' is '{self.select_by}', {why}; what can be selected by: {', '.join(known)}"
+                + ("" if asked is not None else "; ask for 'evaluation' with a metric")
             )
         if self.evaluation is not None and self.precision == "fp8":
             raise ValueError(

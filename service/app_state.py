@@ -13,6 +13,7 @@ from service.dependencies import Dependencies
 from service.files.folder_tokenizer import Tokenizers
 from service.fleet.base_models.base_folders import BaseFolders
 from service.fleet.learning_protocol import ProfileUpdates
+from service.graders.endpoint_graders import EndpointGraders
 from service.http import concurrency_limits
 from service.hub.hub_client import Hub
 from service.lru_cache import LruCache
@@ -49,6 +50,7 @@ class State:
     feed: Feed
     polls: PollCache
     submissions: SubmissionCoalescer
+    graders: EndpointGraders
     semaphores: dict[str, asyncio.Semaphore]
     throttle: AuthThrottle
     keys: KeyCache
@@ -72,6 +74,7 @@ class State:
         throttle = AuthThrottle(settings.failed_authentications_per_minute)
         keys = KeyCache(AsyncReader(settings.database_url, timeouts), throttle)
         change_listener.on_change(keys.heard)
+        graders = EndpointGraders.of(settings)
         readers = [AsyncReader(settings.app_database_url, timeouts) for _ in range(2)]
         return cls(
             settings=settings,
@@ -84,7 +87,8 @@ class State:
             change_listener=change_listener,
             feed=Feed(change_listener),
             polls=PollCache(change_listener, *readers),
-            submissions=SubmissionCoalescer(queue, semaphores["submissions"]),
+            submissions=SubmissionCoalescer(queue, graders, semaphores["submissions"]),
+            graders=graders,
             semaphores=semaphores,
             throttle=throttle,
             keys=keys,
@@ -148,6 +152,10 @@ async def _profile_updates(request: Request) -> ProfileUpdates:
     return state_of(request).profile_updates
 
 
+async def _graders(request: Request) -> EndpointGraders:
+    return state_of(request).graders
+
+
 async def _polls(request: Request) -> PollCache:
     return state_of(request).polls
 
@@ -177,6 +185,7 @@ WakeupsDep = Annotated[NodeWakeups, Depends(_wakeups)]
 Store = Annotated[Storage, Depends(_storage)]
 DependenciesDep = Annotated[Dependencies, Depends(_dependencies)]
 ProfileUpdatesDep = Annotated[ProfileUpdates, Depends(_profile_updates)]
+GradersDep = Annotated[EndpointGraders, Depends(_graders)]
 PollCacheDep = Annotated[PollCache, Depends(_polls)]
 BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
 BaseFoldersDep = Annotated[BaseFolders, Depends(_base_folders)]

@@ -133,14 +133,13 @@ class Settings(BaseSettings):
     delivery_days: Days = 30  # webhook messages
     placement_days: Days = 90  # placements of ended tasks; their usage stays
     audit_days: Days = 365
-
     webhook_networks: Networks = ()  # allowed though not public
+    grader_networks: Networks = ()  # of endpoint graders, as above
+    grader_seconds: Annotated[float, Field(ge=1, le=600)] = 60  # until a grader's endpoint has answered
     smtp_url: SmtpUrl | None = None  # smtp+starttls://user:password@host, smtps://… or smtp://…; left out, no e-mail
     smtp_from: str | None = None  # left out, motet@ the server's host
-
     otlp_endpoint: HttpUrlText | None = None  # OpenTelemetry's collector, to which /v1/traces is appended; left out, no traces
     otlp_headers: OtlpHeaders | None = None  # of each request to it: name=value,name=value
-
     # the hub of base models; huggingface_hub's own variables, which nodes read too
     hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")
     hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")

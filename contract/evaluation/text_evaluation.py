@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from contract.evaluation.endpoint_fields import HIDDEN, Headers, Url
 from contract.evaluation.grader_templates import OUTPUT, Template, placeholders
 from contract.evaluation.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
@@ -144,10 +145,30 @@ class TextSimilarity(_Grader):
     evaluation_metric: Annotated[_Similarity, BeforeValidator(_computed)]
 
 
-TextMetric = Annotated[
-    ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL | Bleu | Chrf | StringCheck | TextSimilarity,
-    Field(discriminator="type"),
-]
+class Endpoint(_Metric):
+    """OpenAI's endpoint grader: the score, from 0 to 1, is what an HTTP endpoint of yours answers. Each text is posted to it as
+    `{"sample": {"output_text": ..., "choices": [...]}, "item": {"prompt": ..., "completion": ...}, "trace_id": ...}`; the
+    answer is `{"score": 0.5}`. The service calls it once the texts are there, so the score comes later than others."""
+
+    type: Literal["endpoint"]
+    url: Url = Field(description="https, and a host whose every address is public")
+    headers: Headers = Field(default={}, description="Sent with each text. Kept sealed; answers show asterisks for the values")
+    rate_limit: Annotated[int, Field(ge=1, le=1000, strict=True)] | None = Field(
+        default=None, description="The most texts that are sent in a second. Left out, 8 texts of a tenant are sent at once."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_threshold(cls, said: Any) -> Any:
+        if isinstance(said, dict) and "pass_threshold" in said:
+            raise ValueError("gives 'pass_threshold', but results are means of scores, which nothing passes; leave it out")
+        return said
+
+
+ComputedMetric = (
+    ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL | Bleu | Chrf | StringCheck | TextSimilarity
+)
+TextMetric = Annotated[ComputedMetric | Endpoint, Field(discriminator="type")]
 
 
 def _named_apart(metrics: list[TextMetric]) -> list[TextMetric]:
@@ -206,6 +227,26 @@ class Evaluation(Strict):
     def names(self) -> list[str]:
         """The metrics' names, in order."""
         return [named(metric) for metric in self.metrics]
+
+    @property
+    def computed(self) -> list[ComputedMetric]:
+        """Those that a worker computes."""
+        return [metric for metric in self.metrics if not isinstance(metric, Endpoint)]
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Those that the service asks for."""
+        return [metric for metric in self.metrics if isinstance(metric, Endpoint)]
+
+    def without_secrets(self) -> Self:
+        """The same, with asterisks for the values of headers."""
+        hidden = [
+            metric.model_copy(update={"headers": dict.fromkeys(metric.headers, HIDDEN)})
+            if isinstance(metric, Endpoint) and metric.headers
+            else metric
+            for metric in self.metrics
+        ]
+        return self.model_copy(update={"metrics": hidden})
 
     def milestone_steps(self, first: int, total: int) -> tuple[int, ...]:
         """The milestones of a job of so many steps, each once: from step `first` on, before its end."""

@@ -29,6 +29,8 @@ def _finite_or_none_each(values: list[float | None]) -> list[float | None]:
     return [None if value is None or not math.isfinite(value) else value for value in values]
 
 
+MOST_TEXT_BYTES = 8 * 2**20  # of one evaluation's texts, as JSON; a report has at most one evaluation with texts
+
 Loss = Annotated[float | None, BeforeValidator(_finite_or_none)]  # None: the loss was not finite
 
 
@@ -84,12 +86,26 @@ class TextSample(Message):
     scores: dict[str, float]
 
 
+class GeneratedText(Message):
+    """One text in full, for endpoint graders. prompt: as text. NUL characters are replaced."""
+
+    prompt: _Shown
+    reference: _Shown
+    text: _Shown
+    finish_reason: Literal["stop", "length"]
+
+
+def text_bytes(texts: list[GeneratedText]) -> int:
+    """What they take in a report."""
+    return sum(len(one.model_dump_json().encode()) for one in texts)
+
+
 class TextsEvaluated(Message):
     """Texts were generated and scored: of a job's best adapter, before AdapterKept, or of the base (job None), or at a
     milestone, of a job that trains, with its weights after `step`, before the event that ends it. scores: means over `prompts`
     prompts by the metric's name; prompt_scores: of each prompt, in the order of the validation rows; left out at milestones.
     Both are empty where `error` says why there are none. notes: sentences about what was left out of the scores, or counts as
-    0."""
+    0. texts: all of them, where the task has endpoint graders, which the service calls; at most MOST_TEXT_BYTES."""
 
     kind: Literal["texts_evaluated"] = "texts_evaluated"
     job: int | None
@@ -101,6 +117,7 @@ class TextsEvaluated(Message):
     samples: Annotated[list[TextSample], Field(max_length=16)] = Field(default=[])
     error: Annotated[str, Field(max_length=2000)] | None = None
     notes: Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_length=100)] = Field(default=[])
+    texts: Annotated[list[GeneratedText], Field(max_length=MOST_PROMPTS)] = Field(default=[])
     tokens: int = 0
     seconds: float = 0.0
 

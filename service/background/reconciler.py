@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy import ColumnElement, DateTime, func, select
 from sqlalchemy import cast as sql_cast
@@ -25,6 +26,8 @@ from service.fleet.answer_sessions import end_over
 from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
+from service.graders.endpoint_graders import box_of, outbound_of
+from service.graders.grader_courier import GraderCourier
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QueueJob
 from service.scheduler.explain.reason_codes import Code
@@ -32,6 +35,7 @@ from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
+from service.tasks.lifecycle.graded_scores import finish
 from service.tasks.lifecycle.placements import FINISHED, end_placement, live_placement, lock_placement
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
@@ -57,16 +61,26 @@ def run(settings: Settings) -> None:
     span_exporter.start(settings, "motet-reconcile")
     dependencies = Dependencies.of(settings)
     courier = courier_of(settings, dependencies.db)
+    graders = grader_courier_of(dependencies)
     importer, swept = Importer(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         once(dependencies)
         courier.wake()  # delivers in its own thread, since receivers may be slow
         importer.wake()  # in threads as well
+        graders.wake()
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
     importer.close()
+    graders.close()
     span_exporter.stop()
+
+
+def grader_courier_of(dependencies: Dependencies) -> GraderCourier:
+    """The courier of endpoint graders, which gives their scores to the evaluations of tasks."""
+    settings = dependencies.settings
+    outbound, box = outbound_of(settings), box_of(settings)
+    return GraderCourier(dependencies.db, outbound, box, settings.grader_seconds, partial(finish, dependencies.db))
 
 
 def once(dependencies: Dependencies) -> None:

@@ -12,6 +12,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 from service.database.engine import Base, Database
 from service.files.imports.actions import box_of as imports_box
 from service.files.models import FileImport
+from service.graders.endpoint_graders import box_of as graders_box
+from service.graders.models import EndpointGrader
 from service.secret_box import SecretBox, Unsealable
 from service.settings import Settings, SettingsError, say
 from service.webhooks.factories import box_of as webhooks_box
@@ -29,6 +31,7 @@ def run(settings: Settings) -> None:
     for model, columns, box in (
         (Webhook, (Webhook.secret, Webhook.secret_before), webhooks_box(settings)),
         (FileImport, (FileImport.sealed,), imports_box(settings)),
+        (EndpointGrader, (EndpointGrader.headers,), graders_box(settings)),
     ):
         done, failed = _reseal(db, model, columns, box)
         renewed, lost = renewed + done, lost + failed

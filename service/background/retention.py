@@ -16,6 +16,7 @@ from service.audit.models import AuditEntry
 from service.completions.models import CompletionRequest
 from service.database.engine import Base, Database, clock, id_at
 from service.files.models import File, FileImport
+from service.graders.models import EndpointGrader, TextGrading
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.metrics.models import EndedTotalsThrough
 from service.scheduler.models import Plan, PlanChange
@@ -56,6 +57,8 @@ class Retention:
         )
 
 
+_TASK_ENDED = select(Task.id).where(Task.id == EndpointGrader.task_id, Task.ended_at.is_not(None)).exists()
+_WAITED_FOR = select(TextGrading.id).where(TextGrading.grader_id == EndpointGrader.id).exists()
 _KEPT_FILE = select(File.id).where(File.id == FileImport.id, File.deleted_at.is_(None)).exists()
 
 
@@ -72,6 +75,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "placements": _forget_placements(db, now - keep.placements),
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),
+        "endpoint_graders": delete_in_batches(db, EndpointGrader, _TASK_ENDED, ~_WAITED_FOR),
         "point_chunks": _forget_hidden(db, now - keep.deleted),
         "boundary_scores": _forget_scores(db),
     }
@@ -162,7 +166,10 @@ def _forget_scores(db: Database) -> int:
 
 
 _OF_JOB = (PointChunk.job_id, CurveSummary.job_id)
-_OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id, MilestoneEvaluation.task_id)
+_OF_TASK = (
+    *(TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id, MilestoneEvaluation.task_id),
+    EndpointGrader.task_id,
+)
 
 
 def _empty_deleted_tasks(db: Database, before: datetime) -> int:

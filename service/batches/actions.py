@@ -9,6 +9,7 @@ from structlog.contextvars import get_contextvars
 from contract.batch_spec import BatchSpec
 from contract.states import TASK_TERMINAL
 from service.database.engine import new_id
+from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import FieldError, Problem
 from service.messaging.queue import Queue
 from service.messaging.wakeups import NodeWakeups
@@ -20,7 +21,7 @@ from service.tenants.tenant_scope import find, scoped
 from service.tracing.request_trace import take_traceparent
 
 
-def create(session: Session, queue: Queue, principal: Principal, spec: BatchSpec) -> Batch:
+def create(session: Session, queue: Queue, graders: EndpointGraders, principal: Principal, spec: BatchSpec) -> Batch:
     """Create the batch with all its tasks, or nothing. Raises SpecRefused, which names tasks[i], and QuotaExceeded."""
     batch = Batch(
         id=new_id("batch"),
@@ -32,7 +33,7 @@ def create(session: Session, queue: Queue, principal: Principal, spec: BatchSpec
     )
     request_id, traceparent = get_contextvars().get("request_id"), take_traceparent()
     wanted = [tasks.NewTaskRequest(one, request_id, traceparent, batch.id) for one in spec.tasks]
-    made = tasks.create_all(session, queue, principal, wanted)
+    made = tasks.create_all(session, queue, graders, principal, wanted)
     _refuse([one if isinstance(one, Problem) else None for one in made])
     batch.task_ids = [one.id for one in made if isinstance(one, Task)]
     session.add(batch)

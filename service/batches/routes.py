@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from contract.batch_spec import BatchSpec
-from service.app_state import DependenciesDep, QueueDep, Service, WakeupsDep
+from service.app_state import DependenciesDep, GradersDep, QueueDep, Service, WakeupsDep
 from service.authentication import Db, Reader, StillAllowed, Writer, WriterFirst
 from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
@@ -24,10 +24,17 @@ _Event = Annotated[str | None, Header(max_length=2000, description="Id of the la
 
 
 def create_batch(
-    spec: BatchSpec, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, response: Response, limited: Submitting
+    spec: BatchSpec,
+    writer: Writer,
+    db: Db,
+    queue: QueueDep,
+    graders: GradersDep,
+    claim: ClaimedKey,
+    response: Response,
+    limited: Submitting,
 ) -> BatchResource:
     with db.begin() as session:
-        resource = render(session, [actions.create(session, queue, writer, spec)])[0]
+        resource = render(session, [actions.create(session, queue, graders, writer, spec)])[0]
         headers = {"Location": f"/v1/batches/{resource.id}"}
         claim.store_answer(session, 201, resource, headers)
     response.headers.update(headers)
@@ -59,10 +66,16 @@ router.add_api_route(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_batch(
-    spec: BatchSpec, reader: Reader, db: Db, dependencies: DependenciesDep, counted: Counted, limited: Estimating
+    spec: BatchSpec,
+    reader: Reader,
+    db: Db,
+    dependencies: DependenciesDep,
+    graders: GradersDep,
+    counted: Counted,
+    limited: Estimating,
 ) -> BatchEstimateResource:
     with db.begin() as session:
-        refs = actions.checked(SpecChecker(session, reader), spec)
+        refs = actions.checked(SpecChecker(session, reader, graders), spec)
     with dependencies.db.begin() as session:
         return batch_dry_run(session, dependencies, reader.tenant_id, spec, refs)
 

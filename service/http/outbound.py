@@ -5,6 +5,7 @@ It resolves a name once, checks every address, and connects to a checked address
 
 import ipaddress
 import queue
+import re
 import socket
 import ssl
 import threading
@@ -17,6 +18,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
 
+from service.http.checked_connections import CheckedConnections
+
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -26,6 +29,7 @@ _REDIRECTS = 5
 _KEPT_BYTES = 1024  # of an answer's body
 _RESOLVE_SECONDS = 5.0  # the resolver's own limit depends on the machine's settings, and may be minutes
 _RESOLVING = threading.BoundedSemaphore(32)  # threads that wait for a resolver, hung ones included
+_ADDRESS = re.compile(r"[0-9.]+|.*:.*")  # of a host: IPv4 in any of its forms, IPv6
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -83,6 +87,14 @@ class Outbound:
             return  # `post` resolves the name again
         self._judge(parts.scheme, addresses)
 
+    def check_unresolved(self, url: str) -> None:
+        """As `check` of what the URL says alone: asks no resolver, so it may be called within a transaction. Raises Refused."""
+        parts = _split(url)
+        if _ADDRESS.fullmatch(parts.hostname or "") is not None:
+            self.check(url)
+        elif parts.scheme != "https" and not self._allowed:  # a name: `post` judges its addresses
+            raise _plain()
+
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], most: int = _KEPT_BYTES, trusted: str = ""
     ) -> OutboundResponse:
@@ -136,7 +148,8 @@ class Outbound:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         where = httpcore.URL(scheme=parts.scheme, host=(parts.hostname or "").encode("ascii"), port=parts.port, target=target)
         sent = [("Host", _host_header(parts)), ("Connection", "close"), *headers.items()]
-        backend, timeout = _Judged(addresses, until), dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
+        backend = CheckedConnections(addresses, until)
+        timeout = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
         try:
             with (
                 httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool,
@@ -153,7 +166,11 @@ class Outbound:
             if not is_public(address):
                 raise NotPublic("its host has an address that is not public; public addresses alone are called")
             if scheme != "https":
-                raise Refused("must start with https://, so that nobody on the way reads or changes what is sent")
+                raise _plain()
+
+
+def _plain() -> Refused:
+    return Refused("must start with https://, so that nobody on the way reads or changes what is sent")
 
 
 def is_public(address: IPAddress) -> bool:
@@ -183,7 +200,7 @@ def _split(url: str, most: int = MAX_URL) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise Refused("must be of the form https://host/path")
     if "@" in parts.netloc:
-        raise Refused("may not hold a user name or password; the signature says who calls")
+        raise Refused("may not hold a user name or password")
     if parts.fragment:
         raise Refused("may not end in a #fragment, which is never sent")
     return parts
@@ -235,64 +252,3 @@ def _first(blocks: Iterable[bytes], most: int) -> bytes:
         if len(kept) >= most:
             break
     return bytes(kept[:most])
-
-
-class _Judged(httpcore.NetworkBackend):
-    """Connects only to the checked addresses, without resolving the name again (DNS rebinding), and not after `until`."""
-
-    def __init__(self, addresses: Sequence[IPAddress], until: float) -> None:
-        self._addresses, self._until, self._plain = addresses, until, httpcore.SyncBackend()
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.NetworkStream:
-        last: Exception = httpcore.ConnectError("no address")
-        for address in self._addresses:
-            try:
-                stream = self._plain.connect_tcp(str(address), port, _left(self._until), None, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                last = error
-            else:
-                return _Timed(stream, self._until)
-        raise last
-
-
-class _Timed(httpcore.NetworkStream):
-    """A stream with one deadline, `until`, for all reads and writes, so a slow receiver cannot extend the call."""
-
-    def __init__(self, stream: httpcore.NetworkStream, until: float) -> None:
-        self._stream, self._until = stream, until
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _sooner(timeout, self._until))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _sooner(timeout, self._until))
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        return _Timed(self._stream.start_tls(ssl_context, server_hostname, _left(self._until)), self._until)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
-
-
-def _sooner(timeout: float | None, until: float) -> float:
-    left = _left(until)
-    return left if timeout is None else min(timeout, left)
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise httpcore.ReadTimeout("the whole call took too long")
-    return left

@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
-from service.app_state import DependenciesDep, QueueDep, WakeupsDep
+from service.app_state import DependenciesDep, GradersDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
@@ -45,10 +45,16 @@ def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
 
 @router.post("")
 def create_job(
-    wanted: JobRequest, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, limited: Submitting
+    wanted: JobRequest,
+    writer: Writer,
+    db: Db,
+    queue: QueueDep,
+    graders: GradersDep,
+    claim: ClaimedKey,
+    limited: Submitting,
 ) -> JobObject:
     with db.begin() as session:
-        made = _objects(session, [actions.create(session, queue, writer, wanted.spec())])[0]
+        made = _objects(session, [actions.create(session, queue, graders, writer, wanted.spec())])[0]
         claim.store_answer(session, 200, made, {})
     return made
 

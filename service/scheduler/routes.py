@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy import select
 
 from contract.task_spec import TaskSpec
-from service.app_state import DependenciesDep, state_of
+from service.app_state import DependenciesDep, GradersDep, state_of
 from service.authentication import Db, Reader
 from service.http.concurrency_limits import Estimating
 from service.http.pagination import MAX_LIMIT, Cursor, Limit, Page, page
@@ -74,9 +74,15 @@ def list_plan_history(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_task(
-    spec: TaskSpec, reader: Reader, db: Db, dependencies: DependenciesDep, counted: Counted, limited: Estimating
+    spec: TaskSpec,
+    reader: Reader,
+    db: Db,
+    dependencies: DependenciesDep,
+    graders: GradersDep,
+    counted: Counted,
+    limited: Estimating,
 ) -> EstimateResource:
     with db.begin() as session:
-        refs = SpecChecker(session, reader).check(spec)
+        refs = SpecChecker(session, reader, graders).check(spec)
     with dependencies.db.begin() as session:
         return dry_run(session, dependencies, reader.tenant_id, spec, refs)

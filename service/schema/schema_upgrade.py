@@ -22,13 +22,14 @@ import service.audit.models
 import service.completions.models
 import service.files.models
 import service.fleet.models
+import service.graders.models
 import service.idempotency.idempotency_store
 import service.metrics.models
 import service.scheduler.models
 import service.tasks.models
 import service.tenants.models
 import service.usage.models
-import service.webhooks.models  # noqa: F401  (these eleven declare the tables)
+import service.webhooks.models  # noqa: F401  (these twelve declare the tables)
 from service.database.engine import Base, Database
 from service.database.timeouts import Timeouts
 from service.schema import roles, row_level_security

@@ -14,6 +14,8 @@ from contract.task_spec import TaskSpec
 from service.audit.audit_trail import note_created
 from service.database.engine import ID_CHARACTERS, after_commit, clock
 from service.dependencies import Dependencies
+from service.graders import waiting_texts
+from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import Conflict, Problem
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import Queue, QueueJob
@@ -55,14 +57,14 @@ class NewTaskRequest:
 
 
 def create_all(
-    session: Session, queue: Queue, principal: Principal, requests: Sequence[NewTaskRequest]
+    session: Session, queue: Queue, graders: EndpointGraders, principal: Principal, requests: Sequence[NewTaskRequest]
 ) -> list[Task | Problem]:
     """Create each task with all its jobs, or refuse it on its own: then SpecRefused or QuotaExceeded is in its place.
     Wakes a validator after the commit. The caller writes the audit entries.
 
     A returned Task is detached from the session: it shows what was stored; load it again to change it.
     """
-    quota, checker = TaskQuota(session, principal, len(requests)), SpecChecker(session, principal)
+    quota, checker = TaskQuota(session, principal, len(requests)), SpecChecker(session, principal, graders)
     made: list[Task | Problem] = []
     for request in requests:
         try:
@@ -79,6 +81,9 @@ def create_all(
     ]
     if new:
         insert_tasks(session, new)
+        for task, request in zip(made, requests, strict=True):
+            if isinstance(task, Task):
+                graders.store(session, task.tenant_id, task.id, request.spec)
         after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return made
 
@@ -97,11 +102,11 @@ def _task_of(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -
     )
 
 
-def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
+def create(session: Session, queue: Queue, graders: EndpointGraders, principal: Principal, spec: TaskSpec) -> Task:
     """`create_all` of one task, with its audit entry, for the dashboard and the OpenAI routes. (POST /v1/tasks comes to
     `create_all` through submission/coalesced_submission.py.) Raises SpecRefused, QuotaExceeded."""
     request = NewTaskRequest(spec, get_contextvars().get("request_id"), take_traceparent())
-    (made,) = create_all(session, queue, principal, [request])
+    (made,) = create_all(session, queue, graders, principal, [request])
     if isinstance(made, Problem):
         raise made
     note_created(session, made.id)
@@ -209,9 +214,11 @@ def archive(session: Session, principal: Principal, task_id: str, archived: bool
 
 
 def delete(session: Session, principal: Principal, task_id: str) -> None:
-    """Soft-delete an ended task with all that it holds; the garbage collector removes it later. Raises NotFound, TaskOpen."""
+    """Soft-delete an ended task with all that it holds; the garbage collector removes it later, but for texts that wait for an
+    endpoint's scores, which are not sent any more. Raises NotFound, TaskOpen."""
     task = _find_ended(session, principal, task_id, "deleted")
     task.deleted_at = clock(session)
+    waiting_texts.forget(session, task.id)
     bump_version_and_notify(session, task)
 
 

@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import TextsEvaluated
 from contract.search_space import MAX_JOBS
+from service.graders.waiting_texts import left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task
-from service.tasks.text_evaluations import TextEvaluationResource, TextScores, as_stored
+from service.tasks.text_evaluations import TextEvaluationResource, TextScores, as_stored, scores_in
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
@@ -46,11 +47,11 @@ def milestones_page(
     asked = _owned(principal, task_id).order_by(*_PLACE).limit(limit + 1).add_columns(MilestoneEvaluation)
     if cursor is not None:
         asked = asked.where(tuple_(*_PLACE) > _place_of(cursor))
-    rows = list(session.execute(asked))
+    rows, left = list(session.execute(asked)), left_to_grade(session, principal, task_id)
     more, rows = len(rows) > limit, rows[:limit]
     last = [rows[-1].job_index, rows[-1].MilestoneEvaluation.milestone] if more else None
     return Page(
-        data=[TextEvaluationResource.of(row.MilestoneEvaluation, row.job_index) for row in rows],
+        data=[TextEvaluationResource.of(row.MilestoneEvaluation, row.job_index, left) for row in rows],
         next_cursor=pack_cursor(last) if last is not None else None,
     )
 
@@ -59,8 +60,9 @@ def milestone_scores(session: Session, principal: Principal, task_id: str) -> li
     """All of a task's, without samples, in order of the jobs' indexes, then of the milestones."""
     one = MilestoneEvaluation
     asked = _owned(principal, task_id).order_by(*_PLACE)
-    rows = session.execute(asked.add_columns(one.job_id, one.step, one.prompts, one.scores, one.error, one.notes))
-    return [TextScores(row.job_id, row.job_index, row.step, row.prompts, row.scores, row.error, row.notes) for row in rows]
+    columns = (one.job_id, one.milestone, one.step, one.prompts, one.scores, one.error, one.notes)
+    rows, left = session.execute(asked.add_columns(*columns)).all(), left_to_grade(session, principal, task_id)
+    return [scores_in(row, left.get((row.job_id, row.milestone), {})) for row in rows]
 
 
 def _owned(principal: Principal, task_id: str) -> Select[Any]:

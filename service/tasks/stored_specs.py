@@ -24,7 +24,9 @@ class SpecUnreadable(ValueError):
 
 
 def stored(spec: TaskSpec) -> dict[str, dict[str, Any]]:
-    """The columns of a new task that hold its spec."""
+    """The columns of a new task that hold its spec, with asterisks for secrets."""
+    if spec.evaluation is not None and spec.evaluation.endpoints:
+        spec = spec.model_copy(update={"evaluation": spec.evaluation.without_secrets()})
     said = sent(spec)
     return {"spec": said, "spec_defaults": omitted(spec.model_dump(mode="json"), said)}
 

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Self
 
@@ -15,6 +15,7 @@ from contract.messages.report_messages import TextsEvaluated
 from contract.row_scores import RowScores
 from contract.search_space import MAX_JOBS
 from service.database.engine import new_id
+from service.graders.waiting_texts import Evaluated, left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
 from service.tasks.stored_specs import part
@@ -37,6 +38,7 @@ class TextScores:
     scores: Mapping[str, float]
     error: str | None
     notes: Sequence[str] = ()
+    pending: Mapping[str, int] = field(default_factory=dict)
 
 
 class TextSampleResource(BaseModel):
@@ -68,23 +70,30 @@ class TextEvaluationResource(BaseModel):
         description="What is left out of the scores or counts as 0, in sentences: rows without a prompt, texts that could not "
         "be scored in time, metrics that were given up"
     )
+    pending: dict[str, int] = Field(
+        default={}, description="By metric, of how many texts an endpoint has still to answer the score; without those it has"
+    )
     tokens: int = Field(description="That were read and generated; they are billed as evaluation tokens")
     seconds: float
     created_at: datetime
 
     @classmethod
-    def of(cls, row: TextEvaluation | MilestoneEvaluation, index: int | None) -> Self:
-        """Of a stored row. index: its job's."""
+    def of(
+        cls, row: TextEvaluation | MilestoneEvaluation, index: int | None, left: Mapping[Evaluated, Mapping[str, int]]
+    ) -> Self:
+        """Of a stored row. index: its job's. left: texts of the task that are still to be graded."""
+        milestone = row.milestone if isinstance(row, MilestoneEvaluation) else None
         return cls(
             job_id=row.job_id,
             index=index,
             step=row.step,
-            milestone=row.milestone if isinstance(row, MilestoneEvaluation) else None,
+            milestone=milestone,
             prompts=row.prompts,
             scores=row.scores,
             samples=[TextSampleResource.model_validate(sample) for sample in row.samples],
             error=row.error,
             notes=row.notes,
+            pending=dict(left.get((row.job_id, milestone), {})),
             tokens=row.tokens,
             seconds=row.seconds,
             created_at=row.created_at,
@@ -141,10 +150,10 @@ def evaluations_page(
 ) -> Page[TextEvaluationResource]:
     """The base's first, then the jobs' in index order; empty if the task is not the caller's."""
     found = _owned(principal, task_id).where(_place_of(cursor) < _PLACE).order_by(_PLACE).limit(limit + 1)
-    rows = list(session.execute(found.add_columns(TextEvaluation)))
+    rows, left = list(session.execute(found.add_columns(TextEvaluation))), left_to_grade(session, principal, task_id)
     more, rows = len(rows) > limit, rows[:limit]
     return Page(
-        data=[TextEvaluationResource.of(row.TextEvaluation, row.job_index) for row in rows],
+        data=[TextEvaluationResource.of(row.TextEvaluation, row.job_index, left) for row in rows],
         next_cursor=pack_cursor([rows[-1].place]) if more else None,
     )
 
@@ -154,16 +163,23 @@ def evaluations_of(
 ) -> list[TextEvaluationResource]:
     """Those of the base and of these jobs, the base's first."""
     whose = or_(TextEvaluation.job_id.is_(None), TextEvaluation.job_id.in_(job_ids))
-    rows = session.execute(_owned(principal, task_id).where(whose).order_by(_PLACE).add_columns(TextEvaluation))
-    return [TextEvaluationResource.of(row.TextEvaluation, row.job_index) for row in rows]
+    rows = session.execute(_owned(principal, task_id).where(whose).order_by(_PLACE).add_columns(TextEvaluation)).all()
+    left = left_to_grade(session, principal, task_id)
+    return [TextEvaluationResource.of(row.TextEvaluation, row.job_index, left) for row in rows]
 
 
 def scores_of_task(session: Session, principal: Principal, task_id: str) -> list[TextScores]:
     """All of a task's, without samples: the base's first, then the jobs' in index order."""
     columns = (TextEvaluation.job_id, TextEvaluation.step, TextEvaluation.prompts, TextEvaluation.scores)
     said = (TextEvaluation.error, TextEvaluation.notes)
-    rows = session.execute(_owned(principal, task_id).order_by(_PLACE).add_columns(*columns, *said))
-    return [TextScores(row.job_id, row.job_index, row.step, row.prompts, row.scores, row.error, row.notes) for row in rows]
+    rows = session.execute(_owned(principal, task_id).order_by(_PLACE).add_columns(*columns, *said)).all()
+    left = left_to_grade(session, principal, task_id)
+    return [scores_in(row, left.get((row.job_id, None), {})) for row in rows]
+
+
+def scores_in(row: Any, pending: Mapping[str, int]) -> TextScores:
+    """Of a row with the columns of either table."""
+    return TextScores(row.job_id, row.job_index, row.step, row.prompts, row.scores, row.error, row.notes, pending)
 
 
 def _owned(principal: Principal, task_id: str) -> Select[Any]:
@@ -181,6 +197,15 @@ def _place_of(cursor: str | None) -> int:
         raise cursor_unknown()
     place: int = said[0]
     return place
+
+
+def evaluation_of(
+    session: Session, task: Task, job: Job | None, milestone: int | None
+) -> TextEvaluation | MilestoneEvaluation | None:
+    """The row of the base's evaluation or of a job's, at a milestone or (None) at its end; None: there is none."""
+    if job is not None and milestone is not None:
+        return session.get(MilestoneEvaluation, (job.id, milestone))
+    return session.scalar(select(TextEvaluation).where(*_of(task, job)))
 
 
 def base_is_known(session: Session, task: Task) -> bool:

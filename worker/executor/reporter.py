@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from contract.messages.report_messages import Points, Report, ReportEvent, Series, Throughput
+from contract.messages.report_messages import Points, Report, ReportEvent, Series, TextsEvaluated, Throughput
 from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
 from worker.executor.placement_lease import Lease, LeaseNotHeld
@@ -140,10 +140,11 @@ class Reporter:
 
 def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent], int]:
     """The next report's events, and how many of `waiting` they cover. Merges points of a series unless another event about
-    their job lies between; an event without a job separates all, except Throughput."""
+    their job lies between; an event without a job separates all, except Throughput. A report's size is bounded, so it holds all
+    texts of one evaluation at most."""
     events: list[ReportEvent] = []
     open_: dict[tuple[int, str], int] = {}
-    used = 0
+    used, texts = 0, False
     for event in waiting:
         place = open_.get((event.job, event.series)) if isinstance(event, Points) else None
         if isinstance(event, Points) and place is not None:
@@ -155,8 +156,10 @@ def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent],
                 )
                 used += 1
                 continue
-        if len(events) == _MAX_EVENTS:
+        with_texts = isinstance(event, TextsEvaluated) and bool(event.texts)
+        if len(events) == _MAX_EVENTS or (texts and with_texts):
             break
+        texts = texts or with_texts
         if isinstance(event, Points):
             open_[event.job, event.series] = len(events)
         elif not isinstance(event, Throughput):

@@ -7,7 +7,7 @@ share of SCORING_SECONDS, is given up and has no scores, since means over differ
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from contract.evaluation.text_evaluation import TextMetric, named
+from contract.evaluation.text_evaluation import ComputedMetric, named
 from worker.metrics.json_schema_check import Clock
 from worker.metrics.score_errors import TooCostly, Unscorable
 from worker.metrics.text_metrics import Score, scorer
@@ -19,9 +19,9 @@ MOST_COSTLY = 5  # texts out of time until a metric is given up
 class Scoring:
     """scores: by the metric's name, of each text in order, of metrics that are done."""
 
-    def __init__(self, metrics: Sequence[TextMetric], pairs: Sequence[tuple[str, str]], clock: Clock) -> None:
+    def __init__(self, metrics: Sequence[ComputedMetric], pairs: Sequence[tuple[str, str]], clock: Clock) -> None:
         """pairs: texts with their references. clock: of the thread's time. Raises MetricError."""
-        self._pairs, self._clock, self._share = pairs, clock, SCORING_SECONDS / len(metrics)
+        self._pairs, self._clock, self._share = pairs, clock, SCORING_SECONDS / max(1, len(metrics))
         self.scores: dict[str, list[float]] = {}
         self.notes: list[str] = []
         self.done = False

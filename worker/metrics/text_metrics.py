@@ -10,6 +10,7 @@ from contract.evaluation.grader_templates import rendered
 from contract.evaluation.text_evaluation import (
     Bleu,
     Chrf,
+    ComputedMetric,
     Contains,
     ExactMatch,
     JsonSchema,
@@ -18,7 +19,6 @@ from contract.evaluation.text_evaluation import (
     Regex,
     RougeL,
     StringCheck,
-    TextMetric,
     TextSimilarity,
     named,
 )
@@ -32,7 +32,7 @@ REGEX_SECONDS = 0.05  # of a search, which may take exponential time
 _NUMBER = regex.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
-def scorer(metric: TextMetric, clock: Clock) -> Score:
+def scorer(metric: ComputedMetric, clock: Clock) -> Score:
     """The metric's function, which raises Unscorable for a text that has no score. clock: of the thread's time. Raises
     MetricError."""
     match metric:

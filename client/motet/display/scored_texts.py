@@ -28,13 +28,18 @@ def drawn(found: Sequence[TextEvaluation], samples: int, pairwise: Sequence[Pair
             *(f"{one.scores[name]:.3f}" if name in one.scores else "" for name in metrics),
             str(one.prompts),
             str(one.step) if one.step is not None else "",
-            "; ".join([*([one.error] if one.error is not None else []), *one.notes]),
+            _said(one),
         )
         for one in found
     ]
     prompts = min(samples, max((len(one.samples) for one in found), default=0))
     wins = [Text(f"the winner against the base: {one.sentence}") for one in pairwise]
     return Group(Columns(columns, rows), *wins, *(_prompt(found, place) for place in range(prompts)))
+
+
+def _said(one: TextEvaluation) -> str:
+    waits = [f"{name}: {count} texts are still to be graded" for name, count in sorted(one.pending.items())]
+    return "; ".join([*([one.error] if one.error is not None else []), *one.notes, *waits])
 
 
 def whose(one: TextEvaluation) -> str:

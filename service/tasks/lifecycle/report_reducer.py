@@ -34,6 +34,7 @@ from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock, new_id
+from service.graders import waiting_texts
 from service.storage.object_store import ObjectMissing, Storage
 from service.tasks import milestone_evaluations
 from service.tasks.curves.curve_writer import Curves, StepRepeated
@@ -127,7 +128,9 @@ class ReportReducer:
                 pass  # about the placement, not the task
 
     def _texts(self, event: TextsEvaluated) -> None:
-        """An adapter's scores are told with the adapter, which follows."""
+        """An adapter's scores are told with the adapter, which follows. Those of endpoint graders come when they come."""
+        of = (None if event.job is None else self._unfinished(event.job).id), event.milestone
+        waiting_texts.add(self._session, self._task.tenant_id, self._task.id, of, event.texts)
         if event.job is not None and event.milestone is not None:
             job = self._unfinished(event.job)
             self._events.job(job, milestone_evaluations.store(self._session, self._task, job, event.milestone, event))

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from contract.task_spec import TaskSpec
 from service.audit.audit_trail import Note, add_entries
 from service.database.engine import Database
+from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import Problem
 from service.idempotency.idempotency_store import Claim, KeyedRequest, Replayed, claim_in
 from service.messaging.queue import Queue
@@ -72,8 +73,8 @@ class _Submitter:
 class SubmissionCoalescer:
     """Coalesces submissions; each transaction holds `semaphore` while it runs."""
 
-    def __init__(self, queue: Queue, semaphore: asyncio.Semaphore) -> None:
-        self._queue, self._semaphore = queue, semaphore
+    def __init__(self, queue: Queue, graders: EndpointGraders, semaphore: asyncio.Semaphore) -> None:
+        self._queue, self._graders, self._semaphore = queue, graders, semaphore
         self._coalescer = RequestCoalescer(
             in_thread(self._create_in_one_transaction),
             cooldown_factor=_COOLDOWN_FACTOR,
@@ -113,7 +114,7 @@ class SubmissionCoalescer:
             claims = _claim(session, principal, submissions, outcomes)
             pending = [submission for submission in submissions if submission not in outcomes]
             requests = [actions.NewTaskRequest(one.spec, one.note.request_id, one.traceparent) for one in pending]
-            created = actions.create_all(session, self._queue, principal, requests) if requests else []
+            created = actions.create_all(session, self._queue, self._graders, principal, requests) if requests else []
             for submission, task in zip(pending, created, strict=True):
                 submission.note.reset()  # forgets what a shared transaction that failed before this one recorded
                 outcomes[submission] = _answer(session, submission, task, claims.get(submission))

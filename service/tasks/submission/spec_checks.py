@@ -21,6 +21,7 @@ from service.files.imports import actions as imports
 from service.files.models import File
 from service.files.row_checks import Format
 from service.fleet.models import BaseModel as BaseModelRow
+from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import FieldError, Invalid
 from service.tasks import stored_specs
 from service.tasks.adapter_queries import adapters_of
@@ -72,8 +73,8 @@ def columns_of(spec: TaskSpec, refs: ResolvedRefs) -> dict[str, Any]:
 class SpecChecker:
     """Checks specs of one tenant in one transaction, and caches lookups that several specs share."""
 
-    def __init__(self, session: Session, principal: Principal) -> None:
-        self._session, self._principal = session, principal
+    def __init__(self, session: Session, principal: Principal, graders: EndpointGraders) -> None:
+        self._session, self._principal, self._graders = session, principal, graders
         self._found: dict[tuple[str | None, ...], _Found] = {}
 
     def check(self, spec: TaskSpec) -> ResolvedRefs:
@@ -97,6 +98,7 @@ class SpecChecker:
             ),
             *(() if train is None else _size_errors(spec, train)),
             *(() if model is None else _warm_start_errors(session, self._principal, spec, model)),
+            *self._graders.mistakes(spec),
         ]
         if errors:
             raise SpecRefused(errors)

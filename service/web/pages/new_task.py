@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.task_spec import TaskSpec
-from service.app_state import BaseFoldersDep, BaseTokenizers, Config, DependenciesDep, QueueDep, Store
+from service.app_state import BaseFoldersDep, BaseTokenizers, Config, DependenciesDep, GradersDep, QueueDep, Store
 from service.authentication import Db, Writer
 from service.files import actions as files
 from service.files import row_preview
@@ -125,6 +125,7 @@ def estimate(
     writer: Writer,
     db: Db,
     dependencies: DependenciesDep,
+    graders: GradersDep,
     form: Form,
     request: Request,
     counted: Counted,
@@ -134,7 +135,7 @@ def estimate(
     if draft.checked is not None:
         try:
             with db.begin() as session:
-                refs = SpecChecker(session, writer).check(draft.checked)
+                refs = SpecChecker(session, writer, graders).check(draft.checked)
             with dependencies.db.begin() as session:
                 found = dry_run(session, dependencies, writer.tenant_id, draft.checked, refs)
         except Problem as problem:
@@ -191,6 +192,7 @@ def submit(
     db: Db,
     settings: Config,
     queue: QueueDep,
+    graders: GradersDep,
     form: Form,
     request: Request,
     limited: Submitting,
@@ -199,7 +201,7 @@ def submit(
     if draft.checked is not None:
         try:
             with db.begin() as session:
-                made = actions.create(session, queue, writer, draft.checked)
+                made = actions.create(session, queue, graders, writer, draft.checked)
             return RedirectResponse(f"/tasks/{made.id}", 303)
         except Problem as problem:
             draft.refused(problem)

@@ -43,7 +43,7 @@ class Prompt:
 @dataclass(frozen=True)
 class ScoreRow:
     """An evaluation's means in the order of the table's metrics; None: not scored. step: that the weights are of. said: why
-    there are none, and what counts as 0."""
+    there are none, what counts as 0, and what endpoints have still to grade."""
 
     whose: str
     step: int | None
@@ -135,7 +135,8 @@ def _answer(one: TextEvaluationResource, sample: TextSampleResource, winner: int
 
 
 def _said(one: TextScores) -> str:
-    return "; ".join([*([one.error] if one.error is not None else []), *one.notes])
+    waits = [f"{name}: {count} texts are still to be graded" for name, count in sorted(one.pending.items())]
+    return "; ".join([*([one.error] if one.error is not None else []), *one.notes, *waits])
 
 
 def _whose(one: TextScores | TextEvaluationResource) -> str:

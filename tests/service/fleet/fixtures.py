@@ -30,6 +30,7 @@ _TABLES = (
         "point_chunks",
         "curve_summaries",
         "task_events",
+        "endpoint_graders",
         "text_evaluations",
         "milestone_evaluations",
         "jobs",

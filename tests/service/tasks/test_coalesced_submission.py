@@ -24,9 +24,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str | None]]:
     seen: list[list[str | None]] = []
     create_all = actions.create_all
 
-    def watched(session: Any, queue: Any, principal: Any, wanted: Any) -> Any:
+    def watched(session: Any, queue: Any, graders: Any, principal: Any, wanted: Any) -> Any:
         seen.append([one.spec.name for one in wanted])
-        return create_all(session, queue, principal, wanted)
+        return create_all(session, queue, graders, principal, wanted)
 
     monkeypatch.setattr(actions, "create_all", watched)
     return seen

@@ -7,6 +7,7 @@ from contract.states import JobStatus
 from contract.task_spec import TaskSpec
 from service.database.engine import Database
 from service.fleet.models import BaseModel, Node, Placement
+from service.graders.endpoint_graders import EndpointGraders
 from service.scheduler.models import PlanRequest
 from service.tasks import actions
 from service.tasks.models import Job, Task, TaskEvent
@@ -43,7 +44,7 @@ def test_what_making_one_tells_is_what_is_stored(tenant, settings, database, que
     spec = tenant.spec(tenant.file(), name="sums", labels={"run": "7"}, priority=3, deadline="2031-01-01T00:00:00Z")
     caller = Principal(tenant.tenant_id, "key_x", frozenset(Scope))
     with Database(settings.app_database_url, pool_size=1).for_tenant(tenant.tenant_id).begin() as session:
-        told = actions.create(session, queue, caller, TaskSpec.model_validate(spec))
+        told = actions.create(session, queue, EndpointGraders.of(settings), caller, TaskSpec.model_validate(spec))
     with database.begin() as session:
         stored = session.get_one(Task, told.id)
         for name in set(Task.__table__.c.keys()) - {

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.messages.placement_messages import Placement
-from contract.messages.report_messages import Attached, Checkpointed, JobMoved, Points, Report, ReportEvent, Throughput
+from contract.messages.report_messages import (
+    Attached,
+    Checkpointed,
+    GeneratedText,
+    JobMoved,
+    Points,
+    Report,
+    ReportEvent,
+    TextsEvaluated,
+    Throughput,
+)
 from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from contract.states import JobStatus
 from tests.worker.fleet import Fleet
@@ -79,6 +89,20 @@ def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
 
     assert flat(sent) == flat(waiting)
     assert sum(isinstance(e, Throughput) for e in sent) == sum(isinstance(e, Throughput) for e in waiting)
+
+
+def test_a_report_holds_the_texts_of_one_evaluation_at_most():
+    """Each may take half of what a report may."""
+    text = GeneratedText(prompt="2+2?", reference="4", text="4", finish_reason="stop")
+    without = TextsEvaluated(job=0, prompts=1, scores={})
+    full = without.model_copy(update={"texts": [text]})
+    waiting = [without, full, point(0, 1), without, full, full]
+    reports = []
+    while waiting:
+        events, used = events_of_report(waiting)
+        reports.append(events)
+        waiting = waiting[used:]
+    assert reports == [[without, full, point(0, 1), without], [full], [full]]
 
 
 def test_a_steady_curve_takes_few_events():

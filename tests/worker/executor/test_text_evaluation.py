@@ -11,6 +11,7 @@ from tests.worker.executor.text_evaluations import ASKED, CALM, PAIRS, SPACE, ev
 from tests.worker.inside import Inside, resumed
 from worker.data.dataset import load
 from worker.data.evaluation_prompts import prompts_of
+from worker.executor.evaluation import asked_texts
 from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.page_allocator import PageAllocator
@@ -166,3 +167,33 @@ def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_
     assert reported.of(Detached)
     assert not reported.of(TextsEvaluated)
     assert not reported.ended
+
+
+JUDGE = {"type": "endpoint", "name": "judge", "url": "https://judge.example.com/"}
+
+
+@pytest.mark.parametrize("metrics", [[*ASKED["metrics"], JUDGE], [JUDGE]])
+def test_for_endpoint_graders_every_text_is_reported_in_full(fleet, placing, tmp_path, metrics):
+    evaluation = {**ASKED, "metrics": metrics, "max_prompts": 10}
+    placement = placing(SPACE, rows(120), early_exit=CALM, evaluation=evaluation, training={"epochs": 1})
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    names = {metric.get("name", metric["type"]) for metric in metrics} - {"judge"}
+    for event in evaluated(reported).values():
+        assert (event.prompts, len(event.texts), len(event.samples), set(event.scores)) == (10, 10, 8, names)
+        for text, sample in zip(event.texts, event.samples, strict=False):
+            assert text.model_dump() == sample.model_dump(exclude={"scores"})
+
+
+def test_without_endpoint_graders_texts_stay_where_they_are(fleet, placing, tmp_path):
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
+    assert all(event.texts == [] for event in evaluated(reported).values())
+
+
+def test_texts_that_no_report_can_hold_are_told_in_the_notes(fleet, placing, tmp_path, monkeypatch):
+    monkeypatch.setattr(asked_texts, "MOST_TEXT_BYTES", 100)
+    placement = placing(SPACE, early_exit=CALM, evaluation={**ASKED, "metrics": [*ASKED["metrics"], JUDGE]})
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    for event in evaluated(reported).values():
+        assert (event.texts, set(event.scores)) == ([], {"exact_match", "rouge"})
+        assert event.notes[-1].startswith("metric 'judge' has no result: the 3 texts with their prompts take ")
+        assert event.notes[-1].endswith("at most 100 are sent to an endpoint; lower max_prompts or max_new_tokens")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from contract.evaluation.text_evaluation import SAMPLES, Evaluation
-from contract.messages.report_messages import TextSample, TextsEvaluated
+from contract.evaluation.text_evaluation import SAMPLES, Evaluation, named
+from contract.messages.report_messages import MOST_TEXT_BYTES, GeneratedText, TextSample, TextsEvaluated, text_bytes
 from worker.data.evaluation_prompts import Prompt
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import PlacementRun
@@ -73,14 +73,39 @@ class AskedTexts:
             for place, (prompt, done) in enumerate(list(zip(self.prompts, completions, strict=True))[:SAMPLES])
         ]
         self.notes += scoring.notes
-        self._end(scoring.scores, samples, None)
+        self._end(scoring.scores, samples, None, self._for_endpoints(completions))
+
+    def _for_endpoints(self, completions: Sequence[Completion]) -> list[GeneratedText]:
+        """All texts, where an endpoint of the tenant's grades them; none, with a note, where they are too large to report."""
+        names = [named(metric) for metric in self.evaluation.endpoints]
+        if not names:
+            return []
+        texts = [
+            GeneratedText(prompt=prompt.text, reference=prompt.reference, text=done.text, finish_reason=done.finish_reason)
+            for prompt, done in zip(self.prompts, completions, strict=True)
+        ]
+        size = text_bytes(texts)
+        if size <= MOST_TEXT_BYTES:
+            return texts
+        self.notes += [
+            f"metric '{name}' has no result: the {len(texts)} texts with their prompts take {size} bytes, and at most "
+            f"{MOST_TEXT_BYTES} are sent to an endpoint; lower max_prompts or max_new_tokens"
+            for name in names
+        ]
+        return []
 
     def fail(self, why: str) -> None:
         """Report why there are no scores, and go on."""
         log.warning("placement %s: texts were not evaluated: %s", self.task.key, why)
         self._end({}, [], why[:2000])
 
-    def _end(self, scores: Mapping[str, list[float]], samples: list[TextSample], error: str | None) -> None:
+    def _end(
+        self,
+        scores: Mapping[str, list[float]],
+        samples: list[TextSample],
+        error: str | None,
+        texts: Sequence[GeneratedText] = (),
+    ) -> None:
         job = self.run.index if self.run is not None else None
         self.task.phases.over("evaluate texts", self.asked_at, job, prompts=len(self.prompts), tokens=self.tokens)
         self.task.record(
@@ -94,6 +119,7 @@ class AskedTexts:
                 samples=samples,
                 error=error,
                 notes=self.notes,
+                texts=list(texts),
                 tokens=self.tokens,
                 seconds=self.seconds,
             )

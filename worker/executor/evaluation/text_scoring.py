@@ -200,7 +200,7 @@ class TextEvaluations:
 
     def _score(self, asked: AskedTexts, completions: list[Completion]) -> None:
         try:
-            scoring = Scoring(asked.evaluation.metrics, asked.pairs(completions), time.thread_time)
+            scoring = Scoring(asked.evaluation.computed, asked.pairs(completions), time.thread_time)
         except MetricError as error:
             asked.fail(str(error))
         else:

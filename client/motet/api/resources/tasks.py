@@ -219,7 +219,8 @@ class TextSample(Message):
 
 class TextEvaluation(Message):
     """Scores of generated texts, of a job's adapter or (without a job) of the base; empty where `error` says why.
-    notes: what is left out of them, or counts as 0. milestone: the step at which it was due; None at a job's end."""
+    notes: what is left out of them, or counts as 0. pending: by metric, of how many texts an endpoint has still to answer the
+    score. milestone: the step at which it was due; None at a job's end."""
 
     job_id: str | None = None
     index: int | None = None
@@ -230,6 +231,7 @@ class TextEvaluation(Message):
     samples: list[TextSample] = Field(default=[])
     error: str | None = None
     notes: list[str] = Field(default=[])
+    pending: dict[str, int] = Field(default={})
 
 
 class PlanChange(Message):

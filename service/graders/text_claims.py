@@ -1,0 +1,154 @@
+"""Texts in their table: claimed for a call, its outcome recorded, gradings that are over found. Each step is a transaction.
+
+A claim hides a text from other couriers until its visibility timeout; if its courier dies, another sends it again then. An
+advisory lock puts claims in turn, so a tenant's texts in flight and a grader's rate hold over all processes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, func, or_, select, text, update
+from sqlalchemy.orm import Session
+
+from service.database.engine import Database, clock
+from service.graders.endpoint_call import Graded, TextToGrade, trace_id
+from service.graders.models import EndpointGrader, GradedText, TextGrading
+
+OF_TENANT = 8  # texts in flight at most
+WAITS = tuple(timedelta(seconds=s) for s in (5, 30, 120))  # before the second, third, fourth try
+MOST_UNGRADED = 0.1  # of an evaluation's texts; with more, its mean would tell nothing, and the rest is not sent
+_LOOKED_AT = 64  # due texts per query
+_CLAIMS = 0x67726164  # "grad"; an advisory lock of this database
+_SLACK = timedelta(seconds=30)  # of the visibility timeout, beyond the longest call
+
+# The first due texts of each grading whose tenant and grader may send one, tenants in turn.
+_DUE = text(
+    """WITH ranked AS (
+        SELECT due.*, g.tenant_id, r.id AS grader_id, r.rate_limit, r.url, r.headers,
+            row_number() OVER (PARTITION BY g.tenant_id ORDER BY due.next_at, g.id, due.place) AS nth
+        FROM endpoint_graders r JOIN text_gradings g ON g.grader_id = r.id CROSS JOIN LATERAL (
+            SELECT grading_id, place, next_at FROM graded_texts t
+            WHERE t.grading_id = g.id AND NOT t.done AND t.next_at <= :now ORDER BY t.next_at, t.place LIMIT :each
+        ) due
+        WHERE g.give_up_at > :now AND (r.next_call_at IS NULL OR r.next_call_at <= :now) AND r.tenant_id <> ALL(:full)
+    )
+    SELECT * FROM ranked ORDER BY nth, next_at LIMIT :most"""
+)
+
+
+@dataclass(frozen=True)
+class ClaimedText:
+    """A text in flight. headers: sealed."""
+
+    grading_id: str
+    place: int
+    url: str
+    headers: bytes | None
+    text: TextToGrade
+
+
+@dataclass(frozen=True)
+class Taken:
+    """texts: claimed. seconds: after which a grader's rate allows its next text; None: no grader waits for that."""
+
+    texts: Sequence[ClaimedText]
+    seconds: float | None
+
+
+class TextClaims:
+    def __init__(self, db: Database, call_seconds: float) -> None:
+        """call_seconds: the longest that a call takes."""
+        self._db, self._held = db, timedelta(seconds=call_seconds) + _SLACK
+
+    def take(self, most: int) -> Taken:
+        """Claim due texts, at most so many."""
+        with self._db.begin() as session:
+            session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
+            now = clock(session)
+            claimed = [_claim(session, one, now, now + self._held) for one in _allowed(session, now, most)]
+            return Taken([one for one in claimed if one is not None], _until_next(session, now))
+
+    def record(self, claimed: ClaimedText, outcome: Graded) -> bool:
+        """Note a call's outcome. Returns whether its grading is over."""
+        with self._db.begin() as session:
+            row = _locked(session, claimed)
+            if row is None or row.done:
+                return False  # forgotten, or another courier had its score first
+            row.held_until, row.score, row.error = None, outcome.score, outcome.error
+            row.attempts += outcome.score is None
+            if outcome.again and row.attempts <= len(WAITS):
+                row.next_at = clock(session) + WAITS[row.attempts - 1]
+                return False
+            row.done, row.prompt, row.reference, row.text = True, "", "", ""
+        with self._db.begin() as session:  # after the commit: of two that end at once, the later one must see both
+            return bool(session.scalar(select(TextGrading.id).where(TextGrading.id == claimed.grading_id, is_over())))
+
+    def release(self, claimed: ClaimedText) -> None:
+        """Give back a text whose call will not end in this process."""
+        with self._db.begin() as session:
+            row = _locked(session, claimed)
+            if row is not None and not row.done:
+                row.held_until, row.next_at = None, clock(session)
+
+    def over(self) -> list[str]:
+        """Gradings that are over and that nobody has finished: a process died before it could, or their time is up."""
+        with self._db.begin() as session:
+            return list(session.scalars(select(TextGrading.id).where(_ended()).order_by(TextGrading.id)))
+
+
+def is_over() -> ColumnElement[bool]:
+    """Whether a grading sends no more texts: all are done, too many of them without a score, or its time is up."""
+    failed = func.count().filter(GradedText.done, GradedText.score.is_(None))
+    too_many = select(failed > MOST_UNGRADED * func.count()).where(GradedText.grading_id == TextGrading.id)
+    return or_(_ended(), too_many.scalar_subquery())
+
+
+def _ended() -> ColumnElement[bool]:
+    waiting = exists().where(GradedText.grading_id == TextGrading.id, GradedText.done.is_(False))
+    return or_(TextGrading.give_up_at <= func.clock_timestamp(), ~waiting)
+
+
+def _allowed(session: Session, now: datetime, most: int) -> list[Any]:
+    """Due texts that the tenants' and graders' bounds allow."""
+    in_flight = select(GradedText.tenant_id, func.count()).where(GradedText.held_until > now).group_by(GradedText.tenant_id)
+    busy = Counter({tenant: count for tenant, count in session.execute(in_flight)})
+    full = [tenant for tenant, count in busy.items() if count >= OF_TENANT]
+    rows = session.execute(_DUE, {"now": now, "each": OF_TENANT, "full": full, "most": _LOOKED_AT})
+    allowed, paced = list[Any](), set[str]()
+    for row in rows:
+        if len(allowed) < most and busy[row.tenant_id] < OF_TENANT and row.grader_id not in paced:
+            allowed.append(row)
+            busy[row.tenant_id] += 1
+            if row.rate_limit is not None:
+                paced.add(row.grader_id)
+    return allowed
+
+
+def _claim(session: Session, due: Any, now: datetime, until: datetime) -> ClaimedText | None:
+    held = update(GradedText).where(GradedText.grading_id == due.grading_id, GradedText.place == due.place)
+    row = session.execute(
+        held.where(GradedText.done.is_(False), GradedText.next_at <= now)
+        .values(held_until=until, next_at=until)
+        .returning(GradedText.prompt, GradedText.reference, GradedText.text, GradedText.finish_reason)
+    ).one_or_none()
+    if row is None:
+        return None  # forgotten meanwhile
+    if due.rate_limit is not None:
+        paced = update(EndpointGrader).where(EndpointGrader.id == due.grader_id)
+        session.execute(paced.values(next_call_at=now + timedelta(seconds=1 / due.rate_limit)))
+    text = TextToGrade(row.prompt, row.reference, row.text, row.finish_reason, trace_id(due.grading_id, due.place))
+    return ClaimedText(due.grading_id, due.place, due.url, due.headers, text)
+
+
+def _until_next(session: Session, now: datetime) -> float | None:
+    grading = exists().where(TextGrading.grader_id == EndpointGrader.id)
+    soonest = session.scalar(select(func.min(EndpointGrader.next_call_at)).where(EndpointGrader.next_call_at > now, grading))
+    return (soonest - now).total_seconds() if soonest is not None else None
+
+
+def _locked(session: Session, claimed: ClaimedText) -> GradedText | None:
+    own = select(GradedText).where(GradedText.grading_id == claimed.grading_id, GradedText.place == claimed.place)
+    return session.scalar(own.with_for_update())

@@ -1,0 +1,65 @@
+"""Texts that wait for their endpoint's scores: added with an evaluation, counted for answers, forgotten. Sends nothing."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from contract.messages.report_messages import GeneratedText
+from service.database.engine import clock, new_id
+from service.graders.models import EndpointGrader, GradedText, TextGrading
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
+
+GIVEN_UP = timedelta(hours=24)  # after which texts that have no score get none
+
+Evaluated = tuple[str | None, int | None]  # job id (None: the base) and milestone (None: at the end)
+
+
+def add(session: Session, tenant_id: str, task_id: str, of: Evaluated, texts: Sequence[GeneratedText]) -> None:
+    """Have the task's graders grade the texts of an evaluation, in place of those of an earlier one of the same. None: only
+    forget the earlier ones."""
+    session.execute(delete(TextGrading).where(TextGrading.task_id == task_id, *_same(of)))
+    if not texts:
+        return
+    rows = [{"place": place, **text.model_dump()} for place, text in enumerate(texts)]
+    until = clock(session) + GIVEN_UP
+    for grader_id in session.scalars(select(EndpointGrader.id).where(EndpointGrader.task_id == task_id)).all():
+        grading = TextGrading(
+            id=new_id("grading"),
+            tenant_id=tenant_id,
+            task_id=task_id,
+            grader_id=grader_id,
+            job_id=of[0],
+            milestone=of[1],
+            give_up_at=until,
+        )
+        session.add(grading)
+        session.flush()
+        session.execute(insert(GradedText), [{"grading_id": grading.id, "tenant_id": tenant_id, **row} for row in rows])
+
+
+def forget(session: Session, task_id: str) -> None:
+    """Forget the task's graders with their headers, and all texts that wait for them."""
+    session.execute(delete(EndpointGrader).where(EndpointGrader.task_id == task_id))
+
+
+def left_to_grade(session: Session, principal: Principal, task_id: str) -> Mapping[Evaluated, Mapping[str, int]]:
+    """How many texts of each of the task's evaluations have no score yet, by metric; without those that have none left."""
+    waiting = select(TextGrading.job_id, TextGrading.milestone, EndpointGrader.metric, func.count(GradedText.place))
+    waiting = waiting.join(EndpointGrader, EndpointGrader.id == TextGrading.grader_id)
+    waiting = waiting.join(GradedText, (GradedText.grading_id == TextGrading.id) & GradedText.done.is_(False), isouter=True)
+    of_task = waiting.where(TextGrading.task_id == task_id).group_by(
+        TextGrading.job_id, TextGrading.milestone, EndpointGrader.metric
+    )
+    found: dict[Evaluated, dict[str, int]] = {}
+    for job_id, milestone, metric, count in session.execute(scoped(of_task, TextGrading, principal)):
+        found.setdefault((job_id, milestone), {})[metric] = count
+    return found
+
+
+def _same(of: Evaluated) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    job_id, milestone = of
+    whose = TextGrading.job_id.is_(None) if job_id is None else TextGrading.job_id == job_id
+    return whose, TextGrading.milestone.is_(None) if milestone is None else TextGrading.milestone == milestone

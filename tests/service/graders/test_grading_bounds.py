@@ -1,0 +1,205 @@
+"""What bounds grading: tenants' calls at once, graders' rates, a day; and what a crash, a deletion and the retention leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import func, select, text, update
+
+from service.background.reconciler import grader_courier_of
+from service.background.resealing import run as reseal
+from service.background.retention import Retention, forget
+from service.database.engine import Database
+from service.graders.endpoint_graders import box_of, opened
+from service.graders.models import EndpointGrader, GradedText, TextGrading
+from service.graders.text_claims import OF_TENANT, TextClaims
+from tests.service.graders.conftest import evaluations, finished, wrote
+from tests.service.graders.grader_server import GraderServer, by_length
+from tests.service.live_server import PATIENCE
+from tests.service.webhooks.serving import serving
+
+_COURIER = """
+from service.background.reconciler import grader_courier_of
+from service.dependencies import Dependencies
+from service.settings import Settings
+grader_courier_of(Dependencies.of(Settings.load())).grade_due()
+"""
+
+
+def test_a_courier_that_is_killed_leaves_texts_that_another_grades(
+    tenant, placed, grader, courier, due, settings, environment_of
+):
+    """What was recorded is not sent again; what was in flight is, under the same trace id."""
+    taken, stuck, hanging = placed(), threading.Event(), threading.Semaphore(0)
+    texts = ["x" * length for length in range(1, 11)] * 4
+
+    def answers(asked):
+        if len(grader.asked) > 20 and not stuck.is_set():
+            hanging.release()
+            stuck.wait(PATIENCE)
+        return by_length(asked)
+
+    grader.answers = answers
+    taken.report(wrote(None, *texts))
+    process = subprocess.Popen([sys.executable, "-c", _COURIER], env=environment_of(settings))
+    try:
+        for _ in range(OF_TENANT):
+            assert hanging.acquire(timeout=PATIENCE)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    stuck.set()
+    assert evaluations(tenant, taken)[0]["pending"] == {"judge": 20}
+    before = len(grader.asked)
+    assert courier.grade_due() == 0  # what was in flight takes up what the tenant may have there, until its timeout
+    due()
+    assert courier.grade_due() == 20
+    (base,) = evaluations(tenant, taken)
+    assert (base["scores"]["judge"], base["notes"], base["pending"]) == (pytest.approx(0.55), [], {})
+    sent = Counter(asked["trace_id"] for asked in grader.asked)
+    assert (before, len(sent), sorted(sent.values())) == (28, 40, [1] * 32 + [2] * 8)
+
+
+def test_a_process_that_dies_between_the_last_score_and_the_evaluation_loses_nothing(tenant, placed, courier, dependencies):
+    taken = placed()
+    taken.report(wrote(None, "maybe"))
+    courier._finish = lambda grading_id: None
+    assert courier.grade_due() == 1
+    assert evaluations(tenant, taken)[0]["pending"] == {"judge": 0}
+    assert grader_courier_of(dependencies).grade_due() == 0
+    assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
+
+
+def test_a_stopped_courier_gives_back_what_is_in_flight(tenant, placed, grader, courier, database):
+    taken, stuck, asked_once = placed(), threading.Event(), threading.Event()
+
+    def answers(asked):
+        asked_once.set()
+        stuck.wait(PATIENCE)
+        return by_length(asked)
+
+    grader.answers = answers
+    taken.report(wrote(None, "maybe"))
+    courier.wake()
+    assert asked_once.wait(PATIENCE)
+    courier.close(seconds=0.0)
+    with database.begin() as session:
+        row = session.scalars(select(GradedText)).one()
+        assert (row.held_until, row.done, row.attempts) == (None, False, 0)
+        assert row.next_at <= session.scalar(select(func.clock_timestamp()))
+    stuck.set()
+    courier.close(seconds=PATIENCE)
+    assert len(grader.asked) == 1
+
+
+def test_a_tenants_calls_at_once_are_bounded_and_delay_no_other_tenants(new_tenant, placed, grader, courier):
+    """One tenant's endpoint hangs on all that it may be asked at once; the other's texts are graded meanwhile."""
+    slow, quick = new_tenant(), new_tenant()
+    stuck, hanging = threading.Event(), threading.Semaphore(0)
+
+    def answers(asked):
+        hanging.release()
+        stuck.wait(PATIENCE)
+        return by_length(asked)
+
+    grader.answers = answers
+    placed(slow).report(wrote(None, *("text" for _ in range(3 * OF_TENANT))))
+    with serving(GraderServer()) as other:
+        theirs = placed(quick, url=other.url)
+        courier.wake()
+        for _ in range(OF_TENANT):
+            assert hanging.acquire(timeout=PATIENCE)
+        done = threading.Event()
+        other.answers = lambda asked: (len(other.asked) == 5 and done.set()) or by_length(asked)
+        theirs.report(wrote(None, *("text" for _ in range(5))))
+        courier.wake()
+        assert done.wait(PATIENCE)
+        assert (grader.most_at_once, len(grader.asked)) == (OF_TENANT, OF_TENANT)
+        stuck.set()
+        courier.close(seconds=PATIENCE)
+
+
+def test_a_graders_rate_lets_one_text_go_at_a_time(placed, dependencies, due, database):
+    placed(rate_limit=4).report(wrote(None, "one", "two"))
+    claims = TextClaims(dependencies.db, 20)
+    first = claims.take(16)
+    assert len(first.texts) == 1
+    with database.begin() as session:  # however long that took
+        session.execute(update(EndpointGrader).values(next_call_at=func.clock_timestamp() + timedelta(hours=1)))
+    second = claims.take(16)
+    assert (len(second.texts), 0 < second.seconds <= 3600) == (0, True)
+    due()
+    third = claims.take(16)
+    assert len(third.texts) == 1
+    assert third.seconds is None or third.seconds <= 1 / 4
+
+
+def test_a_courier_sends_all_texts_of_a_grader_with_a_rate(tenant, placed, grader, courier):
+    taken = placed(rate_limit=50)
+    taken.report(wrote(None, *("text" for _ in range(6))))
+    assert courier.grade_due() == 6
+    assert evaluations(tenant, taken)[0]["scores"]["judge"] == pytest.approx(0.4)
+
+
+def test_after_a_day_a_metric_goes_without_the_texts_that_are_left(tenant, placed, grader, courier, database):
+    taken = placed()
+    taken.report(wrote(None, "maybe"))
+    with database.begin() as session:
+        session.execute(update(TextGrading).values(give_up_at=func.clock_timestamp()))
+    assert courier.grade_due() == 0
+    (base,) = evaluations(tenant, taken)
+    assert base["notes"] == ["metric 'judge' has no result: 1 of 1 texts could not be graded (1: time was up)"]
+    assert (base["pending"], grader.asked) == ({}, [])
+
+
+def test_a_deleted_tasks_texts_are_forgotten_at_once(tenant, placed, grader, courier, database):
+    taken = placed()
+    finished(taken, ("yes", "maybe"), ("yes", "yes!"))
+    assert tenant.delete(f"/v1/tasks/{taken.given.task_id}").status_code == 204
+    with database.begin() as session:
+        for table in (EndpointGrader, TextGrading, GradedText):
+            assert session.scalar(select(func.count()).select_from(table)) == 0
+    assert (courier.grade_due(), grader.asked) == (0, [])
+
+
+def test_headers_are_kept_until_the_last_text_of_an_ended_task_is_graded(tenant, placed, courier, dependencies, settings):
+    taken, other = placed(headers={"X-Key": "k"}), placed(headers={"X-Key": "k"})
+    finished(taken, ("yes", "maybe"), ("yes", "yes!"))
+    forget(dependencies.db, Retention.of(settings))
+    assert left(dependencies) == {taken.given.task_id, other.given.task_id}
+    courier.grade_due()
+    forget(dependencies.db, Retention.of(settings))
+    assert left(dependencies) == {other.given.task_id}
+
+
+def left(dependencies) -> set[str]:
+    with dependencies.db.begin() as session:
+        return set(session.scalars(select(EndpointGrader.task_id)))
+
+
+def test_headers_are_sealed_anew_under_a_new_key(placed, settings, settings_for, database_url, tmp_path, database):
+    placed(headers={"X-Key": "value"})
+    old = settings.secret_key
+    renewed = settings_for(database_url, tmp_path, secret_keys_before=(old,))
+    reseal(renewed)
+    with database.begin() as session:
+        sealed = session.scalars(select(EndpointGrader.headers)).one()
+    assert opened(box_of(renewed.model_copy(update={"secret_keys_before": ()})), sealed) == {"X-Key": "value"}
+
+
+def test_a_tenant_sees_no_other_tenants_texts_and_scores(tenant, new_tenant, placed, settings, grader):
+    """Neither by the API nor as the API's role in the database."""
+    taken, other = placed(), new_tenant()
+    taken.report(wrote(None, "maybe"))
+    assert other.get(f"/v1/tasks/{taken.given.task_id}/evaluations").status_code == 404
+    app = Database(settings.app_database_url, pool_size=1)
+    for whose, seen in ((tenant, 1), (other, 0)):
+        with app.for_tenant(whose.tenant_id).begin() as session:
+            for table in ("endpoint_graders", "text_gradings", "graded_texts"):
+                assert session.scalar(text(f"SELECT count(*) FROM {table}")) == seen
+    app.engine.dispose()
