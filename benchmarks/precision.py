@@ -18,32 +18,22 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import torch
 from peft import PeftModel
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.quality import second_base
-from benchmarks.quality.base_set_pairs import PAIRS, QWEN2, Pair, spec_of
-from benchmarks.quality.early_exit_driver import EarlyExitDriver
-from benchmarks.quality.set_rows import rows_of
-from benchmarks.quality.sweep_training import blank, ground_of, train
+from benchmarks.quality.base_set_pairs import PAIRS, QWEN2, Pair
+from benchmarks.quality.kept_search import search, third_of
 from benchmarks.result_file import write_result
 from contract.messages.placement_messages import BaseModelRef, Precision
 from contract.model_revision import revision_of
-from contract.task_spec import TaskSpec
 from worker.adapters.peft_export import export_peft
-from worker.data.dataset import TokenRows, load
-from worker.data.token_cache import Reading, loose_stream
-from worker.data.token_stream import StreamView
-from worker.model.arena import Slot
 from worker.model.flat_batch import Example
 from worker.replicas.base_loader import load_base
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "nf4")
 CHOSEN = ("qwen2-36m.gsm8k", "qwen2-36m.p3_mix", "qwen2-36m.mawps", "qwen2-36m.p3_dream")
-STEP_TOKENS = {"cpu": 4096, "cuda": 65536}
 TOLERANCE = 0.01  # relative, of losses: PEFT in bf16 beside our bf16 base under a float32 adapter
 
 
@@ -59,51 +49,26 @@ class Winner:
     seconds: float
 
 
-def search_spec(pair: Pair, precision: Precision, small: bool) -> TaskSpec:
-    spec = spec_of(pair, None, 0, small)
-    jobs = [config.model_dump(mode="json") for config in spec.jobs()]
-    asked = spec.model_dump(mode="json", exclude={"search_space"}) | {"precision": precision}
-    return TaskSpec.model_validate(asked | {"search_space": {"method": "list", "jobs": jobs[:: 1 if small else 3]}})
-
-
-def search(pair: Pair, precision: Precision, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
+def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
     """Search, and judge the winner's export by PEFT."""
     began = time.monotonic()
     ref = BaseModelRef(name=QWEN2, source=str(base_folder), revision=revision_of(base_folder), precision=precision)
     base = load_base(ref, device)
-    spec = search_spec(pair, precision, small)
+    found = search(base, pair, third_of(pair, small=small, precision=precision), 0, data, 80 if small else None)
+    entrant, _ = found.driver.chosen()
+    (curve,) = (one for one in found.sweep.curves if one.job == entrant.index)
+    scores = found.sweep.validation(curve.at(entrant.best_step)[1], len(found.data.validation))
+    assert scores is not None, "a winner's scores are finite"
+    slot = found.hold(entrant.index)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        task_file, test_file = rows_of(pair.set, data, folder, 80 if small else None)
-        rows = load(spec, task_file, None, base.reader)
-        stream = loose_stream(test_file, Reading(base.reader, spec.objective, spec.training.max_seq_len), lambda: None)
-        test = TokenRows(StreamView(stream, np.arange(stream.rows)), stream.per_row)
-        ground = ground_of(base, spec, rows, test, STEP_TOKENS[device.type], _on)
-        made = blank(ground, pair.name, "default", 0, _on)
-        driver = EarlyExitDriver(spec, made)
-        best: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}  # of each job, on the host, by target
-
-        def keep(job: int, slot: Slot) -> None:
-            if driver.entrants[job].best_step == driver.entrants[job].step:
-                weights = base.trainer.arena.weights(slot)
-                best[job] = {name: (a.cpu().clone(), b.cpu().clone()) for name, (a, b) in weights.items()}
-
-        train(ground, made, driver, {}, _on, keep)
-        entrant, _ = driver.chosen()
-        (curve,) = (one for one in made.curves if one.job == entrant.index)
-        scores = made.validation(curve.at(entrant.best_step)[1], len(rows.validation))
-        assert scores is not None, "a winner's scores are finite"
-        config, targets = spec.jobs()[entrant.index], base.trainer.backbone.targets
-        export_peft(folder / "adapter", targets, best[entrant.index], config=config, base_model=QWEN2)
+        folder, targets = Path(name), base.trainer.backbone.targets
+        weights, config = base.trainer.arena.weights(slot), found.ground.spec.jobs()[entrant.index]
+        export_peft(folder, targets, weights, config=config, base_model=QWEN2)
         seconds = time.monotonic() - began
         validation, unseen = (
-            _peft_loss(base_folder, folder / "adapter", part.sequences, device) for part in (rows.validation, test)
+            _peft_loss(base_folder, folder, part.sequences, device) for part in (found.data.validation, found.test)
         )
     return Winner(entrant.index, entrant.best_step, scores.mean, validation, unseen, seconds)
-
-
-def _on() -> None:
-    """Nothing ends a search early."""
 
 
 @torch.no_grad()
@@ -150,7 +115,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for pair in (pair for pair in PAIRS if pair.name in given.pairs.split(",")):
         for precision in PRECISIONS if device.type == "cuda" else ("bf16", "nf4"):
-            won = search(pair, precision, given.state / QWEN2, given.data, device, given.small)
+            won = judged(pair, precision, given.state / QWEN2, given.data, device, given.small)
             rows.append({"pair": pair.name, "held": not pair.set.chooses, "precision": precision, **vars(won)})
             print(rows[-1], flush=True)
     errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["precision"] == "bf16"]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.precision import CHOSEN, figures_of, search_spec
+from benchmarks.precision import CHOSEN, figures_of
 from benchmarks.quality.base_set_pairs import PAIRS
+from benchmarks.quality.kept_search import third_of
 
 
 def test_ratios_are_by_pair_over_the_winner_in_bf16() -> None:
@@ -24,7 +25,7 @@ def test_a_search_spans_every_rate_under_the_asked_precision() -> None:
     chosen = [pair for pair in PAIRS if pair.name in CHOSEN]
     assert len(chosen) == 4
     assert {pair.set.chooses for pair in chosen} == {True, False}
-    spec = search_spec(chosen[0], "fp8", small=False)
+    spec = third_of(chosen[0], precision="fp8")
     assert spec.precision == "fp8"
     jobs = spec.jobs()
     assert len(jobs) == 20

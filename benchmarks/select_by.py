@@ -1,0 +1,194 @@
+"""Is a winner by a metric as good on unseen rows as the winner by loss? Three sets fixed beforehand, three seeds each.
+
+    python -m benchmarks.select_by --data FOLDER [--sets mrpc,p3_classification,gsm8k] [--seeds 3] [--small] [--commit HASH]
+
+On the example base: a search of 20 configurations with the product's defaults; every adapter that it keeps answers 64 prompts of
+the validation rows (the product's default) and all rows of a test part that neither training nor selection reads. The winner by
+the metric and the winner by validation loss, each as the service chooses, are compared by the metric on the test part, prompt by
+prompt. The metric: exact match, and on GSM8K the number after its marker; what the base alone reaches is said. The gate: greedy
+tokens of a winner are those of transformers and PEFT.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from benchmarks.quality.base_set_pairs import LLAMA, SETS, Pair, RowSet
+from benchmarks.quality.kept_search import KeptSearch, search, third_of
+from benchmarks.result_file import write_result
+from contract.evaluation.text_evaluation import ExactMatch, Number, TextMetric
+from contract.messages.placement_messages import BaseModelRef
+from contract.model_revision import revision_of
+from contract.row_scores import RowScores
+from service.tasks.selection import Candidate, choose
+from worker.adapters.peft_export import export_peft
+from worker.data.dataset import TokenRows
+from worker.data.evaluation_prompts import Prompt, prompts_of
+from worker.generate.batch_scheduler import GenerationLimits
+from worker.generate.sequence import Sampling
+from worker.generate.sequence import Sequence as Generated
+from worker.metrics.text_metrics import scorer
+from worker.model.arena import Slot
+from worker.replicas.base_loader import BaseCopy, load_base
+from worker.replicas.text_generation import MOST_SEQUENCES, PAGE_TOKENS, PREFILL_TOKENS, generator_of
+
+BASE = Path(__file__).parent.parent / "examples" / "base-model"
+_P3 = "sft/p3_tasks"
+CLASSIFICATION = RowSet(
+    "p3_classification", tuple(f"{_P3}/{name}.jsonl" for name in ("qasc", "quarel", "quartz", "sciq")), True
+)
+COMPARED: dict[str, tuple[RowSet, TextMetric, int]] = {  # with the metric, and the most new tokens
+    "mrpc": (SETS["mrpc"], ExactMatch(type="exact_match"), 8),
+    "p3_classification": (CLASSIFICATION, ExactMatch(type="exact_match"), 24),
+    "gsm8k": (SETS["gsm8k"], Number(type="number"), 200),
+}
+VALIDATION_PROMPTS = 64  # contract.evaluation: the default of max_prompts
+GATE_PROMPTS, GATE_TOKENS = 8, 16
+
+
+def texts(base: BaseCopy, prompts: Sequence[Prompt], slot: Slot | None, new_tokens: int) -> list[str]:
+    """Greedy texts, as an evaluation of the product has them."""
+    made = [
+        Generated(prompt.tokens, Sampling(min(new_tokens, base.max_positions - len(prompt.tokens))), slot) for prompt in prompts
+    ]
+    pages = sorted((-(-one.most_tokens // PAGE_TOKENS) for one in made), reverse=True)
+    limits = GenerationLimits(MOST_SEQUENCES, PREFILL_TOKENS, base.max_positions)
+    generator = generator_of(base, 1 + sum(pages[:MOST_SEQUENCES]), limits)
+    for one in made:
+        generator.add(one)
+    while generator.busy:
+        generator.step()
+    generator.release()
+    return [one.completion.text for one in made if one.completion is not None]
+
+
+class Answers:
+    """What the base and each adapter that a search kept scores on the prompts of rows, by job; None: the base."""
+
+    def __init__(self, found: KeptSearch, metric: TextMetric, new_tokens: int) -> None:
+        self._found, self._new_tokens = found, new_tokens
+        self._score = scorer(metric, time.thread_time)
+
+    def of(self, rows: TokenRows, most: int, jobs: Sequence[int | None]) -> dict[int | None, list[float]]:
+        base = self._found.ground.base
+        prompts = [one for one in prompts_of(rows, most, base.decode) if one.text]
+        scores = {}
+        for job in jobs:
+            slot = None if job is None else self._found.hold(job)
+            said = texts(base, prompts, slot, self._new_tokens)
+            scores[job] = [self._score(text, prompt.reference) for text, prompt in zip(said, prompts, strict=True)]
+            if slot is not None:
+                base.trainer.arena.detach(slot)
+        return scores
+
+
+def compared(name: str, seed: int, device: torch.device, sets: Path, small: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(row, gate) of one search."""
+    began = time.monotonic()
+    rows, metric, new_tokens = COMPARED[name]
+    base = load_base(BaseModelRef(name=LLAMA, source=str(BASE), revision=revision_of(BASE)), device)
+    pair = Pair(LLAMA, rows)
+    found = search(base, pair, third_of(pair, seed, small), seed, sets, 80 if small else None)
+    candidates = found.driver.candidates()
+    jobs = [one.index for one in candidates]
+    answers = Answers(found, metric, new_tokens)
+    seen = answers.of(found.data.validation, VALIDATION_PROMPTS, [None, *jobs])
+    unseen = answers.of(found.test, len(found.test), [None, *jobs])
+    by_loss, _ = found.driver.chosen()
+    by_metric, selection = choose(
+        [Candidate(one.index, one.rank, one.val_loss, _errors(seen[one.index])) for one in candidates],
+        _errors(seen[None]),
+        metric.type,
+    )
+    gate = _gate(found, by_loss.index, device)
+    for slot in base.trainer.arena.slots:
+        base.trainer.arena.detach(slot)
+    mine, theirs = unseen[by_metric.index], unseen[by_loss.index]
+    behind, error = _behind(mine, theirs)
+    return {
+        "set": name, "seed": seed, "metric": metric.type, "configurations": len(found.ground.spec.jobs()), "kept": len(jobs),
+        "prompts": [len(seen[None]), len(unseen[None])], "by_metric": by_metric.index, "by_loss": by_loss.index,
+        "unseen": {"base": mean(unseen[None]), "by_metric": mean(mine), "by_loss": mean(theirs),
+                   "best": max(mean(unseen[job]) for job in jobs)},
+        "validation": {"base": mean(seen[None]), "by_metric": mean(seen[by_metric.index]), "by_loss": mean(seen[by_loss.index])},
+        "behind": behind, "standard_error": error, "worse": behind > error, "verdict": selection.verdict,
+        "seconds": time.monotonic() - began,
+    }, gate  # fmt: skip
+
+
+def _errors(scores: Sequence[float]) -> RowScores:
+    """As the service compares jobs by a metric: 1 minus each prompt's result."""
+    return RowScores(totals=[1 - score for score in scores], weights=[1] * len(scores), metric="error")
+
+
+def _behind(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """By how much `theirs` is better on the same prompts, and the standard error of that difference."""
+    each = [their - my for my, their in zip(mine, theirs, strict=True)]
+    middle = mean(each)
+    return middle, math.sqrt(sum((one - middle) ** 2 for one in each) / (len(each) - 1) / len(each))
+
+
+@torch.no_grad()
+def _gate(found: KeptSearch, job: int, device: torch.device) -> dict[str, Any]:
+    """Greedy tokens of a winner's first prompts beside transformers' with PEFT, prompt by prompt."""
+    base = found.ground.base
+    prompts = prompts_of(found.test, GATE_PROMPTS, base.decode)
+    slot = found.hold(job)
+    weights, config = base.trainer.arena.weights(slot), found.ground.spec.jobs()[job]
+    ours = texts(base, prompts, slot, GATE_TOKENS)
+    base.trainer.arena.detach(slot)
+    with tempfile.TemporaryDirectory() as name:
+        export_peft(Path(name), base.trainer.backbone.targets, weights, config=config, base_model=LLAMA)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE, dtype=dtype).to(device), name).eval()
+    different = 0
+    for prompt, text in zip(prompts, ours, strict=True):
+        tokens = torch.tensor([prompt.tokens], device=device)
+        said = model.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=GATE_TOKENS, do_sample=False, pad_token_id=0,
+            eos_token_id=sorted(base.end_tokens),
+        )  # fmt: skip
+        different += text != base.decode(said[0, len(prompt.tokens) :].tolist())
+    allowed = 0 if device.type == "cpu" else 1  # bf16 decides near ties by the order of its sums
+    return {"compared": len(prompts), "different": different, "tolerance": allowed, "passed": different <= allowed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
+    parser.add_argument("--sets", default=",".join(COMPARED))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="9 configurations, 80 rows: to try it; nothing is written")
+    parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows, gates = [], []
+    for name in given.sets.split(","):
+        for seed in range(given.seeds):
+            row, gate = compared(name, seed, device, given.data, given.small)
+            rows.append(row)
+            gates.append(gate)
+            print(row, gate, flush=True)
+    figures = {
+        "searches": float(len(rows)),
+        "worse_by_a_standard_error": float(sum(row["worse"] for row in rows)),
+        "behind_mean": mean(row["behind"] for row in rows),
+        "behind_most": max(row["behind"] for row in rows),
+    }
+    gate = {"searches": gates, "passed": all(one["passed"] for one in gates)}
+    print(figures, gate["passed"], flush=True)
+    if not given.small:
+        write_result("select_by", gate, figures, rows, given.commit)
+
+
+if __name__ == "__main__":
+    main()
