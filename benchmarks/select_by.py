@@ -1,15 +1,18 @@
 """Is a winner by a metric as good on unseen rows as the winner by loss? Three sets fixed beforehand, three seeds each.
 
-    python -m benchmarks.select_by --data FOLDER [--sets mrpc,p3_classification,gsm8k] [--seeds 3] [--small] [--commit HASH]
+    python -m benchmarks.select_by --data FOLDER [--sets mrpc,p3_classification,gsm8k] [--seeds 3] [--kept FILE] [--small]
+        [--commit HASH]
 
-On the example base: a search of 20 configurations with the product's defaults; every adapter that it keeps answers 64 prompts of
-the validation rows (the product's default) and all rows of a test part that neither training nor selection reads. The winner by
-the metric and the winner by validation loss, each as the service chooses, are compared by the metric on the test part, prompt by
-prompt. The metric: exact match, and on GSM8K the number after its marker; what the base alone reaches is said. The gate: greedy
-tokens of a winner are those of transformers and PEFT.
+On the example base: a search of 20 configurations with the product's defaults (losses decide the cut after warmup); every
+adapter that it keeps answers 64 prompts of the validation rows (the product's default) and all rows of a test part that
+neither training nor selection reads. The winner by the metric and the winner by validation loss, each as the service
+chooses, are compared by the metric on the test part, prompt by prompt. The metric: exact match, and on GSM8K the number
+after its marker; what the base alone reaches is said. The gate: greedy tokens of a winner are those of transformers and
+PEFT.
 """
 
 import argparse
+import json
 import math
 import tempfile
 import time
@@ -119,7 +122,8 @@ def compared(name: str, seed: int, device: torch.device, sets: Path, small: bool
         "prompts": [len(seen[None]), len(unseen[None])], "by_metric": by_metric.index, "by_loss": by_loss.index,
         "unseen": {"base": mean(unseen[None]), "by_metric": mean(mine), "by_loss": mean(theirs),
                    "best": max(mean(unseen[job]) for job in jobs)},
-        "validation": {"base": mean(seen[None]), "by_metric": mean(seen[by_metric.index]), "by_loss": mean(seen[by_loss.index])},
+        "validation": {"base": mean(seen[None]), "by_metric": mean(seen[by_metric.index]),
+                       "by_loss": mean(seen[by_loss.index])},
         "behind": behind, "standard_error": error, "worse": behind > error, "verdict": selection.verdict,
         "seconds": time.monotonic() - began,
     }, gate  # fmt: skip
@@ -154,8 +158,8 @@ def _gate(found: KeptSearch, job: int, device: torch.device) -> dict[str, Any]:
     for prompt, text in zip(prompts, ours, strict=True):
         tokens = torch.tensor([prompt.tokens], device=device)
         said = model.generate(
-            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=GATE_TOKENS, do_sample=False, pad_token_id=0,
-            eos_token_id=sorted(base.end_tokens),
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=GATE_TOKENS, do_sample=False,
+            pad_token_id=0, eos_token_id=sorted(base.end_tokens),
         )  # fmt: skip
         different += text != base.decode(said[0, len(prompt.tokens) :].tolist())
     allowed = 0 if device.type == "cpu" else 1  # bf16 decides near ties by the order of its sums
@@ -167,17 +171,22 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
     parser.add_argument("--sets", default=",".join(COMPARED))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kept", type=Path, help="a file that each search is added to; those in it are not run again")
     parser.add_argument("--small", action="store_true", help="9 configurations, 80 rows: to try it; nothing is written")
     parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows, gates = [], []
-    for name in given.sets.split(","):
-        for seed in range(given.seeds):
+    found = [json.loads(line) for line in given.kept.read_text().splitlines()] if given.kept and given.kept.exists() else []
+    known = {(one["row"]["set"], one["row"]["seed"]) for one in found}
+    for seed in range(given.seeds):
+        for name in (name for name in given.sets.split(",") if (name, seed) not in known):
             row, gate = compared(name, seed, device, given.data, given.small)
-            rows.append(row)
-            gates.append(gate)
-            print(row, gate, flush=True)
+            found.append({"row": row | {"commit": given.commit}, "gate": gate})
+            print(found[-1], flush=True)
+            if given.kept:
+                with given.kept.open("a") as kept:
+                    print(json.dumps(found[-1]), file=kept)
+    rows, gates = [one["row"] for one in found], [one["gate"] for one in found]
     figures = {
         "searches": float(len(rows)),
         "worse_by_a_standard_error": float(sum(row["worse"] for row in rows)),
