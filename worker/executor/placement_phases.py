@@ -2,7 +2,7 @@
 needs no way to the collector. Records nothing for a placement that is not traced."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from contract.messages.span_messages import PhaseSpan
 
@@ -26,11 +26,12 @@ class PlacementPhases:
             self._record(PhaseSpan(name=name, began=began, ended=now, job=job, counts=counts))
         return now
 
-    def stepped(self, warms_up: bool, seconds: float, tokens: int) -> None:
-        """A step of `seconds`. All steps while some job warms up are one phase, and all later ones are another."""
+    def stepped(self, warm_up: Iterable[bool], seconds: float, tokens: int) -> None:
+        """A step of `seconds`. All steps while some job warms up are one phase, and all later ones are another. warm_up:
+        whether each job does; read only where the placement is traced."""
         if self._record is None:
             return
-        phase = "warmup" if warms_up else "train"
+        phase = "warmup" if any(warm_up) else "train"
         if phase != self._training:
             self.training_over()
             self._training, self._began = phase, time.time() - seconds

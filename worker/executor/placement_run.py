@@ -265,7 +265,7 @@ class PlacementRun:
                 "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
             }
         )
-        self.phases.stepped(any(run.warms_up for run in self.runs), seconds, work.tokens)
+        self.phases.stepped((run.warms_up for run in self.runs), seconds, work.tokens)
         # a step that counts as no device's is a report of its own: what is learned are tokens and seconds of the same steps
         if not work.device_steps or boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
             self.flush_throughput()

@@ -239,7 +239,7 @@ def test_training_is_one_span_for_each_of_its_phases():
     phases = PlacementPhases(spans.append)
     phases.evaluated(9.0, 9)  # before training
     for warms_up, tokens in ((True, 10), (True, 20), (False, 5)):
-        phases.stepped(warms_up, 0.5, tokens)
+        phases.stepped([False, warms_up], 0.5, tokens)
     phases.evaluated(2.0, 7)
     phases.training_over()
     phases.training_over()
@@ -251,7 +251,9 @@ def test_training_is_one_span_for_each_of_its_phases():
 
 def test_a_placement_that_is_not_traced_records_no_phase():
     phases = PlacementPhases(None)
-    phases.stepped(True, 0.5, 10)
+    unread = iter([True])
+    phases.stepped(unread, 0.5, 10)
+    assert next(unread)
     phases.over("load", 1.0)
     phases.training_over()
 
