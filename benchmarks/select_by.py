@@ -149,9 +149,9 @@ def _gate(found: KeptSearch, job: int, device: torch.device) -> dict[str, Any]:
     slot = found.hold(job)
     weights, config = base.trainer.arena.weights(slot), found.ground.spec.jobs()[job]
     ours = texts(base, prompts, slot, GATE_TOKENS)
-    base.trainer.arena.detach(slot)
     with tempfile.TemporaryDirectory() as name:
         export_peft(Path(name), base.trainer.backbone.targets, weights, config=config, base_model=LLAMA)
+        base.trainer.arena.detach(slot)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE, dtype=dtype).to(device), name).eval()
     different = 0
