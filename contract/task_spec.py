@@ -119,9 +119,9 @@ class TaskSpec(Strict):
     select_by: Annotated[str, Field(max_length=40)] = Field(
         default=VAL_LOSS,
         description=(
-            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics but endpoint graders, where the "
-            "smallest rank within one standard error of the highest result wins; ties go to the lower validation loss. Jobs "
-            "are stopped early by their validation losses in either case."
+            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics, but for an endpoint's: of the "
+            "jobs within one standard error of the highest result the one with the lowest validation loss wins. Validation "
+            "losses stop jobs early in either case."
         ),
     )
     gpus: Gpus = Field(

@@ -47,9 +47,10 @@ class Selection(BaseModel):
         "the share of pairs whose chosen answer has the higher implicit reward; or the text metric that the task selects by"
     )
     rule: Rule = Field(
-        description="one_standard_error: the smallest rank among jobs within one standard error of the best, by paired "
-        "differences. lowest_loss: where a worker of another version reported no losses by row. highest_score: the highest "
-        "mean of a text metric, where adapters answered different numbers of prompts"
+        description="one_standard_error: among jobs within one standard error of the best, by paired differences, the smallest "
+        "rank, or by a text metric the lowest validation loss, since prompts are few. lowest_loss: where a worker of another "
+        "version reported no losses by row. highest_score: the highest mean of a text metric, where adapters answered "
+        "different numbers of prompts"
     )
     rows: int | None = Field(description="Validation rows that it was judged on; prompts, of a text metric")
     value: Interval | None = Field(description="The winner's metric")
@@ -94,18 +95,22 @@ def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str 
     scores = [_scored(one) for one in scored]
     compared = _Comparison(metric, base, len(judged), unscored)
     if len(scores) < len(judged) or not all(one.comparable(scores[0]) for one in scores):
-        winner = min(judged, key=_order if metric is not None else lambda one: (one.val_loss, one.index))
+        winner = min(judged, key=_order if metric is not None else _by_loss)
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
     best = min(judged, key=_order)
     tied = [one for one in judged if one is best or _within_one_error(one, best)]
     better = [one for one in tied if _beats(one, base, len(judged))]
-    winner = min(better or tied, key=lambda one: (one.rank, *_order(one)))
+    winner = min(better or tied, key=_by_loss if metric is not None else lambda one: (one.rank, *_order(one)))
     return winner, _selection(compared, winner, tied, "one_standard_error")
 
 
 def _order(one: Candidate) -> tuple[float, float, int]:
     """By mean score; ties by the validation loss."""
     return _scored(one).mean, one.val_loss, one.index
+
+
+def _by_loss(one: Candidate) -> tuple[float, int]:
+    return one.val_loss, one.index
 
 
 def _scored(one: Candidate) -> RowScores:
