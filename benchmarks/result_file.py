@@ -113,7 +113,8 @@ def write_result(
         **machine,
         "commit": commit or _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"python -m benchmarks.{bench} " + " ".join(sys.argv[1:]),
+        "command": f"python -m benchmarks.{bench} "
+        + " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv[1:]),
         "gate": gate,
         "figures": figures,
         "rows": rows,
