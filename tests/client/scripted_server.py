@@ -5,8 +5,10 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.http_server import HangUpServer
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -51,7 +53,7 @@ def serving(script: Script) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             return
 
-    server: socketserver.BaseServer = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server: socketserver.BaseServer = HangUpServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"  # type: ignore[index]

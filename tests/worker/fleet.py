@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 from contract.messages.cached_file_list import CachedFiles
@@ -29,6 +29,7 @@ from contract.messages.placement_messages import AnswersOnly, FileRef, Placement
 from contract.messages.report_messages import Detached, Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import JOB_TERMINAL
+from tests.http_server import HangUpServer
 from tests.worker.reported import Reported
 
 JOIN_TOKEN = "join-" + "x" * 32
@@ -94,7 +95,7 @@ class Fleet:
             def log_message(self, *_: object) -> None:
                 return
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = HangUpServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -4,8 +4,10 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.http_server import HangUpServer
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ def by_length(asked: dict[str, Any]) -> Answer:
     return scored(len(asked["sample"]["output_text"]) / 10)
 
 
-class GraderServer(ThreadingHTTPServer):
+class GraderServer(HangUpServer):
     """Keeps what it is asked, and answers what `answers` says, which may take its time."""
 
     daemon_threads = True
