@@ -106,8 +106,10 @@ class Following:
             return _Read([], True, CompletionLost("The adapter was deleted, or the request ended elsewhere."))
         lapsed = row.state == RUNNING and row.claimed_until is not None and row.claimed_until < now
         aging = row.asker_until < now + timedelta(seconds=ASKER_SECONDS / 2)
-        if not lapsed and not aging and now < row.deadline and row.state != WAITING:
-            return _Read([], False)
+        waited = (now - row.created_at).total_seconds()
+        unanswered = row.state == WAITING and (row.refusal is not None or waited > self._settings.completion_wait_seconds)
+        if not lapsed and not aging and now < row.deadline and not unanswered:
+            return _Read([], False)  # without a lock, which an executor that claims it would skip
         session.refresh(row, with_for_update=True)
         row.asker_until = now + timedelta(seconds=ASKER_SECONDS)
         if now >= row.deadline:
@@ -119,7 +121,6 @@ class Following:
             self._last, self.attempt = 0, self.attempt + 1
         if row.state == WAITING and row.refusal is not None:
             return _Read([], True, Refusal.model_validate(row.refusal).problem())
-        waited = (now - row.created_at).total_seconds()
         if row.state == WAITING and waited > self._settings.completion_wait_seconds:
             return _Read([], True, NoExecutor(_nobody(row), retry_after=10))
         return _Read([], False)

@@ -47,7 +47,7 @@ def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, spare: int, ev
             arena.compact()
         elif arena.rows_used + wanted > cap and evict():
             continue
-        elif not _grown(trainer, rows_for(rank), wanted + _spare(arena, wanted, cap, spare)) and not evict():
+        elif not _grown(trainer, rows_for(rank), wanted, _spare(arena, wanted, cap, spare)) and not evict():
             raise _no_rows(trainer, rank)
 
 
@@ -66,23 +66,25 @@ def shrink_arena(trainer: Trainer, spare: int = 0) -> int:
     return given
 
 
-def _grown(trainer: Trainer, least: int, wanted: int) -> bool:
-    """Grow the arena to `wanted` free rows, halving that on failure, down to `least`. Whether it grew."""
+def _grown(trainer: Trainer, least: int, wanted: int, spare: int) -> bool:
+    """Grow the arena to `wanted` and `spare` free rows; on failure to `wanted`, then halving that down to `least`. Whether it
+    grew."""
     arena = trainer.arena
     arena.compact()
     wanted = max(least, wanted)
+    tried = wanted + spare
     while True:
         try:
-            arena.grow(arena.rows_used + wanted)
+            arena.grow(arena.rows_used + tried)
             return True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         trainer.release_caches()
-        log.warning("no memory for %d arena rows beside the %d that are taken", wanted, arena.rows_used)
-        if wanted == least:
+        log.warning("no memory for %d arena rows beside the %d that are taken", tried, arena.rows_used)
+        if tried == least:
             return False
-        wanted = max(least, wanted // 2)
+        tried = wanted if tried > wanted else max(least, tried // 2)
 
 
 def _no_rows(trainer: Trainer, rank: int) -> NoRows:

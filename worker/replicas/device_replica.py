@@ -177,23 +177,19 @@ class Replica:
 
     def run_with_oom_retries(self, jobs: Sequence[JobKey], work: Callable[[list[JobKey]], T]) -> tuple[T, Unrunnable]:
         """Run `work` for these jobs, with shorter passes or recomputed activations where the device had no memory, and without
-        the jobs for which that is not enough."""
+        the jobs for which that is not enough. First of all free rows go, but once: the work may take them again."""
         unrunnable: Unrunnable = {}
+        spared = False
         while True:
             left = [key for key in jobs if key not in unrunnable]
             try:
                 return work(left), unrunnable
             except OutOfMemory as error:
-                unrunnable |= self._shrink_after_oom(error, left)
-
-    def _shrink_after_oom(self, error: OutOfMemory, jobs: Sequence[JobKey]) -> Unrunnable:
-        """Handle a pass of these jobs that found no memory: voids their gradients. Free rows go before passes become shorter.
-        Returns the jobs that cannot run."""
-        trainer = self.trainer
-        trainer.discard_gradients(self.adapters.slots(jobs))
-        if shrink_arena(trainer):
-            return {}
-        return self.tracker.shrink_after_oom(error, jobs, trainer.arena.rows)
+                self.trainer.discard_gradients(self.adapters.slots(left))
+                if not spared and shrink_arena(self.trainer):
+                    spared = True
+                else:
+                    unrunnable |= self.tracker.shrink_after_oom(error, left, self.trainer.arena.rows)
 
 
 def _by_placement(steps: Sequence[JobStep]) -> dict[str, dict[JobKey, JobStep]]:

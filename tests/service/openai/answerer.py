@@ -41,9 +41,15 @@ class Answerer:
     def sends(self, *pieces: dict[str, Any]) -> Any:
         return self.call("completion-pieces", {"fence": self.given.fence, "executor": self.name, "pieces": list(pieces)})
 
-    def answer(self, said: str) -> int:
-        """Answer the requests that wait; how many."""
-        works = self.wants().json()["requests"]
+    def next(self, count: int = 1) -> list[dict[str, Any]]:
+        """The next requests, of which so many must come: a claim passes over those that something has locked."""
+        found: list[dict[str, Any]] = []
+        until(lambda: found.extend(self.wants().json()["requests"]) or len(found) >= count)
+        return found
+
+    def answer(self, said: str, count: int = 1) -> int:
+        """Answer the requests that wait, of which there must be so many; how many."""
+        works = self.next(count)
         for work in works:
             sent = self.sends(piece(work, 1, text(said, finish_reason="stop"), over=True))
             assert sent.status_code == 200, sent.text

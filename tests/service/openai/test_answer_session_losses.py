@@ -1,12 +1,14 @@
 """Answer sessions whose executor, daemon or starter is lost, and whose adapters they may hold. A scripted node."""
 
 from datetime import timedelta
+from typing import Any, cast
 
 import openai
 import pytest
 from sqlalchemy import func, select, update
 
 from service.background import reconciler
+from service.completions.following import Following
 from service.completions.models import CompletionRequest
 from service.completions.session_starts import start_for_who_asks
 from service.fleet.answer_sessions import end_over
@@ -161,7 +163,7 @@ def test_a_daemon_that_starts_anew_in_the_middle_costs_no_answer(ask, new_node, 
         assert start_for_who_asks(dependencies) == 1
         before = held(node)
         node.leases(before.pulse())
-        (work,) = before.wants().json()["requests"]
+        (work,) = before.next()
         assert before.sends(piece(work, 1, text("lo"))).json()["gone"] == []
         node.reboot()
         assert node.desired().sessions == []
@@ -182,7 +184,7 @@ def test_a_stream_whose_daemon_starts_anew_ends_with_an_error(ask, new_node, dat
     waiting(database)
     assert start_for_who_asks(dependencies) == 1
     there = held(node)
-    (work,) = there.wants().json()["requests"]
+    (work,) = there.next()
     there.sends(piece(work, 1, text("lo")))
     stream = iter(answer.result())
     assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
@@ -289,9 +291,9 @@ def test_isolation_an_adapter_of_a_dedicated_task_has_an_executor_of_its_own(
             own = session.scalars(select(AnswerSession.id).where(AnswerSession.dedicated)).one()
         both = {one.placement_id == own: Answerer(node, one, f"executor-{one.placement_id}") for one in node.desired().sessions}
         assert set(both) == {True, False}
-        (base,) = both[False].wants().json()["requests"]
+        (base,) = both[False].next()
         assert base["adapter"] is None
-        (adapter,) = both[True].wants().json()["requests"]
+        (adapter,) = both[True].next()
         assert adapter["adapter"]
         for one, work in ((both[False], base), (both[True], adapter)):
             one.sends(piece(work, 1, text(work["request_id"], finish_reason="stop"), over=True))
@@ -316,7 +318,7 @@ def test_isolation_where_one_device_is_there_the_dedicated_adapter_waits_for_non
         waiting(database, 2)
         assert start_for_who_asks(dependencies) == 0
         there = held(node)
-        works = there.wants().json()["requests"]
+        works = there.next()
         assert [work["adapter"] for work in works] == [None], "the executor that others share never gets it"
         there.sends(piece(works[0], 1, text("yes", finish_reason="stop"), over=True))
         assert shared.result().choices[0].message.content == "yes"
@@ -334,7 +336,7 @@ def test_isolation_what_an_executor_has_ends_where_others_come_to_it(
     waiting(database)
     assert start_for_who_asks(dependencies) == 1
     own = held(node)
-    (work,) = own.wants().json()["requests"]
+    (work,) = own.next()
     assert own.sends(piece(work, 1, text("sec"))).json()["gone"] == []
     with database.begin() as session:
         session.execute(update(AnswerSession).values(ended_at=func.now(), end_reason="nobody asked for a while"))
@@ -346,7 +348,7 @@ def test_isolation_what_an_executor_has_ends_where_others_come_to_it(
         given = shared.wants(held=(work["request_id"],)).json()
         assert given["gone"] == [work["request_id"]]
         assert shared.sends(piece(work, 2, text("ret", finish_reason="stop"), over=True)).json()["gone"] == [work["request_id"]]
-        (theirs_work,) = given["requests"]
+        (theirs_work,) = given["requests"] or shared.next()
         shared.sends(piece(theirs_work, 1, text("yes", finish_reason="stop"), over=True))
         assert other.result().choices[0].message.content == "yes"
     lapse(database)
@@ -372,3 +374,17 @@ def test_isolation_a_dedicated_request_does_not_wait_for_an_executor_that_its_te
     assert start_for_who_asks(dependencies) == 1
     held(node).answer("secret")
     assert mine.result().choices[0].message.content == "secret"
+
+
+def test_who_follows_a_waiting_request_does_not_lock_it_from_who_claims_it(ask, new_node, database, dependencies) -> None:
+    """A claim skips what is locked, and would then look again only after a whole poll."""
+    node, nothing = new_node(said=ABLE), cast(Any, None)
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 1
+    with database.begin() as session:
+        request = session.scalars(select(CompletionRequest).with_for_update()).one()
+        found = Following(dependencies.settings, dependencies.db, nothing, nothing, request.id, nothing)._look()
+        assert (found.pieces, found.over, found.problem) == ([], False, None)
+    held(node).answer("yes")
+    answer.result()

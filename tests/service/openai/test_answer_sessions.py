@@ -31,7 +31,7 @@ def test_tenants_share_an_executor_that_is_started_for_them(ask, server, new_ten
         there = held(node)
         assert there.given.base.name == "small"
         assert [lease.placement_id for lease in node.leases(there.pulse()).leases] == [there.id]
-        assert there.answer("yes") == 2
+        assert there.answer("yes", 2) == 2
         assert [one.result().choices[0].message.content for one in (first, second)] == ["yes", "yes"]
 
 
