@@ -3,6 +3,7 @@
 A pass that finds no memory is repeated in shorter passes, or with recomputation, on this replica alone.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from worker.replicas.packed_step import Stepped, advance, update_refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult, evaluate
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OnProgress = Callable[[], None]
@@ -188,6 +191,7 @@ class Replica:
                 self.trainer.discard_gradients(self.adapters.slots(left))
                 if not spared and shrink_arena(self.trainer):
                     spared = True
+                    log.warning("out of memory in a pass of %d tokens; the arena gave back its free rows", error.tokens)
                 else:
                     unrunnable |= self.tracker.shrink_after_oom(error, left, self.trainer.arena.rows)
 
