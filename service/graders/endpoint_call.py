@@ -5,7 +5,6 @@ the URL that the tenant named.
 """
 
 import json
-import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,6 +78,6 @@ def _read(body: bytes) -> Graded:
     score = said.get("score") if isinstance(said, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float):
         return Graded(None, 'answered no JSON object with a number "score"')
-    if not math.isfinite(score) or not 0 <= score <= 1:
+    if not 0 <= score <= 1:  # false of NaN; an integer of any size is compared as it is
         return Graded(None, "answered a score that is not from 0 to 1")
     return Graded(float(score))

@@ -9,6 +9,7 @@ from sqlalchemy import func, update
 
 from contract.compatibility.capabilities import understood
 from service.background.reconciler import grader_courier_of
+from service.graders import text_claims
 from service.graders.grader_courier import GraderCourier
 from service.graders.models import EndpointGrader, GradedText
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
@@ -25,6 +26,12 @@ HERE = IPv4Network("127.0.0.0/8")
 def settings(settings_for, database_url, tmp_path_factory):
     """Graders on this machine may be called."""
     return settings_for(database_url, tmp_path_factory.mktemp("service"), grader_networks=(HERE,), grader_seconds=20)
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch) -> None:
+    """No time for another try comes by itself, however slow a test is: `due` lets it come."""
+    monkeypatch.setattr(text_claims, "WAITS", (timedelta(hours=3),) * len(text_claims.WAITS))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import tarfile
 import threading
 
@@ -12,9 +13,8 @@ from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.text_claims import WAITS
 from service.http.outbound import Outbound
 from tests.service.graders.conftest import HERE, evaluations, finished, wrote
-from tests.service.graders.grader_server import Answer, GraderServer, by_length, scored
+from tests.service.graders.grader_server import Answer, by_length, scored
 from tests.service.live_server import PATIENCE
-from tests.service.webhooks.serving import serving
 
 SECRET = "Bearer s3cr3t"
 
@@ -107,6 +107,11 @@ PRIVATE = "its host has an address that is not public; public addresses alone ar
         (scored(7), "answered a score that is not from 0 to 1"),
         (scored(-0.1), "answered a score that is not from 0 to 1"),
         (scored(float("nan")), "answered a score that is not from 0 to 1"),
+        (scored(float("inf")), "answered a score that is not from 0 to 1"),
+        (scored(10**400), "answered a score that is not from 0 to 1"),
+        (scored(-(10**400)), "answered a score that is not from 0 to 1"),
+        (Answer(200, b'{"score": 1' + b"0" * 5000 + b"}"), 'answered no JSON object with a number "score"'),
+        (Answer(200, b'{"score": "\xff"}'), 'answered no JSON object with a number "score"'),
         (Answer(200, b" " * 70000 + b'{"score": 1}'), "answered more than 65536 bytes"),
         (Answer(302, headers={"Location": "http://10.0.0.1/"}), "answered 302, and redirects are not followed"),
     ],
@@ -195,13 +200,13 @@ def test_an_endpoint_that_is_slow_is_waited_for_and_one_that_hangs_is_not(tenant
 
 
 def test_an_endpoint_that_nobody_serves_or_that_is_not_public_is_told(tenant, placed, grader, courier, due, settings):
-    with serving(GraderServer()) as gone:
-        url = gone.url
-    taken = placed(url=url)
-    taken.report(wrote(None, "maybe"))
-    for _ in range(1 + len(WAITS)):
-        courier.grade_due()
-        due()
+    with socket.socket() as held:  # its port refuses connections, and nobody else gets it meanwhile
+        held.bind(("127.0.0.1", 0))
+        taken = placed(url=f"http://127.0.0.1:{held.getsockname()[1]}/grade")
+        taken.report(wrote(None, "maybe"))
+        for _ in range(1 + len(WAITS)):
+            courier.grade_due()
+            due()
     assert "ConnectError" in evaluations(tenant, taken)[0]["notes"][0]
     taken.report(wrote(0, "maybe"))
     courier._outbound = Outbound()

@@ -35,11 +35,11 @@ def test_a_courier_that_is_killed_leaves_texts_that_another_grades(
     tenant, placed, grader, courier, due, settings, environment_of
 ):
     """What was recorded is not sent again; what was in flight is, under the same trace id."""
-    taken, stuck, hanging = placed(), threading.Event(), threading.Semaphore(0)
+    taken, stuck, hanging, answered = placed(), threading.Event(), threading.Semaphore(0), threading.Semaphore(20)
     texts = ["x" * length for length in range(1, 11)] * 4
 
     def answers(asked):
-        if len(grader.asked) > 20 and not stuck.is_set():
+        if not answered.acquire(blocking=False) and not stuck.is_set():
             hanging.release()
             stuck.wait(PATIENCE)
         return by_length(asked)
