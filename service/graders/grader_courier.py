@@ -76,7 +76,7 @@ class GraderCourier:
         while True:
             if time.monotonic() - swept >= _SWEEP_SECONDS:
                 for grading_id in self._claims.over():
-                    self._finish(grading_id)
+                    self._conclude(grading_id)
                 swept = time.monotonic()
             with self._changed:
                 if self._stopping:
@@ -99,14 +99,23 @@ class GraderCourier:
 
     def _run(self, claimed: ClaimedText) -> None:
         try:
-            if self._claims.record(claimed, self._outcome(claimed)):
-                self._finish(claimed.grading_id)
+            over = self._claims.record(claimed, self._outcome(claimed))
         except SQLAlchemyError as error:
-            log.error("text %d of %s has no outcome yet, and is sent again: %s", claimed.place, claimed.grading_id, error)
+            log.error("text %d of %s may have no outcome, and is then sent again: %s", claimed.place, claimed.grading_id, error)
+        else:
+            if over:
+                self._conclude(claimed.grading_id)
         finally:
             with self._changed:
                 self._in_flight.pop((claimed.grading_id, claimed.place), None)  # `close` may have let it be taken again
             self._look_again()
+
+    def _conclude(self, grading_id: str) -> None:
+        """A grading that cannot be finished now keeps no other from it: the next look finds it again."""
+        try:
+            self._finish(grading_id)
+        except SQLAlchemyError as error:
+            log.error("%s is over, and its evaluation gets the scores later: %s", grading_id, error)
 
     def _outcome(self, claimed: ClaimedText) -> Graded:
         try:

@@ -24,18 +24,21 @@ _LOOKED_AT = 64  # due texts per query
 _CLAIMS = 0x67726164  # "grad"; an advisory lock of this database
 _SLACK = timedelta(seconds=30)  # of the visibility timeout, beyond the longest call
 
-# The first due texts of each grading whose tenant and grader may send one, tenants in turn.
+# The first due texts of each grading whose tenant and grader may send one. Tenants with the fewest texts in flight come first.
 _DUE = text(
     """WITH ranked AS (
         SELECT due.*, g.tenant_id, r.id AS grader_id, r.rate_limit, r.url, r.headers,
             row_number() OVER (PARTITION BY g.tenant_id ORDER BY due.next_at, g.id, due.place) AS nth
-        FROM endpoint_graders r JOIN text_gradings g ON g.grader_id = r.id CROSS JOIN LATERAL (
+        FROM endpoint_graders r JOIN text_gradings g ON g.grader_id = r.id
+        JOIN tasks ON tasks.id = g.task_id AND tasks.deleted_at IS NULL CROSS JOIN LATERAL (
             SELECT grading_id, place, next_at FROM graded_texts t
             WHERE t.grading_id = g.id AND NOT t.done AND t.next_at <= :now ORDER BY t.next_at, t.place LIMIT :each
         ) due
         WHERE g.give_up_at > :now AND (r.next_call_at IS NULL OR r.next_call_at <= :now) AND r.tenant_id <> ALL(:full)
     )
-    SELECT * FROM ranked ORDER BY nth, next_at LIMIT :most"""
+    SELECT ranked.* FROM ranked
+    LEFT JOIN unnest(CAST(:busy AS text[]), CAST(:calls AS bigint[])) AS busy (tenant_id, calls) USING (tenant_id)
+    ORDER BY nth + coalesce(calls, 0), next_at LIMIT :most"""
 )
 
 
@@ -116,7 +119,8 @@ def _allowed(session: Session, now: datetime, most: int) -> list[Any]:
     in_flight = select(GradedText.tenant_id, func.count()).where(GradedText.held_until > now).group_by(GradedText.tenant_id)
     busy = Counter({tenant: count for tenant, count in session.execute(in_flight)})
     full = [tenant for tenant, count in busy.items() if count >= OF_TENANT]
-    rows = session.execute(_DUE, {"now": now, "each": OF_TENANT, "full": full, "most": _LOOKED_AT})
+    bounds = {"full": full, "busy": list(busy), "calls": list(busy.values())}
+    rows = session.execute(_DUE, {"now": now, "each": OF_TENANT, "most": _LOOKED_AT, **bounds})
     allowed, paced = list[Any](), set[str]()
     for row in rows:
         if len(allowed) < most and busy[row.tenant_id] < OF_TENANT and row.grader_id not in paced:

@@ -91,7 +91,7 @@ class Outbound:
         """As `check` of what the URL says alone: asks no resolver, so it may be called within a transaction. Raises Refused."""
         parts = _split(url)
         if _ADDRESS.fullmatch(parts.hostname or "") is not None:
-            self.check(url)
+            self._judge(parts.scheme, _addresses(parts.hostname or ""))
         elif parts.scheme != "https" and not self._allowed:  # a name: `post` judges its addresses
             raise _plain()
 
@@ -242,6 +242,19 @@ def _resolve(host: str, port: int) -> list[IPAddress]:
         raise Failed(f"{host} cannot be resolved: no answer within {_RESOLVE_SECONDS:g} s") from None
     if isinstance(found, Exception):
         raise Failed(f"{host} cannot be resolved: {found}")
+    return _unique(found)
+
+
+def _addresses(host: str) -> list[IPAddress]:
+    """Those that the host itself is written as; no resolver is asked. Raises Refused where it is none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        raise Refused(f"has the host {host}, which is written as an IP address and is none") from None
+    return _unique(found)
+
+
+def _unique(found: Iterable[Any]) -> list[IPAddress]:
     return list(dict.fromkeys(ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found))
 
 

@@ -221,6 +221,7 @@ def test_a_url_that_may_not_be_called_is_refused_when_the_task_is_posted(tenant,
     for url, words in [
         ("https://10.0.0.1/grade", "an operator allows a private network in MOTET_GRADER_NETWORKS"),
         ("https://[::1]/grade", "not public"),
+        ("https://1.2.3.4.5/grade", "has the host 1.2.3.4.5, which is written as an IP address and is none"),
         ("http://judge.example.com/", "must start with https://"),
         ("https://user:word@judge.example.com/", "may not hold a user name or password"),
     ]:

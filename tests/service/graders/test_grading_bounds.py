@@ -10,14 +10,18 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, select, text, update
+from sqlalchemy.exc import OperationalError
 
 from service.background.reconciler import grader_courier_of
 from service.background.resealing import run as reseal
 from service.background.retention import Retention, forget
 from service.database.engine import Database
+from service.graders.endpoint_call import Graded
 from service.graders.endpoint_graders import box_of, opened
+from service.graders.grader_courier import SLOTS
 from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.text_claims import OF_TENANT, TextClaims
+from service.tasks.models import Task
 from tests.service.graders.conftest import evaluations, finished, wrote
 from tests.service.graders.grader_server import GraderServer, by_length
 from tests.service.live_server import PATIENCE
@@ -123,6 +127,45 @@ def test_a_tenants_calls_at_once_are_bounded_and_delay_no_other_tenants(new_tena
         assert (grader.most_at_once, len(grader.asked)) == (OF_TENANT, OF_TENANT)
         stuck.set()
         courier.close(seconds=PATIENCE)
+
+
+def test_a_slot_that_becomes_free_goes_to_the_tenant_with_the_fewest_calls(new_tenant, placed, dependencies):
+    claims, texts = TextClaims(dependencies.db, 20), ["slow"] * (OF_TENANT + 2)
+    for _ in range(2):
+        placed(new_tenant()).report(wrote(None, *texts))
+    full = claims.take(SLOTS).texts
+    assert len(full) == SLOTS
+    placed(new_tenant()).report(wrote(None, "quick"))
+    claims.record(full[0], Graded(1.0))
+    assert [one.text.text for one in claims.take(1).texts] == ["quick"]
+
+
+def test_a_grading_that_cannot_be_finished_keeps_no_text_from_being_sent(tenant, placed, grader, courier):
+    finish, taken = courier._finish, placed()
+    stuck = []
+
+    def fails(grading_id: str) -> None:
+        stuck.append(grading_id)
+        raise OperationalError("UPDATE", {}, OSError("gone"))
+
+    courier._finish = fails
+    taken.report(wrote(None, "maybe"))
+    assert courier.grade_due() == 1
+    courier._finish = lambda grading_id: fails(grading_id) if grading_id in stuck else finish(grading_id)
+    taken.report(wrote(0, "yes"))
+    assert courier.grade_due() == 1
+    assert [one["pending"] for one in evaluations(tenant, taken)] == [{"judge": 0}, {}]
+    courier._finish = finish
+    assert courier.grade_due() == 0
+    assert [one["scores"]["judge"] for one in evaluations(tenant, taken)] == [0.5, pytest.approx(0.3)]
+
+
+def test_texts_of_a_task_that_the_version_before_deleted_are_not_sent(placed, grader, courier, database):
+    taken = placed()
+    finished(taken, ("yes", "maybe"), ("yes", "yes!"))
+    with database.begin() as session:
+        session.execute(update(Task).where(Task.id == taken.given.task_id).values(deleted_at=func.clock_timestamp()))
+    assert (courier.grade_due(), grader.asked) == (0, [])
 
 
 def test_a_graders_rate_lets_one_text_go_at_a_time(placed, dependencies, due, database):
