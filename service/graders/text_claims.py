@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from service.database.engine import Database, clock
 from service.graders.endpoint_call import Graded, TextToGrade, trace_id
 from service.graders.models import EndpointGrader, GradedText, TextGrading
+from service.graders.waiting_texts import lock_graders
 
 OF_TENANT = 8  # texts in flight at most
 WAITS = tuple(timedelta(seconds=s) for s in (5, 30, 120))  # before the second, third, fourth try
@@ -71,7 +72,9 @@ class TextClaims:
         with self._db.begin() as session:
             session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
             now = clock(session)
-            claimed = [_claim(session, one, now, now + self._held) for one in _allowed(session, now, most)]
+            allowed = _allowed(session, now, most)
+            lock_graders(session, EndpointGrader.id.in_({one.grader_id for one in allowed}))
+            claimed = [_claim(session, one, now, now + self._held) for one in allowed]
             return Taken([one for one in claimed if one is not None], _until_next(session, now))
 
     def record(self, claimed: ClaimedText, outcome: Graded) -> bool:

@@ -17,6 +17,7 @@ from service.adapters.models import Adapter
 from service.database.engine import Database, clock
 from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.text_claims import MOST_UNGRADED, is_over
+from service.graders.waiting_texts import lock_graders
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.event_log import EventBuffer, EventKind
 from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
@@ -37,10 +38,11 @@ class GradedMetric:
 def finish(db: Database, grading_id: str) -> None:
     """Give the grading's scores to its evaluation and forget its texts, if it is over and nobody else has done so."""
     with db.begin() as session:
-        task_id = session.scalar(select(TextGrading.task_id).where(TextGrading.id == grading_id))
-        if task_id is None:
+        found = session.get(TextGrading, grading_id)
+        if found is None:
             return
-        task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
+        task = session.scalars(select(Task).where(Task.id == found.task_id).with_for_update()).one()
+        lock_graders(session, EndpointGrader.id == found.grader_id)
         grading = session.scalar(select(TextGrading).where(TextGrading.id == grading_id, is_over()).with_for_update())
         if grading is None:
             return

@@ -130,7 +130,8 @@ class ReportReducer:
     def _texts(self, event: TextsEvaluated) -> None:
         """An adapter's scores are told with the adapter, which follows. Those of endpoint graders come when they come."""
         of = (None if event.job is None else self._unfinished(event.job).id), event.milestone
-        waiting_texts.add(self._session, self._task.tenant_id, self._task.id, of, event.texts)
+        notes = waiting_texts.add(self._session, self._task.tenant_id, self._task.id, of, event.texts)
+        event = event.model_copy(update={"notes": [*event.notes, *notes]})
         if event.job is not None and event.milestone is not None:
             job = self._unfinished(event.job)
             self._events.job(job, milestone_evaluations.store(self._session, self._task, job, event.milestone, event))

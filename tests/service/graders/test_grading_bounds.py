@@ -9,18 +9,20 @@ from collections import Counter
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import event, func, select, text, update
 from sqlalchemy.exc import OperationalError
 
 from service.background.reconciler import grader_courier_of
 from service.background.resealing import run as reseal
 from service.background.retention import Retention, forget
 from service.database.engine import Database
+from service.graders import waiting_texts
 from service.graders.endpoint_call import Graded
 from service.graders.endpoint_graders import box_of, opened
 from service.graders.grader_courier import SLOTS
 from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.text_claims import OF_TENANT, TextClaims
+from service.tasks.lifecycle.graded_scores import finish
 from service.tasks.models import Task
 from tests.service.graders.conftest import evaluations, finished, wrote
 from tests.service.graders.grader_server import GraderServer, by_length
@@ -158,6 +160,44 @@ def test_a_grading_that_cannot_be_finished_keeps_no_text_from_being_sent(tenant,
     courier._finish = finish
     assert courier.grade_due() == 0
     assert [one["scores"]["judge"] for one in evaluations(tenant, taken)] == [0.5, pytest.approx(0.3)]
+
+
+def test_more_waiting_texts_than_a_tenant_may_have_are_not_kept(tenant, placed, courier, monkeypatch):
+    monkeypatch.setattr(waiting_texts, "MOST_WAITING", 20)  # bytes; a text here has ten, with prompt and reference
+    taken = placed()
+    taken.report(wrote(None, "maybe"), wrote(0, "maybe", "maybe"))
+    base, job = evaluations(tenant, taken)
+    assert (base["pending"], base["notes"], job["pending"]) == ({"judge": 1}, [], {})
+    assert job["notes"][0].startswith("metric 'judge' has no result: at most")
+    assert courier.grade_due() == 1
+    taken.report(wrote(0, "maybe", "maybe"))
+    assert evaluations(tenant, taken)[1]["pending"] == {"judge": 2}
+
+
+def test_a_claim_and_a_report_lock_graders_before_texts(placed, database, settings):
+    """So that none deadlocks with a deletion, which does too."""
+    taken = placed()
+    taken.report(wrote(None, "maybe"))
+    waits = Database(settings.database_url, pool_size=1)
+    event.listen(waits.engine, "begin", lambda connection: connection.exec_driver_sql("SET LOCAL lock_timeout = 100"))
+    with database.begin() as session:
+        (grader,) = waiting_texts.lock_graders(session, EndpointGrader.task_id == taken.given.task_id)
+        grading = session.scalars(select(TextGrading).where(TextGrading.grader_id == grader)).one()
+        session.execute(update(TextGrading).where(TextGrading.id == grading.id).values(give_up_at=func.clock_timestamp()))
+    with database.begin() as session:
+        waiting_texts.lock_graders(session, EndpointGrader.id == grader)
+        with pytest.raises(OperationalError, match="lock timeout"):
+            finish(waits, grading.id)
+        with pytest.raises(OperationalError, match="lock timeout"), waits.begin() as other:
+            waiting_texts.add(other, grading.tenant_id, grading.task_id, (None, None), [])
+    with database.begin() as session:
+        until = func.clock_timestamp() + timedelta(hours=1)
+        session.execute(update(TextGrading).where(TextGrading.id == grading.id).values(give_up_at=until))
+    with database.begin() as session:
+        waiting_texts.lock_graders(session, EndpointGrader.id == grader)
+        with pytest.raises(OperationalError, match="lock timeout"):
+            TextClaims(waits, 20).take(1)
+    waits.engine.dispose()
 
 
 def test_texts_of_a_task_that_the_version_before_deleted_are_not_sent(placed, grader, courier, database):
