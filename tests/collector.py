@@ -47,9 +47,10 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
-                collector._take(self.path, {name.lower(): value for name, value in self.headers.items()}, content)
+                status = collector.status  # once: what is answered 200 is kept, whenever a test changes it
+                collector._take(self.path, {name.lower(): value for name, value in self.headers.items()}, content, status)
                 collector.held.wait(_PATIENCE)
-                self.send_response(collector.status)
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(collector.body)))
                 self.end_headers()
                 self.wfile.write(collector.body)
@@ -64,9 +65,9 @@ class Collector:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def _take(self, path: str, headers: dict[str, str], content: bytes) -> None:
+    def _take(self, path: str, headers: dict[str, str], content: bytes, status: int) -> None:
         assert path == "/v1/traces"
-        found = list(_spans(json.loads(content))) if self.status == 200 else []
+        found = list(_spans(json.loads(content))) if status == 200 else []
         with self._changed:
             self.requests.append(headers)
             self._spans += found

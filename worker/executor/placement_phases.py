@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from contract.messages.span_messages import PhaseSpan
 
-MOST_PHASES = 512  # of a placement; later ones are left out
+MOST_PHASES = 512  # of a placement, besides those of training; later ones are left out
 
 
 class PlacementPhases:
@@ -21,9 +21,9 @@ class PlacementPhases:
     def over(self, name: str, began: float, job: int | None = None, /, **counts: float) -> float:
         """A phase that `began` (epoch seconds) is over. Returns the present moment."""
         now = time.time()
-        if self._record is not None and self._recorded < MOST_PHASES:
+        if self._recorded < MOST_PHASES:
             self._recorded += 1
-            self._record(PhaseSpan(name=name, began=began, ended=now, job=job, counts=counts))
+            self._tell(PhaseSpan(name=name, began=began, ended=now, job=job, counts=counts))
         return now
 
     def stepped(self, warm_up: Iterable[bool], seconds: float, tokens: int) -> None:
@@ -44,8 +44,12 @@ class PlacementPhases:
     def training_over(self) -> None:
         """No further steps follow in this phase."""
         if self._training is not None:
-            self.over(self._training, self._began, **self._counts)
+            self._tell(PhaseSpan(name=self._training, began=self._began, ended=time.time(), counts=self._counts))
             self._training, self._counts = None, {}
+
+    def _tell(self, phase: PhaseSpan) -> None:
+        if self._record is not None:
+            self._record(phase)
 
     def _add(self, **more: float) -> None:
         if self._training is not None:

@@ -178,6 +178,8 @@ class PlacementRun:
     def ended(self, run: JobRun, *events: ReportEvent) -> None:
         """Mark the job as ended, and record its last events."""
         run.apply(JobEnded())
+        if self.all_ended:  # told before its last job's end: that ends the placement, and the service takes nothing after it
+            self.phases.training_over()
         self.flush_throughput()
         self.record(*events)
 

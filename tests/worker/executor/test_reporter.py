@@ -264,3 +264,13 @@ def test_a_placement_records_few_phases():
     for _ in range(MOST_PHASES + 5):
         phases.over("again", 1.0)
     assert len(spans) == MOST_PHASES
+
+
+def test_the_phases_of_training_are_recorded_past_the_limit():
+    spans: list[PhaseSpan] = []
+    phases = PlacementPhases(spans.append)
+    phases.stepped([False], 0.5, 10)
+    for _ in range(MOST_PHASES):
+        phases.over("upload", 1.0)
+    phases.training_over()
+    assert spans[-1].name == "train"
