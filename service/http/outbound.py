@@ -235,7 +235,11 @@ def _resolve(host: str, port: int) -> list[IPAddress]:
 
     if not _RESOLVING.acquire(blocking=False):
         raise Failed(f"{host} cannot be resolved: the resolver does not answer for other names")
-    threading.Thread(target=ask, name="resolver", daemon=True).start()  # getaddrinfo takes no timeout
+    try:
+        threading.Thread(target=ask, name="resolver", daemon=True).start()  # getaddrinfo takes no timeout
+    except RuntimeError as error:  # no more threads, or the process ends
+        _RESOLVING.release()
+        raise Failed(f"{host} cannot be resolved: {error}") from None
     try:
         found = answer.get(timeout=_RESOLVE_SECONDS)
     except queue.Empty:

@@ -35,7 +35,7 @@ def rejected(body: bytes) -> int:
     try:
         said = json.loads(body or b"{}")["partialSuccess"]["rejectedSpans"]
         return int(said)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return 0
 
 

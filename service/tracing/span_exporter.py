@@ -132,5 +132,6 @@ def on() -> bool:
 
 def record(*spans: Span) -> None:
     """Queue spans for the collector, if there is one."""
-    if _Started.exporter is not None:
-        _Started.exporter.put(spans)
+    exporter = _Started.exporter  # once: another thread may stop it
+    if exporter is not None:
+        exporter.put(spans)
