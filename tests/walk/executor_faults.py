@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.walk.shared_executor import SPECS, SharedExecutor
 STALL = 5  # seconds without progress after which the service gives an executor up
 DETACH = 12  # and a little more than those after which its daemon kills it
 # bytes that an executor still gets: enough for short rows; for one of _LONGEST tokens too little, or enough if it recomputes
-_HEADROOM = (32 << 20, 64 << 20)
+_HEADROOM = (64 << 20, 96 << 20)  # with 8 MiB of stack for each thread that a joining task starts
 _LONGEST = 900
 _WATCHFUL = {"policy": "alto", "warmup_fraction": 1.0, "eval_every": 4, "tau_gap": 10.0}
 
@@ -89,13 +90,13 @@ def stop_executor(it: Round) -> None:
     it.together()
     pid = it.shared.executor()
     it.strike(pid, signal.SIGSTOP)
-    for at, task in it.tasks.items():
-        it.shared.until(at, task, lambda task: task["requeue_reason"] is not None or task["status"] in ENDED)
-    time.sleep(it.random.uniform(0, DETACH))  # the fault's own length
     try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
+        for at, task in it.tasks.items():
+            it.shared.until(at, task, lambda task: task["requeue_reason"] is not None or task["status"] in ENDED)
+        time.sleep(it.random.uniform(0, DETACH))  # the fault's own length
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def poison_rate(it: Round) -> None:
@@ -127,14 +128,17 @@ def out_of_memory(it: Round) -> None:
     pid = it.shared.executor()
     (data,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmData")]
     soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-    resource.prlimit(pid, resource.RLIMIT_DATA, ((int(data) << 10) + it.random.choice(_HEADROOM), hard))
     log = it.shared.motet.log("worker")
     told = log.stat().st_size
-    it.join(**long)
-    assert it.bad is not None
-    it.shared.ended(it.bad, it.tasks[it.bad])
-    resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
-    assert "out of memory in a pass" in log.read_text()[told:]
+    resource.prlimit(pid, resource.RLIMIT_DATA, ((int(data) << 10) + it.random.choice(_HEADROOM), hard))
+    try:
+        it.join(**long)
+        assert it.bad is not None
+        it.shared.ended(it.bad, it.tasks[it.bad])
+    finally:
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+    assert b"out of memory in a pass" in log.read_bytes()[told:]
 
 
 def poison_process(it: Round) -> None:

@@ -22,8 +22,8 @@ TENANTS = ("amber", "birch", "cedar", "dune")
 SPECS: tuple[dict[str, Any], ...] = (
     {
         "search_space": {"method": "grid", "learning_rate": [2e-3], "rank": [8], "batch_size": [4]},
-        "training": {"epochs": 100, "max_steps": 120, "max_seq_len": 16},
-        "early_exit": {"policy": "none", "eval_every": 30},
+        "training": {"epochs": 100, "max_steps": 240, "max_seq_len": 16},
+        "early_exit": {"policy": "none", "eval_every": 60},
     },
     {
         "search_space": {"method": "grid", "learning_rate": [3e-3, 1e-3], "rank": [4], "batch_size": [2], "dropout": [0.1]},
