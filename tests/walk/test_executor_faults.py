@@ -22,7 +22,6 @@ PATIENT = {
 # only where an executor is to stall: with these a pause of a busy machine is a loss too
 QUICK = {**PATIENT, "MOTET_LEASE_SECONDS": "6", "MOTET_STALL_SECONDS": str(STALL)}
 _STACKS = {"patient": PATIENT, "quick": QUICK}
-SHORT = ("kill_executor", "out_of_memory")
 ROUNDS = 40
 
 
@@ -117,13 +116,6 @@ def run(shared: SharedExecutor, alone: list[Left], fault: str, seed: int) -> Non
     check(it, alone)
     if it.bad is not None:
         check_bad(it)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("shared", ["patient"], indirect=True)
-@pytest.mark.parametrize("fault", SHORT)
-def test_a_fault_of_a_shared_executor_costs_nobody_anything(shared: SharedExecutor, alone: list[Left], fault: str) -> None:
-    run(shared, alone, fault, seed=0)
 
 
 _NAMES = sorted(FAULTS)
