@@ -11,9 +11,32 @@ from tests.worker.fleet import JOIN_TOKEN, Fleet
 from tests.worker.reported import Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
+from worker.executor.placement_run import PlacementRun
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded, Stop
+from worker.replicas.replica_set import Replicas
 from worker.settings import Settings
+
+
+class PacedExecutor(Executor):
+    """Takes no step before the fleet has heard of the one before: what a report brings about comes at its step, however slow
+    the machine is."""
+
+    def __init__(self, fleet: Fleet, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.fleet = fleet
+
+    def _iterate(self, replicas: Replicas) -> None:
+        super()._iterate(replicas)
+        for task in self._attached.open:
+            task.reporter.drain(0)  # else points are gathered for a while
+            told = self.fleet.reported[task.key]
+            self.fleet.until(lambda task=task, told=told: not told.live or heard(task, told))
+
+
+def heard(task: PlacementRun, told: Reported) -> bool:
+    """Whether all its jobs' steps were reported."""
+    return all(told.step[run.index] >= run.step for run in task.runs)
 
 
 class Inside:
@@ -37,9 +60,10 @@ class Inside:
         prepare: Callable[[Executor], None] = lambda executor: None,
         joining: Sequence[Placement] = (),
         after: int = 2,
+        paced: bool = False,
     ) -> list[Reported]:
         """Attach them all to one executor and run until every one has ended. joining: these come once any of the others has
-        reported `after` steps."""
+        reported `after` steps. paced: see PacedExecutor."""
         reported = [self.fleet.place(placement) for placement in (*placements, *joining)]
         left = {placement.placement_id for placement in (*placements, *joining)}
         late, watch = list(joining), self.fleet.on_report
@@ -64,7 +88,8 @@ class Inside:
                     executor.handle_command(Stop(seconds=0))
 
         with PlacementLink(self.fleet.url) as link:
-            executor = Executor(self.settings, link, tell)
+            parts = (self.settings, link, tell)
+            executor = PacedExecutor(self.fleet, *parts) if paced else Executor(*parts)
             for placement in placements:
                 attach(placement)
             prepare(executor)

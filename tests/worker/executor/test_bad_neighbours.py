@@ -110,7 +110,7 @@ def test_a_tenant_that_cancels_in_the_midst_of_a_step(fleet, placing, tmp_path, 
 
         fleet.on_report = on_report
 
-    *healthy, gone = inside.run(*placements, bad, prepare=cancel_soon)
+    *healthy, gone = inside.run(*placements, bad, prepare=cancel_soon, paced=True)
     assert gone.ended == {}
     assert [ends(one) for one in healthy] == alone
 

@@ -95,7 +95,7 @@ def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path
 
         fleet.on_report = on_report
 
-    (reported,) = inside.run(placement, prepare=stop_soon)
+    (reported,) = inside.run(placement, prepare=stop_soon, paced=True)
     assert inside.ended == [], "the daemon gives the placements back itself"
     (checkpointed,) = reported.of(Checkpointed)
     steps = {ref.step for ref in checkpointed.jobs.values()}
@@ -114,7 +114,7 @@ def test_a_placement_that_was_ended_leaves_and_others_stay(fleet, placing, tmp_p
 
         fleet.on_report = on_report
 
-    cut, whole = inside.run(first, second, prepare=detach_soon)
+    cut, whole = inside.run(first, second, prepare=detach_soon, paced=True)
     assert {e.placement_id: e.lost for e in inside.ended} == {"p1": False, "p2": False}
     assert len(whole.ended) == 4
     assert cut.ended == {}
@@ -139,7 +139,7 @@ def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet
 
             fleet.on_report = on_report
 
-        (left,) = leaving.run(placement, prepare=leave_soon)
+        (left,) = leaving.run(placement, prepare=leave_soon, paced=True)
         assert [(e.placement_id, e.lost) for e in leaving.ended] == [(key, False)]
         assert isinstance(left.events[-1], Detached)
         unfinished = {job for job in left.status if job not in left.ended}

@@ -109,7 +109,7 @@ def test_killed_on_one_width_it_goes_on_on_another(fleet, placing, tmp_path):
             reported.live = not reported.checkpoints or max(reported.step.values()) < until
 
         fleet.on_report = lose
-        (reported,) = Inside(fleet, tmp_path / key, worker_checkpoint_seconds=0.05).run(placement)
+        (reported,) = Inside(fleet, tmp_path / key, worker_checkpoint_seconds=0.05).run(placement, paced=True)
         kept = {job: ref.step for job, ref in reported.checkpoints.items()}
         for (job, series), points in reported.curves.items():
             done = float("inf") if job in reported.ended else kept.get(job, 0)
@@ -162,7 +162,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     fleet.on_report = hurt
     inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.05)
     with pytest.raises(RankLost if number == signal.SIGKILL else LeaseNotHeld) as error:
-        inside.run(lost)
+        inside.run(lost, paced=True)
     if number == signal.SIGKILL:
         assert f"rank 1 (pid {hit[0]}) ended with -9" in str(error.value)
     assert gone(hit[0])
