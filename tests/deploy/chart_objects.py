@@ -49,7 +49,8 @@ A_BUCKET: Mapping[str, Any] = {
         "credentialsSecret": "bucket",
         "accessMode": "ReadWriteOnce",
         "size": "1Gi",
-    }
+    },
+    "serviceAccount": "motet-storage",
 }
 
 

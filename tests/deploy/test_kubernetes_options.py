@@ -28,6 +28,18 @@ def test_with_a_bucket_only_the_first_keys_need_a_claim() -> None:
     assert "AWS_ACCESS_KEY_ID" not in str(find("StatefulSet", "motet-worker", A_BUCKET)), "workers get presigned URLs"
 
 
+def test_a_service_account_is_of_the_services_pods_alone() -> None:
+    accounts = {name: pod.get("serviceAccountName") for name, _, pod in containers(A_BUCKET | BACKUPS)}
+    ours = {f"motet-{name}" for name in ("api", "queue", "reconcile", "migrate", "backup")}
+    assert {name for name, account in accounts.items() if account == "motet-storage"} == ours
+    assert not [name for name, _, pod in containers() if "serviceAccountName" in pod]
+
+
+def test_a_worker_is_killed_only_after_it_could_store_its_jobs() -> None:
+    pod = find("StatefulSet", "motet-worker")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= int(env_of(pod["containers"][0])["MOTET_WORKER_STOP_SECONDS"]) + 10
+
+
 def test_with_a_hub_no_folder_of_bases_is_mounted_and_its_token_reaches_api_and_workers_alone() -> None:
     tokens = {name for name, container, _ in containers(A_HUB) if "HF_TOKEN" in env_of(container)}
     assert tokens == {"motet-api", "motet-worker"}
