@@ -32,8 +32,9 @@ _PAUSE_SECONDS = 5.0
 _FULL = ("insufficientstorage", "storagefull", "quotaexceeded", "507 insufficient")
 _WRONG = (
     *("nosuchbucket", "nosuchcontainer", "bareredirect", "redirect without location", "expiredtoken", "invalidtoken"),
-    *("401 unauthorized", "403 forbidden", "authorizationheadermalformed"),
+    *("401 unauthorized", "403 forbidden", "authorizationheadermalformed", "400 bad request"),
 )
+_SLOW = ("requesttimeout",)  # S3 answers a slow sender with 400
 
 
 class BucketKeyMissing(Exception):
@@ -71,11 +72,14 @@ class Bucket:
     def put(self, key: str, source: bytes | Iterable[bytes]) -> None:
         """Write the key at once or not at all: an exception of the iterable, which must not use a bucket, aborts the multipart
         upload and is passed on."""
-        with self._asked(f"PUT of {key}"):
-            if isinstance(source, bytes):
-                obstore.put(self._store, key, source, use_multipart=False)
-            else:
-                obstore.put(self._store, key, iter(source), chunk_size=PART, max_concurrency=_PARTS_AT_ONCE)
+        try:
+            with self._asked(f"PUT of {key}"):
+                if isinstance(source, bytes):
+                    obstore.put(self._store, key, source, use_multipart=False)
+                else:
+                    obstore.put(self._store, key, iter(source), chunk_size=PART, max_concurrency=_PARTS_AT_ONCE)
+        except BucketKeyMissing:  # a lifecycle rule or an operator aborted the multipart upload
+            raise StorageAway("The bucket gave an upload up before it was whole; try again.", retry_after=1) from None
 
     def find(self, key: str) -> BucketEntry:
         """Raises BucketKeyMissing, and StorageRefused where it is the bucket that is missing."""
@@ -141,7 +145,8 @@ class Bucket:
         if _says(error, _FULL):
             log.error("the bucket %s has no room: %s: %s", self.name, what, _first_line(error))
             return OSError(errno.ENOSPC, f"the bucket {self.name} has no room")
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or _says(error, _WRONG):
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
+        if denied or (_says(error, _WRONG) and not _says(error, _SLOW)):
             return self._refused(what, error)
         log.error("the bucket %s does not answer: %s: %s", self.name, what, _first_line(error))
         self._paused_until = time.monotonic() + _PAUSE_SECONDS
