@@ -1,13 +1,15 @@
 """The executor of an answer session as a script, and requests that wait for one."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from contract.compatibility.capabilities import understood
 from contract.messages.placement_messages import AnswersOnly
 from service.completions.models import CompletionRequest
+from service.fleet.models import AnswerSession
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.live_server import until
 from tests.service.openai.completion_executor import piece, text
@@ -76,3 +78,15 @@ def held(node: ScriptedNode) -> Answerer:
     """The one session that the node should hold."""
     (session,) = node.desired().sessions
     return Answerer(node, session)
+
+
+def live(database) -> list[str]:
+    """Ids of the sessions that have not ended."""
+    with database.begin() as session:
+        return list(session.scalars(select(AnswerSession.id).where(AnswerSession.ended_at.is_(None))))
+
+
+def lapse(database) -> None:
+    """The claims of all executors are over."""
+    with database.begin() as session:
+        session.execute(update(CompletionRequest).values(claimed_until=func.now() - timedelta(seconds=1)))

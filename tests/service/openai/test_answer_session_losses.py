@@ -1,4 +1,4 @@
-"""Answer sessions whose executor, daemon or starter is lost, and whose adapters they may hold. A scripted node."""
+"""Answer sessions whose executor, daemon or starter is lost. A scripted node."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -12,25 +12,13 @@ from service.completions.following import Following
 from service.completions.models import CompletionRequest
 from service.completions.session_starts import start_for_who_asks
 from service.fleet.answer_sessions import end_over
-from service.fleet.models import AnswerSession, Node, Placement
-from tests.service.fleet.scripted import exited
-from tests.service.openai.answerer import ABLE, Answerer, held, waiting
-from tests.service.openai.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
+from service.fleet.models import AnswerSession, Node
+from tests.service.openai.answerer import ABLE, Answerer, held, lapse, live, waiting
+from tests.service.openai.completion_executor import USER, piece, refused, text
 from tests.service.scraped import samples
 
 pytestmark = pytest.mark.usefixtures("nobody_asks")
 LONG_AGO = func.clock_timestamp() - timedelta(hours=2)
-
-
-def live(database) -> list[str]:
-    with database.begin() as session:
-        return list(session.scalars(select(AnswerSession.id).where(AnswerSession.ended_at.is_(None))))
-
-
-def lapse(database) -> None:
-    """The claims of all executors are over."""
-    with database.begin() as session:
-        session.execute(update(CompletionRequest).values(claimed_until=func.now() - timedelta(seconds=1)))
 
 
 def test_an_executor_killed_while_it_loads_is_replaced_once_and_then_told(ask, new_node, database, dependencies) -> None:
@@ -264,116 +252,6 @@ def test_a_device_is_free_again_and_its_seconds_are_counted(ask, new_node, admin
     assert more[1] > over
     forget(dependencies)
     assert told() == more, "added to those before"
-
-
-@pytest.fixture
-def secret(training, database) -> str:
-    """A job of a task that shared with nobody; the task has ended, with the job's adapter. Its node takes nothing more."""
-    placement = training(isolation="dedicated")
-    job = adapter_of(placement)
-    placement.report(exited(1, 5))
-    with database.begin() as session:
-        session.execute(update(Node).where(Node.id == placement.node.id).values(drained_at=func.now()))
-        assert session.get_one(Placement, placement.id).end_reason == "finished"
-    return job
-
-
-def test_isolation_an_adapter_of_a_dedicated_task_has_an_executor_of_its_own(
-    secret, ask, server, new_tenant, new_node, database, dependencies
-) -> None:
-    node = new_node(slots=2, said=ABLE)
-    with asking(server, new_tenant().key) as theirs:
-        shared = theirs("chat", messages=USER)
-        mine = ask("chat", messages=USER, model=secret)
-        waiting(database, 2)
-        assert start_for_who_asks(dependencies) == 2
-        with database.begin() as session:
-            own = session.scalars(select(AnswerSession.id).where(AnswerSession.dedicated)).one()
-        both = {one.placement_id == own: Answerer(node, one, f"executor-{one.placement_id}") for one in node.desired().sessions}
-        assert set(both) == {True, False}
-        (base,) = both[False].next()
-        assert base["adapter"] is None
-        (adapter,) = both[True].next()
-        assert adapter["adapter"]
-        for one, work in ((both[False], base), (both[True], adapter)):
-            one.sends(piece(work, 1, text(work["request_id"], finish_reason="stop"), over=True))
-        assert shared.result().choices[0].message.content == base["request_id"]
-        assert mine.result().choices[0].message.content == adapter["request_id"]
-        more = theirs("chat", messages=USER)
-        waiting(database)
-        assert both[True].wants().json()["requests"] == [], "nor does the tenant's own executor answer others"
-        both[False].answer("yes")
-        more.result()
-
-
-def test_isolation_where_one_device_is_there_the_dedicated_adapter_waits_for_none(
-    secret, ask, server, new_tenant, new_node, database, dependencies
-) -> None:
-    node = new_node(said=ABLE)
-    with asking(server, new_tenant().key) as theirs:
-        shared = theirs("chat", messages=USER)
-        waiting(database)
-        assert start_for_who_asks(dependencies) == 1
-        mine = ask("chat", messages=USER, model=secret)
-        waiting(database, 2)
-        assert start_for_who_asks(dependencies) == 0
-        there = held(node)
-        works = there.next()
-        assert [work["adapter"] for work in works] == [None], "the executor that others share never gets it"
-        there.sends(piece(works[0], 1, text("yes", finish_reason="stop"), over=True))
-        assert shared.result().choices[0].message.content == "yes"
-        assert (
-            "other bases that are asked hold every device" in refused(mine, openai.InternalServerError, "no_executor").message
-        )
-
-
-def test_isolation_what_an_executor_has_ends_where_others_come_to_it(
-    secret, ask, server, new_tenant, new_node, database, dependencies
-) -> None:
-    """The same process answered the dedicated adapter, and is now told to answer everybody."""
-    node = new_node(said=ABLE)
-    mine = ask("chat", messages=USER, model=secret)
-    waiting(database)
-    assert start_for_who_asks(dependencies) == 1
-    own = held(node)
-    (work,) = own.next()
-    assert own.sends(piece(work, 1, text("sec"))).json()["gone"] == []
-    with database.begin() as session:
-        session.execute(update(AnswerSession).values(ended_at=func.now(), end_reason="nobody asked for a while"))
-    with asking(server, new_tenant().key) as theirs:
-        other = theirs("chat", messages=USER)
-        waiting(database)
-        assert start_for_who_asks(dependencies) == 1
-        shared = held(node)
-        given = shared.wants(held=(work["request_id"],)).json()
-        assert given["gone"] == [work["request_id"]]
-        assert shared.sends(piece(work, 2, text("ret", finish_reason="stop"), over=True)).json()["gone"] == [work["request_id"]]
-        (theirs_work,) = given["requests"] or shared.next()
-        shared.sends(piece(theirs_work, 1, text("yes", finish_reason="stop"), over=True))
-        assert other.result().choices[0].message.content == "yes"
-    lapse(database)
-    waiting(database)
-    node.reboot()
-    assert start_for_who_asks(dependencies) == 1
-    again = Answerer(node, held(node).given, "executor-3")
-    assert again.answer("secret") == 1
-    assert mine.result().choices[0].message.content == "secret"
-
-
-def test_isolation_a_dedicated_request_does_not_wait_for_an_executor_that_its_tenant_shares(
-    secret, ask, training, new_tenant, new_node, database, dependencies
-) -> None:
-    beside, theirs = training(), training(new_tenant())
-    mine = ask("chat", messages=USER, model=secret)
-    waiting(database)
-    assert start_for_who_asks(dependencies) == 0, "its tenant is alone there, so it answers"
-    node = new_node(said=ABLE)
-    with database.begin() as session:  # as if that one had joined this one
-        session.execute(update(Placement).where(Placement.id == theirs.id).values(node_id=beside.node.id))
-    assert Executor(beside).wants()["requests"] == []
-    assert start_for_who_asks(dependencies) == 1
-    held(node).answer("secret")
-    assert mine.result().choices[0].message.content == "secret"
 
 
 def test_who_follows_a_waiting_request_does_not_lock_it_from_who_claims_it(ask, new_node, database, dependencies) -> None:
