@@ -212,9 +212,8 @@ class Fleet:
         self.lost.append(said)
         self.desired = [p for p in self.desired if p.placement_id not in said.fences]
         self.sessions = [p for p in self.sessions if p.placement_id not in said.fences]
-        for placement_id in said.fences:
-            if placement_id in self.reported:  # else it never was: a newer service's
-                self.reported[placement_id].live = False
+        for placement_id in said.fences.keys() & self.reported.keys():  # the others never were: a newer service's
+            self.reported[placement_id].live = False
         self.newer = [p for p in self.newer if p["placement_id"] not in said.fences]
         self.version += 1
         return 204, b""
@@ -272,9 +271,7 @@ class Fleet:
         gone = sorted(self.gone & {piece.request_id for piece in said.pieces})
         return 200, PiecesTaken(gone=gone).model_dump_json().encode()
 
-    def _completion_object(
-        self, bearer: str, body: bytes, placement_id: str, request_id: str, sha256: str
-    ) -> tuple[int, bytes]:
+    def _completion_object(self, bearer: str, body: bytes, _: str, request_id: str, sha256: str) -> tuple[int, bytes]:
         assert request_id in self.pieces
         return 200, self.objects[sha256]
 
