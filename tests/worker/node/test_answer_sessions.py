@@ -11,19 +11,7 @@ from contract.states import RequeueReason
 from tests.worker.executor.completion_work import work
 from tests.worker.fleet import Fleet
 from tests.worker.processes import gone
-from tests.worker.running_node import LONG, SPACE, Node, Placing, fleet_with_placements, running, trains
-
-
-@pytest.fixture(scope="class")
-def placed(tiny_base: BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Placing]]:
-    with fleet_with_placements(tiny_base, tmp_path_factory.mktemp("f")) as made:
-        yield made
-
-
-@pytest.fixture(scope="class")
-def node(placed: tuple[Fleet, Placing], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with running(placed[0], tmp_path_factory.mktemp("node")) as it:
-        yield it
+from tests.worker.running_node import LONG, SPACE, Placing, trains
 
 
 def asking(base: BaseModelRef, key: str) -> AnswersOnly:

@@ -8,25 +8,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from contract.messages.placement_messages import BaseModelRef, Placement
+from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import Checkpointed, Detached, JobCompleted
 from contract.states import RequeueReason
 from tests.worker.fleet import Fleet
 from tests.worker.inside import resumed
 from tests.worker.processes import environment, gone
-from tests.worker.running_node import LONG, SHORT, SPACE, Node, Placing, fleet_with_placements, refused, running, trains
-
-
-@pytest.fixture(scope="class")
-def placed(tiny_base: BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Placing]]:
-    with fleet_with_placements(tiny_base, tmp_path_factory.mktemp("f")) as made:
-        yield made
-
-
-@pytest.fixture(scope="class")
-def node(placed: tuple[Fleet, Placing], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with running(placed[0], tmp_path_factory.mktemp("node")) as it:
-        yield it
+from tests.worker.running_node import LONG, SHORT, SPACE, Placing, fleet_with_placements, refused, running, trains
 
 
 class TestOneNode:
