@@ -5,18 +5,17 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from contract.batch_spec import BatchSpec
-from service.app_state import DependenciesDep, GradersDep, QueueDep, Service, WakeupsDep
+from service.app_state import GradersDep, QueueDep, Service, WakeupsDep
 from service.authentication import Db, Reader, StillAllowed, Writer, WriterFirst
 from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
 from service.batches.resource import BatchResource, render
-from service.http.concurrency_limits import Estimating, Submitting
+from service.http.concurrency_limits import Submitting
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.idempotency.repeated_requests import ClaimedKey
-from service.scheduler.routes import Counted
+from service.scheduler.routes import EstimatorDep
 from service.tasks.models import Batch
-from service.tasks.submission.spec_checks import SpecChecker
 from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=problems(401, 403))
@@ -65,19 +64,8 @@ router.add_api_route(
     description="When each task would start and end if the batch were posted now, by the rules alone. Nothing is stored.",
     responses=problems(400, 413, 422, 429),
 )
-def estimate_batch(
-    spec: BatchSpec,
-    reader: Reader,
-    db: Db,
-    dependencies: DependenciesDep,
-    graders: GradersDep,
-    counted: Counted,
-    limited: Estimating,
-) -> BatchEstimateResource:
-    with db.begin() as session:
-        refs = actions.checked(SpecChecker(session, reader, graders), spec)
-    with dependencies.db.begin() as session:
-        return batch_dry_run(session, dependencies, reader.tenant_id, spec, refs)
+def estimate_batch(spec: BatchSpec, estimator: EstimatorDep) -> BatchEstimateResource:
+    return estimator.estimate(spec, actions.checked, batch_dry_run)
 
 
 @router.get("", operation_id="list_batches", summary="List batches, the newest first", responses=problems(422))

@@ -1,13 +1,19 @@
 """HTTP routes: the schedule, a task's plan history, and estimates."""
 
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from contract.task_spec import TaskSpec
 from service.app_state import DependenciesDep, GradersDep, state_of
 from service.authentication import Db, Reader
+from service.database.engine import Database
+from service.dependencies import Dependencies
+from service.graders.endpoint_graders import EndpointGraders
 from service.http.concurrency_limits import Estimating
 from service.http.pagination import MAX_LIMIT, Cursor, Limit, Page, page
 from service.http.response_schemas import problems
@@ -17,7 +23,12 @@ from service.scheduler.models import PlanChange
 from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import PlanChangeResource
 from service.tasks.submission.spec_checks import SpecChecker
+from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
+
+Spec = TypeVar("Spec")
+Refs = TypeVar("Refs")
+Found = TypeVar("Found")
 
 
 async def _counted(request: Request, reader: Reader) -> None:
@@ -26,7 +37,40 @@ async def _counted(request: Request, reader: Reader) -> None:
     await state.rates.take(f"{reader.tenant_id}:estimates", state.settings.estimates_per_minute, "estimates of this tenant")
 
 
-Counted = Annotated[None, Depends(_counted)]
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates for one request, which is counted against its tenant's limit and computes while no other estimate does."""
+
+    reader: Principal
+    db: Database
+    dependencies: Dependencies
+    graders: EndpointGraders
+
+    def estimate(
+        self,
+        spec: Spec,
+        check: Callable[[SpecChecker, Spec], Refs],
+        run: Callable[[Session, Dependencies, str, Spec, Refs], Found],
+    ) -> Found:
+        """What `run` finds for the spec, with what `check` found it to refer to. Raises what `check` refuses."""
+        with self.db.begin() as session:
+            refs = check(SpecChecker(session, self.reader, self.graders), spec)
+        with self.dependencies.db.begin() as session:
+            return run(session, self.dependencies, self.reader.tenant_id, spec, refs)
+
+
+async def _estimator(
+    reader: Reader,
+    db: Db,
+    dependencies: DependenciesDep,
+    graders: GradersDep,
+    counted: Annotated[None, Depends(_counted)],
+    limited: Estimating,
+) -> Estimator:
+    return Estimator(reader, db, dependencies, graders)
+
+
+EstimatorDep = Annotated[Estimator, Depends(_estimator)]  # declare as a route's last parameter: it waits for its turn
 router = APIRouter(prefix="/v1", responses=problems(401, 403))
 
 
@@ -73,16 +117,5 @@ def list_plan_history(
     ),
     responses=problems(400, 413, 422, 429),
 )
-def estimate_task(
-    spec: TaskSpec,
-    reader: Reader,
-    db: Db,
-    dependencies: DependenciesDep,
-    graders: GradersDep,
-    counted: Counted,
-    limited: Estimating,
-) -> EstimateResource:
-    with db.begin() as session:
-        refs = SpecChecker(session, reader, graders).check(spec)
-    with dependencies.db.begin() as session:
-        return dry_run(session, dependencies, reader.tenant_id, spec, refs)
+def estimate_task(spec: TaskSpec, estimator: EstimatorDep) -> EstimateResource:
+    return estimator.estimate(spec, SpecChecker.check, dry_run)

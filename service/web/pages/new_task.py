@@ -13,18 +13,18 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.task_spec import TaskSpec
-from service.app_state import BaseFoldersDep, BaseTokenizers, Config, DependenciesDep, GradersDep, QueueDep, Store
+from service.app_state import BaseFoldersDep, BaseTokenizers, Config, GradersDep, QueueDep, Store
 from service.authentication import Db, Writer
 from service.files import actions as files
 from service.files import row_preview
 from service.files.models import File
 from service.fleet.base_models.base_folders import BaseTokenizer
 from service.fleet.models import BaseModel
-from service.http.concurrency_limits import Estimating, Submitting
+from service.http.concurrency_limits import Submitting
 from service.http.problem_handlers import field_error
 from service.http.problems import FieldError, Problem
 from service.scheduler.dry_run import EstimateResource, dry_run
-from service.scheduler.routes import Counted
+from service.scheduler.routes import EstimatorDep
 from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.stored_specs import effective
@@ -124,23 +124,18 @@ def estimate(
     viewer: Looking,
     writer: Writer,
     db: Db,
-    dependencies: DependenciesDep,
-    graders: GradersDep,
+    settings: Config,
     form: Form,
     request: Request,
-    counted: Counted,
-    limited: Estimating,
+    estimator: EstimatorDep,
 ) -> Response:
     draft, found = TaskForm.read(form), None
     if draft.checked is not None:
         try:
-            with db.begin() as session:
-                refs = SpecChecker(session, writer, graders).check(draft.checked)
-            with dependencies.db.begin() as session:
-                found = dry_run(session, dependencies, writer.tenant_id, draft.checked, refs)
+            found = estimator.estimate(draft.checked, SpecChecker.check, dry_run)
         except Problem as problem:
             draft.refused(problem)
-    return _page(request, db, writer, dependencies.settings, draft, estimate=found)
+    return _page(request, db, writer, settings, draft, estimate=found)
 
 
 @router.post("/tasks/new/preview")
