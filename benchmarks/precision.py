@@ -57,7 +57,7 @@ def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
     found = search(base, pair, third_of(pair, small=small, precision=precision), 0, data, 80 if small else None)
     entrant, _ = found.driver.chosen()
     (curve,) = (one for one in found.sweep.curves if one.job == entrant.index)
-    scores = found.sweep.validation(curve.at(entrant.best_step)[1], len(found.data.validation))
+    scores = found.sweep.validation(curve.at(entrant.best_step)[1], len(found.ground.data.validation))
     assert scores is not None, "a winner's scores are finite"
     slot = found.hold(entrant.index)
     with tempfile.TemporaryDirectory() as name:
@@ -66,7 +66,8 @@ def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
         export_peft(folder, targets, weights, config=config, base_model=QWEN2)
         seconds = time.monotonic() - began
         validation, unseen = (
-            _peft_loss(base_folder, folder, part.sequences, device) for part in (found.data.validation, found.test)
+            _peft_loss(base_folder, folder, part.sequences, device)
+            for part in (found.ground.data.validation, found.ground.test)
         )
     return Winner(entrant.index, entrant.best_step, scores.mean, validation, unseen, seconds)
 

@@ -106,8 +106,8 @@ def compared(name: str, seed: int, device: torch.device, sets: Path, small: bool
     candidates = found.driver.candidates()
     jobs = [one.index for one in candidates]
     answers = Answers(found, metric, new_tokens)
-    seen = answers.of(found.data.validation, VALIDATION_PROMPTS, [None, *jobs])
-    unseen = answers.of(found.test, len(found.test), [None, *jobs])
+    seen = answers.of(found.ground.data.validation, VALIDATION_PROMPTS, [None, *jobs])
+    unseen = answers.of(found.ground.test, len(found.ground.test), [None, *jobs])
     by_loss, _ = found.driver.chosen()
     by_metric, selection = choose(
         [Candidate(one.index, one.rank, one.val_loss, _errors(seen[one.index])) for one in candidates],
@@ -148,7 +148,7 @@ def _gate(found: KeptSearch, job: int, device: torch.device) -> dict[str, Any]:
     """Greedy tokens of a winner's first prompts beside transformers' with PEFT in float32. A first token that differs is none
     where PEFT's own logits of both are nearly equal: the base's precision decides such a pair by its rounding."""
     base = found.ground.base
-    prompts = prompts_of(found.test, GATE_PROMPTS, base.decode)
+    prompts = prompts_of(found.ground.test, GATE_PROMPTS, base.decode)
     slot = found.hold(job)
     ours = greedy(base, prompts, slot, GATE_TOKENS)
     with tempfile.TemporaryDirectory() as name:

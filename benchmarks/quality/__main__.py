@@ -8,12 +8,10 @@ writes each sweep to a file in `--state`; a second run goes on with the missing 
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from benchmarks.quality import second_base
@@ -24,18 +22,13 @@ from benchmarks.quality.peers import asha_of
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, report
-from benchmarks.quality.set_rows import rows_of
 from benchmarks.quality.sweep_training import OutOfTime, blank, ground_of, train
 from benchmarks.result_file import this_machine
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
 from contract.task_spec import TaskSpec
-from worker.data.dataset import TokenRows, load
-from worker.data.token_cache import Reading, loose_stream
-from worker.data.token_stream import StreamView
 from worker.replicas.base_loader import BaseCopy, load_base
 
-STEP_TOKENS = {"cpu": 4096, "cuda": 65536}
 EXAMPLE_BASE = Path(__file__).parents[2] / "examples" / "base-model"
 
 
@@ -124,21 +117,14 @@ def _ticker(deadline: float) -> Callable[[], None]:
 def run_one(base: BaseCopy, pair: Pair, policy: str, seed: int, given: argparse.Namespace, tick: Callable[[], None]) -> Sweep:
     """One sweep: in full with every evaluation that a policy or figure needs, live as the default policy evaluates."""
     spec = spec_of(pair, policy, seed, given.small)
-    with tempfile.TemporaryDirectory() as folder:
-        task_file, test_file = rows_of(pair.set, given.data, Path(folder), given.rows)
-        whole = spec.early_exit.model_copy(update={"max_evaluation_share": None})  # every held-out row, in the split's order
-        data = load(spec.model_copy(update={"early_exit": whole}), task_file, None, base.reader)
-        stream = loose_stream(test_file, Reading(base.reader, spec.objective, spec.training.max_seq_len), lambda: None)
-        test = TokenRows(StreamView(stream, np.arange(stream.rows)), stream.per_row)
-        budget = STEP_TOKENS[base.trainer.backbone.device.type]
-        try:
-            ground = ground_of(base, spec, data, test, budget, tick)
-            made = blank(ground, pair.name, policy, seed, tick)
-            made.machine = this_machine()
-            driver = EarlyExitDriver(spec, made)
-            train(ground, made, driver, _watched(pair, spec, policy, seed, given.small, made), tick)
-        finally:
-            _clear(base)
+    try:
+        ground = ground_of(base, spec, pair.set, given.data, given.rows, tick, all_held_out=True)  # in the split's order
+        made = blank(ground, pair.name, policy, seed, tick)
+        made.machine = this_machine()
+        driver = EarlyExitDriver(spec, made)
+        train(ground, made, driver, _watched(pair, spec, policy, seed, given.small, made), tick)
+    finally:
+        _clear(base)
     return made
 
 

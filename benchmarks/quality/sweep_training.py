@@ -4,16 +4,22 @@ Knows trainer, data and driver. Knows no service.
 """
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.quality.base_set_pairs import RowSet
 from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.recorded_sweep import Curve, Sweep
+from benchmarks.quality.set_rows import rows_of
 from contract.task_spec import JobSchedule, TaskSpec
-from worker.data.dataset import DataSet, TokenRows
+from worker.data.dataset import DataSet, TokenRows, load
+from worker.data.token_cache import Reading, loose_stream
+from worker.data.token_stream import StreamView
 from worker.model.arena import Slot, rows_for
 from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey
@@ -26,6 +32,9 @@ from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, evaluate, log_probabilities
 
 _AT_ONCE = 12  # jobs evaluated in one call, which bounds the results that it holds
+_STEP_TOKENS = {"cpu": 4096, "cuda": 65536}  # of a pass
+
+Tick = Callable[[], None]  # called again and again meanwhile; may raise OutOfTime
 
 
 class OutOfTime(Exception):
@@ -48,28 +57,46 @@ class _Run:
 
 @dataclass(frozen=True)
 class Ground:
-    """What a sweep trains and is measured on. rows: the validation rows, then those of the test part; reference: under dpo."""
+    """What a sweep trains and is measured on.
+
+    test: rows that neither training nor selection reads; rows: the validation rows, then those; budget: tokens of a pass;
+    reference: under dpo.
+    """
 
     base: BaseCopy
     spec: TaskSpec
     data: DataSet
+    test: TokenRows
     rows: TokenRows
     budget: int
     reference: Reference | None
 
 
-def ground_of(base: BaseCopy, spec: TaskSpec, data: DataSet, test: TokenRows, budget: int, tick: Callable[[], None]) -> Ground:
-    rows = TokenRows([*data.validation.sequences, *test.sequences], test.per_row)
+def ground_of(
+    base: BaseCopy, spec: TaskSpec, row_set: RowSet, sets: Path, most: int | None, tick: Tick, all_held_out: bool = False
+) -> Ground:
+    """Load the set's rows. sets: the folder of the sets; most: rows of the set at most; all_held_out: validate on every row
+    that the split holds out, also where the spec bounds the share of evaluations. Raises OSError if the set is missing."""
+    early_exit = spec.early_exit.model_copy(update={"max_evaluation_share": None}) if all_held_out else spec.early_exit
+    with tempfile.TemporaryDirectory() as folder:
+        task_file, test_file = rows_of(row_set, sets, Path(folder), most)
+        data = load(spec.model_copy(update={"early_exit": early_exit}), task_file, None, base.reader)
+        stream = loose_stream(test_file, Reading(base.reader, spec.objective, spec.training.max_seq_len), tick)
+    test = TokenRows(StreamView(stream, np.arange(stream.rows)), stream.per_row)
+    rows, budget = (
+        TokenRows([*data.validation.sequences, *test.sequences], test.per_row),
+        _STEP_TOKENS[base.trainer.backbone.device.type],
+    )
     reference = None
     if spec.objective.type == "dpo":
         parts = {"train": data.train, "held": rows}
         wanted = {name: AdapterSequences(None, part.sequences, part.lengths) for name, part in parts.items()}
         found = log_probabilities(base.trainer, wanted, budget, tick)
         reference = Reference(found["train"], found["held"])
-    return Ground(base, spec, data, rows, budget, reference)
+    return Ground(base, spec, data, test, rows, budget, reference)
 
 
-def blank(ground: Ground, pair: str, policy: str, seed: int, tick: Callable[[], None]) -> Sweep:
+def blank(ground: Ground, pair: str, policy: str, seed: int, tick: Tick) -> Sweep:
     """The sweep before its first step, with the base's own losses."""
     spec, data, rows = ground.spec, ground.data, ground.rows
     dpo = ground.reference is not None
@@ -103,7 +130,7 @@ def train(
     sweep: Sweep,
     driver: EarlyExitDriver,
     watched: Mapping[int, Iterable[int]],
-    tick: Callable[[], None],
+    tick: Tick,
     evaluated: Callable[[int, Slot], None] = lambda job, slot: None,
 ) -> None:
     """Train the driver's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
@@ -156,7 +183,7 @@ def _attach(ground: Ground) -> dict[int, _Run]:
     return runs
 
 
-def _examine(ground: Ground, due: list[_Run], curves: Mapping[int, Curve], tick: Callable[[], None]) -> None:
+def _examine(ground: Ground, due: list[_Run], curves: Mapping[int, Curve], tick: Tick) -> None:
     reference = ground.reference.validation if ground.reference is not None else ()
     wanted = {run.index: EvaluationRequest(run.slot, ground.rows, run.job.config.beta, reference, scored="loss") for run in due}
     found = dict(evaluate(ground.base.trainer, wanted, ground.budget, tick))
