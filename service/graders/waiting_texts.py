@@ -12,9 +12,8 @@ from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
-MOST_WAITING = (
-    256 * 2**20
-)  # bytes of a tenant's texts that wait: those of 32 of the largest reports, else slow endpoints fill a disk
+# bytes of a tenant's texts that wait: those of 32 of the largest reports, else slow endpoints fill a disk
+MOST_WAITING = 256 * 2**20
 GIVEN_UP = timedelta(hours=24)  # after which texts that have no score get none
 
 Evaluated = tuple[str | None, int | None]  # job id (None: the base) and milestone (None: at the end)
