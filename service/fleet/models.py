@@ -2,11 +2,30 @@
 
 from typing import Any
 
-from sqlalchemy import Double, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
+from sqlalchemy import (
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+    any_,
+    case,
+    column,
+    exists,
+    or_,
+    table,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, column_property, mapped_column
 
 from service.database.engine import At, Base, Big, Id, Json, Now
+
+_other = table("placements", column("id"), column("ended_at"), column("leaving")).alias("other")
+_LEFT = or_(_other.c.ended_at.is_not(None), _other.c.leaving.is_not(None))
 
 
 class BaseModel(Base):
@@ -130,7 +149,12 @@ class Placement(Base):
     expected_high: Mapped[At | None]
     beside: Mapped[int] = mapped_column(default=0, server_default="0")  # other tasks on its executor, by the last plan
     max_slowdown: Mapped[float | None]  # most times slower than alone that sharing may make it; null: it shares with nobody
-    slowdown: Mapped[float | None]  # the same as its worker measured it last
+    slowdown: Mapped[float | None] = mapped_column()  # the same as its worker measured it last,
+    slowdown_beside: Mapped[list[str] | None] = mapped_column(ARRAY(Text))  # beside these placements; null: unknown
+    # null once one of them has ended or is asked to leave: it says nothing of those who stay. For sessions that see all tenants
+    current_slowdown: Mapped[float | None] = column_property(
+        case((~exists().where(_other.c.id == any_(slowdown_beside), _LEFT).correlate_except(_other), slowdown))
+    )
     correction: Mapped[float | None]  # measured over predicted, once a bound was broken beside it
     ended_at: Mapped[At | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))

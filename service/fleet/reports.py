@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import (
@@ -135,15 +135,9 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[Thr
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
-def _somebody_left(session: Session, beside: Sequence[str]) -> bool:
-    """Whether any of these placements has ended or was asked to leave."""
-    gone = or_(Placement.ended_at.is_not(None), Placement.leaving.is_not(None))
-    return bool(beside) and session.scalar(select(Placement.id).where(Placement.id.in_(beside), gone).limit(1)) is not None
-
-
 def _broken(placement: Placement) -> bool:
     """Whether sharing slows the placement beyond its bound."""
-    slowdown, bound = placement.slowdown, placement.max_slowdown
+    slowdown, bound = placement.current_slowdown, placement.max_slowdown
     return slowdown is not None and bound is not None and slowdown > BROKEN_AT * bound
 
 
@@ -165,12 +159,13 @@ def _add_throughput(
     placement.evaluation_seconds += done.evaluation_seconds
     placement.gpu_seconds += done.own_seconds
     broken = _broken(placement)
-    if done.slowdown is None:
-        placement.slowdown = None if done.steps else placement.slowdown
-    elif not _somebody_left(session, done.beside):  # else it was on its way when they left, and says nothing of who stays
-        placement.slowdown = done.slowdown
-    if _broken(placement) and not broken:
-        request_plan(session, dependencies.queue, "bound_broken")
+    if done.slowdown is not None or done.steps:
+        placement.slowdown, placement.slowdown_beside = done.slowdown, list(done.beside) or None
     session.flush()
+    session.expire(placement, ["current_slowdown"])
+    if done.slowdown is not None:
+        placement.slowdown = placement.current_slowdown  # null where it was on its way when one of the others left
+        if _broken(placement) and not broken:
+            request_plan(session, dependencies.queue, "bound_broken")
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update(**NODE_LOCK)).one()
     return profile_updates.note_steps(session, task, node, len(placement.device_indexes), done)

@@ -21,6 +21,6 @@ def end_moved(session: Session, task: Task, placement: Placement) -> bool:
         return False
     node = session.get_one(Node, placement.node_id)
     alone = work.estimate(task, node.device_type, len(placement.device_indexes)).seconds
-    seconds = alone * max(1.0, placement.slowdown or 1.0) if placement.beside else alone
+    seconds = alone * max(1.0, placement.current_slowdown or 1.0) if placement.beside else alone
     believed = (placement.expected_end - clock(session)).total_seconds()
     return abs(seconds - believed) > max(_LEAST_SECONDS, _PART * max(seconds, believed))

@@ -228,7 +228,7 @@ def _running(placed: Placement, task: Task, own: bool, live: list[tuple[Placemen
         expected_end=placed.expected_end,
         expected_end_interval=[low, high] if low is not None and high is not None else None,
         beside=sum(_shares(placed, other) for other, _ in live) - 1,
-        slowdown=placed.slowdown,
+        slowdown=placed.current_slowdown,
     )
 
 

@@ -27,7 +27,9 @@ def relieve(dependencies: Dependencies, token: str, seen: Snapshot) -> bool:
         if len(there) > 1 and all(placed.leaving is None for placed in there):
             slowest = max(there, key=_over)
             if _over(slowest) > BROKEN_AT:
-                why = makes_room(slowest.slowdown or 1.0, slowest.max_slowdown or 1.0, seen.nodes[slowest.node_id].device_type)
+                why = makes_room(
+                    slowest.current_slowdown or 1.0, slowest.max_slowdown or 1.0, seen.nodes[slowest.node_id].device_type
+                )
                 asked |= _ask(dependencies, token, there, why, _correction(runs[there[0].task_id], slowest))
     return asked
 
@@ -35,14 +37,14 @@ def relieve(dependencies: Dependencies, token: str, seen: Snapshot) -> bool:
 def _correction(run: RunningExecutor, slowest: Placement) -> float:
     """Measured over predicted slowdown: those who stay are not joined by as many again."""
     predicted = slowdowns(run.members, run.gpus).get(slowest.task_id, 1.0)
-    return max(run.correction, (slowest.slowdown or 1.0) / predicted)
+    return max(run.correction, (slowest.current_slowdown or 1.0) / predicted)
 
 
 def _over(placed: Placement) -> float:
     """Its measured slowdown over its bound."""
-    if placed.slowdown is None or placed.max_slowdown is None:
+    if placed.current_slowdown is None or placed.max_slowdown is None:
         return 0.0
-    return placed.slowdown / placed.max_slowdown
+    return placed.current_slowdown / placed.max_slowdown
 
 
 def _ask(dependencies: Dependencies, token: str, there: list[Placement], why: str, correction: float) -> bool:
@@ -54,7 +56,7 @@ def _ask(dependencies: Dependencies, token: str, there: list[Placement], why: st
             return False
         task, placement = locked
         staying = update(Placement).where(Placement.id.in_([one.id for one in stay]))
-        session.execute(staying.values(correction=correction, slowdown=None))  # as measured beside the one that leaves
+        session.execute(staying.values(correction=correction, slowdown=None))  # also of workers that do not tell beside whom
         log.info("task %s leaves its executor: %s", task.id, why)
         ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, why)
         return True

@@ -70,7 +70,9 @@ def corrected(there: Sequence[LiveTask], members: Sequence[Member], gpus: int) -
     1 where it is less, or not measured."""
     predicted = slowdowns(members, gpus)
     ratios = [
-        one.placed.slowdown / predicted[one.task.id] for one in there if one.placed.slowdown is not None and len(there) > 1
+        one.placed.current_slowdown / predicted[one.task.id]
+        for one in there
+        if one.placed.current_slowdown is not None and len(there) > 1
     ]
     known = [one.placed.correction for one in there if one.placed.correction is not None]
     return min(MOST_CORRECTION, max(1.0, *known, fmean(ratios) if ratios else 1.0))

@@ -149,6 +149,25 @@ def test_a_slowdown_that_was_measured_beside_one_that_left_counts_no_more(tenant
     assert measured() == 1.4
 
 
+def test_a_slowdown_that_one_caused_who_has_finished_moves_nobody(tenant, new_tenant, gpu, plan):
+    """The plan that its end asks for comes before the next report of those who stay."""
+    other, third = new_tenant(), new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    third.task(**SHORT)
+    plan()
+    (last,) = (start(gpu, one.task_id) for one in gpu.desired().placements if one.placement_id not in (first.id, second.id))
+    first.report(throughput(seconds=2.0, share_seconds=1.0, slowdown=4.2, beside=[second.id, last.id]))
+    for job in (0, 1):
+        last.report(last.adapter(job, 1.0), completed(job))
+    assert plan() >= 1, "its end asks for a plan"
+    assert not any(placement.leave for placement in gpu.desired().placements)
+    (node,) = tenant.get("/v1/schedule").json()["nodes"]
+    assert [run["slowdown"] for run in node["running"]] == [None, None]
+    first.report(throughput(seconds=2.0, share_seconds=1.0, slowdown=4.2, beside=[second.id]))
+    assert plan() == 1, "a broken bound asks for a plan"
+    assert [p.placement_id for p in gpu.desired().placements if p.leave] == [second.id]
+
+
 def test_an_executor_that_dies_twice_leaves_its_tasks_alone(tenant, new_tenant, gpu, plan, rested, database):
     other = new_tenant()
     first, second = shared(tenant, other, gpu, plan)
