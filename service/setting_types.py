@@ -59,6 +59,21 @@ def _issuer(url: str) -> str:
     return url
 
 
+def _otlp_endpoint(url: str) -> str:
+    if any(letter in url for letter in "@?#"):  # of any part: urlsplit takes what follows a / in a password for the path
+        raise ValueError(
+            "may hold no user name, password, query or fragment; credentials go into MOTET_OTLP_HEADERS, such as "
+            "authorization=Bearer ..., or authorization=Basic ... with the base64 of user:password"
+        )
+    try:
+        whole = urlsplit(url).port != 0 and all("!" <= letter <= "~" for letter in url)
+    except ValueError:  # its text would tell the port
+        whole = False
+    if not whole:
+        raise ValueError("must be of the form https://host:port/path, in printable ASCII")
+    return url
+
+
 def header_fields(said: SecretStr) -> dict[str, str]:
     """The header fields of `name=value,name=value`. Raises ValueError for another form."""
     pairs = [part.strip().partition("=") for part in said.get_secret_value().split(",") if part.strip()]
@@ -94,6 +109,7 @@ Days = Annotated[float, Field(ge=0, le=36_500)]
 StorageUrl = Annotated[str, Field(pattern=r"^(file:///|(s3|gs|az)://[^/]).*")]
 HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
 SmtpUrl = Annotated[SecretStr, AfterValidator(_smtp)]
+OtlpEndpoint = Annotated[HttpUrlText, AfterValidator(_otlp_endpoint)]
 OtlpHeaders = Annotated[SecretStr, AfterValidator(_header_fields)]
 Issuer = Annotated[HttpUrlText, AfterValidator(_issuer)]  # of OpenID Connect
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -21,6 +21,7 @@ from service.setting_types import (
     Limit,
     Network,
     Networks,
+    OtlpEndpoint,
     OtlpHeaders,
     Port,
     Seconds,
@@ -28,6 +29,7 @@ from service.setting_types import (
     SmtpUrl,
     StorageUrl,
     Wait,
+    header_fields,
     is_loopback,
     listed,
     networks_or_none,
@@ -138,7 +140,7 @@ class Settings(BaseSettings):
     grader_seconds: Annotated[float, Field(ge=1, le=600)] = 60  # until a grader's endpoint has answered
     smtp_url: SmtpUrl | None = None  # smtp+starttls://user:password@host, smtps://… or smtp://…; left out, no e-mail
     smtp_from: str | None = None  # left out, motet@ the server's host
-    otlp_endpoint: HttpUrlText | None = None  # OpenTelemetry's collector, to which /v1/traces is appended; left out, no traces
+    otlp_endpoint: OtlpEndpoint | None = None  # OpenTelemetry's collector, to which /v1/traces is appended; left out, no traces
     otlp_headers: OtlpHeaders | None = None  # of each request to it: name=value,name=value
     # the hub of base models; huggingface_hub's own variables, which nodes read too
     hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")
@@ -168,13 +170,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 "MOTET_DOWNLOAD_OFFLOAD is for files of this machine; from a bucket tenants download by themselves"
             )
-        for_a_bucket = {
-            "endpoint": self.storage_endpoint,
-            "encryption": self.storage_encryption,
-            "kms_key": self.storage_kms_key,
-        }
         moves_to_bucket = self.storage_move_to is not None and not self.storage_move_to.startswith("file://")
-        named = [name for name, value in for_a_bucket.items() if value is not None]
+        named = [name for name in ("endpoint", "encryption", "kms_key") if getattr(self, f"storage_{name}") is not None]
         if named and not bucket and not moves_to_bucket:
             raise ValueError(f"MOTET_STORAGE_{named[0].upper()} needs MOTET_STORAGE_URL to name a bucket (s3://bucket/prefix)")
         if self.storage_kms_key is not None and self.storage_encryption in (None, "AES256"):
@@ -261,7 +258,8 @@ class Settings(BaseSettings):
         mail = self.smtp_url.get_secret_value() if self.smtp_url is not None else ""
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url, mail]
         passwords = [urlsplit(url).password for url in urls]
-        return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one]
+        sent = header_fields(self.otlp_headers).values() if self.otlp_headers is not None else ()
+        return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one] + [*sent]
 
     @property
     def storage_address(self) -> str:

@@ -135,18 +135,32 @@ def test_a_worker_that_knows_no_spans_reports_as_before(tenant, new_node, plan):
     taken.report(taken.attached())
 
 
+USERINFO = "credentials go into MOTET_OTLP_HEADERS"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
-    [("MOTET_OTLP_ENDPOINT", "collector:4318", "MOTET_OTLP_ENDPOINT"), ("MOTET_OTLP_HEADERS", "nonsense", "name=value")],
+    [
+        ("MOTET_OTLP_ENDPOINT", "collector:4318", "MOTET_OTLP_ENDPOINT"),
+        ("MOTET_OTLP_ENDPOINT", "https://motet:hunter2hunter2@collector", USERINFO),
+        ("MOTET_OTLP_ENDPOINT", "https://motet:7/hunter2@collector", USERINFO),
+        ("MOTET_OTLP_ENDPOINT", "https://collector/?token=hunter2hunter2", USERINFO),
+        ("MOTET_OTLP_ENDPOINT", "https://collector/#hunter2hunter2", USERINFO),
+        ("MOTET_OTLP_ENDPOINT", "https://collector:hunter2", "of the form https://host:port/path"),
+        ("MOTET_OTLP_ENDPOINT", "https://collector:0", "of the form https://host:port/path"),
+        ("MOTET_OTLP_HEADERS", "nonsense", "name=value"),
+    ],
 )
-def test_a_wrong_setting_is_named(settings, environment_of, monkeypatch, name, value, says):
+def test_a_wrong_setting_is_named_and_its_secret_is_not(settings, environment_of, monkeypatch, name, value, says):
     for key, said in environment_of(settings).items():
         monkeypatch.setenv(key, said)
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=says) as refused:
         Settings.load()
+    assert str(refused.value).startswith(name)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_the_collectors_credentials_are_kept_out_of_logs(settings):
-    own = settings.model_copy(update={"otlp_headers": SecretStr("authorization=Bearer 12345678")})
-    assert "authorization=Bearer 12345678" in own.secrets
+    own = settings.model_copy(update={"otlp_headers": SecretStr("authorization=Bearer 12345678, x-scope=abcdefgh")})
+    assert {"authorization=Bearer 12345678, x-scope=abcdefgh", "Bearer 12345678", "abcdefgh"} <= set(own.secrets)
