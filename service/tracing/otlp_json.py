@@ -30,13 +30,13 @@ def encode(spans: Sequence[Span], process: str, host: str) -> bytes:
     ).encode()
 
 
-def rejected(body: bytes) -> int:
-    """How many spans an answer of status 200 says were not taken."""
+def rejected(body: bytes, sent: int) -> int:
+    """How many of `sent` spans an answer of status 200 says were not taken."""
     try:
-        said = json.loads(body or b"{}")["partialSuccess"]["rejectedSpans"]
-        return int(said)
-    except (KeyError, TypeError, ValueError, OverflowError):
+        said = int(json.loads(body or b"{}")["partialSuccess"]["rejectedSpans"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return 0
+    return min(max(said, 0), sent)
 
 
 def _resource(process: str, host: str) -> Attributes:

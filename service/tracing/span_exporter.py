@@ -22,6 +22,7 @@ MOST_WAITING = 4096  # spans
 _MOST_SENT = 512  # spans of a batch
 _GATHER_SECONDS = 0.5
 _CALL_SECONDS = 10.0
+_MOST_READ = 65_536  # bytes of an answer, whose partialSuccess may come with a long message
 _RETRIES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between tries; the last one goes on
 _CLOSE_SECONDS = 1.0
 _BUSY = (429, 502, 503, 504)  # which the protocol tells to repeat
@@ -77,7 +78,8 @@ class SpanExporter:
     def _send(self, batch: Sequence[Span]) -> bool:
         """Post a batch. Whether it is done with: taken, or refused for good."""
         try:
-            answer = self._outbound.post(self._url, encode(batch, self._process, self._host), self._headers, trusted=self._url)
+            content = encode(batch, self._process, self._host)
+            answer = self._outbound.post(self._url, content, self._headers, _MOST_READ, trusted=self._url)
         except (Failed, Refused, OSError) as error:
             return self._wait(str(error))
         if answer.status in _BUSY:
@@ -87,7 +89,7 @@ class SpanExporter:
             self._lose(len(batch))
             self._failures += 1  # so that a collector that refuses all is asked less and less
             return True
-        self._lose(rejected(answer.body))
+        self._lose(rejected(answer.body, len(batch)))
         if self._failures:
             log.info("the collector %s takes spans again; %d were dropped meanwhile", self._url, self._lost)
         self._failures = self._lost = 0

@@ -24,6 +24,8 @@ from service.tracing import span_exporter
 from service.tracing.spans import Attributes, Span, SpanContext
 
 _WORKER = "motet-worker"
+_INT64 = 2**63
+_LONGEST = 64  # characters of a count's name
 _LOST = (RequeueReason.EXECUTOR_LOST, RequeueReason.NODE_LOST)
 
 
@@ -59,7 +61,8 @@ def pulled(session: Session, placement: Placement, at: datetime) -> None:
 
 
 def phases_ended(session: Session, task: Task, placement: Placement, node: str, spans: Sequence[PhaseSpan]) -> None:
-    """The placement's executor reported phases."""
+    """The placement's executor reported phases. What OTLP cannot express is brought within its bounds: a collector would refuse
+    the batch with all tenants' spans, and a refused report would cost the placement."""
     context = _task(task.id, task.traceparent)
     if context is None or not spans:
         return
@@ -71,12 +74,12 @@ def phases_ended(session: Session, task: Task, placement: Placement, node: str, 
                 span.name,
                 parent.child(),
                 parent.span_id,
-                span.began,
-                span.ended,
+                _within_epoch(span.began),
+                _within_epoch(span.ended),
                 {
                     "motet.placement_id": placement.id,
-                    **({"motet.job": span.job} if span.job is not None else {}),
-                    **{f"motet.{name}": int(count) if count.is_integer() else count for name, count in span.counts.items()},
+                    **({"motet.job": span.job} if span.job is not None and abs(span.job) < _INT64 else {}),
+                    **{f"motet.{name[:_LONGEST]}": _count(count) for name, count in span.counts.items()},
                 },
                 process=_WORKER,
                 host=node,
@@ -139,6 +142,16 @@ def _phase(session: Session, task: Task, placement: Placement, name: str, began:
     if (context := _task(task.id, task.traceparent)) is not None:
         parent, said = context.of(placement.id), {"motet.placement_id": placement.id}
         _export(session, [_within(parent, name, began.timestamp(), ended.timestamp(), said)])
+
+
+def _within_epoch(seconds: float) -> float:
+    """The nearest time whose nanoseconds OTLP can hold."""
+    return min(max(seconds, 0.0), _INT64 // 10**9)
+
+
+def _count(said: float) -> int | float:
+    """A whole number as such, unless it fits no int64."""
+    return int(said) if said.is_integer() and abs(said) < _INT64 else said
 
 
 def _export(session: Session, spans: Sequence[Span]) -> None:

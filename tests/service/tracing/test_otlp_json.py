@@ -13,7 +13,10 @@ from service.tracing.otlp_json import rejected
         (b"no JSON", 0),
         (b'{"partialSuccess": null}', 0),
         (b'{"partialSuccess": {"rejectedSpans": 1e999}}', 0),
+        (b'{"partialSuccess": {"rejectedSpans": 1%s}}' % (b"0" * 400), 5),
+        (b'{"partialSuccess": {"rejectedSpans": -1}}', 0),
+        (b"[" * 60_000, 0),
     ],
 )
 def test_an_answer_of_any_kind_ends_no_process(said: bytes, spans: int) -> None:
-    assert rejected(said) == spans
+    assert rejected(said, 5) == spans

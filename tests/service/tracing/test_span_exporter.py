@@ -1,5 +1,6 @@
 """The exporter: nothing waits for the collector, little is kept for it, and what is lost is counted."""
 
+import json
 import logging
 import socket
 import threading
@@ -86,7 +87,8 @@ def test_what_the_collector_refuses_is_dropped_and_counted(collector, retries, c
     mine = Exporting(collector.endpoint)
     mine.exporter.put(spans(5))
     until(lambda: mine.lost == 5)
-    collector.status, collector.body = 200, b'{"partialSuccess": {"rejectedSpans": "2", "errorMessage": "too old"}}'
+    said = {"partialSuccess": {"errorMessage": "too old; " * 5000, "rejectedSpans": "2"}}
+    collector.status, collector.body = 200, json.dumps(said).encode()
     mine.exporter.put(spans(3))
     until(lambda: mine.lost == 7)
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1

@@ -72,6 +72,26 @@ def test_one_trace_links_the_request_to_the_steps(tenant, new_node, plan, databa
     assert placement.attributes["motet.end_reason"] == "finished"
 
 
+def test_a_span_beyond_what_the_protocol_holds_costs_no_batch_and_no_report(tenant, new_node, plan, database, collector):
+    """The collector's schema refuses a request with one such number, and with it other tenants' spans."""
+    node, task_id = new_node(), post(tenant)
+    plan()
+    taken = node.take(task_id)
+    counts = {"tokens": 2.0**63, "rows": -1e300, "steps": 3.0, "x" * 500: 1.0}
+    wrong = [
+        {"name": "train", "began": -5.0, "ended": 1e300, "job": 10**30, "counts": counts},
+        {"name": "export", "began": 1e300, "ended": -1e300, "job": 1},
+    ]
+    assert taken.call("POST", "reports", taken.body(taken.attached()) | {"spans": wrong}).status_code == 200
+    spans = of_task(collector, database, task_id, "train", "export")
+    train, said = spans["train"], spans["train"].attributes
+    assert (train.began, said["motet.steps"], said["motet.tokens"], said["motet.rows"]) == (0, 3, 2.0**63, -1e300)
+    assert "motet.job" not in said
+    assert max(map(len, said)) < 100
+    assert 2**33 < train.ended < 2**34
+    assert spans["export"].began == spans["export"].ended
+
+
 def test_a_lost_placement_ends_as_an_error_and_the_next_is_in_the_same_trace(tenant, new_node, plan, database, collector):
     node, task_id = new_node(), post(tenant)
     plan()
