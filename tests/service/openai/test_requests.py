@@ -96,6 +96,18 @@ def test_a_mistyped_field_is_told_with_what_was_meant(tenant):
     )
 
 
+def test_a_wrong_field_is_told_in_the_requests_own_terms(tenant):
+    wrong = FILE | {"hyperparameters": {"n_epochs": 0}, "created_by": "me"}
+    response = tenant.post("/openai/v1/fine_tuning/jobs", json=wrong | supervised(n_epochs=0.5, batch_size="all"))
+    assert response.json()["error"]["param"] == "method.supervised.hyperparameters.n_epochs"
+    error = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"hyperparameters": {"n_epochs": 0}}).json()["error"]
+    said = "hyperparameters.n_epochs: should be 'auto', or should be greater than or equal to 1, got 0"
+    assert (error["param"], error["message"]) == ("hyperparameters.n_epochs", said)
+    unknown = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"zzz": 1}).json()["error"]["message"]
+    assert "hyperparameters" in unknown
+    assert "finished_at" not in unknown, "that is a field of answers"
+
+
 def test_errors_of_every_kind_have_openais_form(tenant, client):
     for response, status, kind in (
         (client.get("/openai/v1/models"), 401, "authentication_error"),
