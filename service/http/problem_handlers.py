@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from psycopg.errors import IdleInTransactionSessionTimeout
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DataError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -204,6 +204,11 @@ def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> 
     if where != "body":
         message = f"({where}) {message}"
     return FieldError(field=_dotted([*sent, *unknown]) or None, code=found["type"], message=message)
+
+
+def invalid_body(error: ValidationError, model: type[BaseModel]) -> Invalid:
+    """The problem of a body that is not a `model`."""
+    return Invalid(_by_field([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in error.errors()]))
 
 
 def _by_field(errors: Sequence[FieldError]) -> list[FieldError]:

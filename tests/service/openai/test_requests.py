@@ -45,6 +45,10 @@ def test_the_rest_of_a_request_lands_in_the_spec():
     spec = JobRequest.model_validate(FILE | said).spec()
     assert (spec.dataset.file_id, spec.dataset.validation_file_id, spec.name) == ("file_1", "file_2", "mine")
     assert (spec.labels, spec.gpus, spec.max_gpus, spec.priority) == ({"a": "b"}, 2, 8, 3)
+    scored = {"evaluation": {"metrics": [{"type": "bleu"}], "max_prompts": 3}, "select_by": "bleu"}
+    spec = JobRequest.model_validate(FILE | scored).spec()
+    assert spec.evaluation is not None
+    assert (spec.evaluation.names, spec.evaluation.max_prompts, spec.select_by) == (["bleu"], 3, "bleu")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,8 @@ def test_the_rest_of_a_request_lands_in_the_spec():
         {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}, "search_space": {"learning_rate": [1e-4]}},
         {"metadata": {"": "x"}},
         {"suffix": "a:b"},
+        {"search_space": {"learning_rate": [1e-4], "beta": [0.2]}},
+        {"select_by": "bleu"},
     ],
 )
 def test_what_contradicts_itself_is_refused(tenant, said):
