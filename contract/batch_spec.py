@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from contract.strict import STORABLE, Strict
-from contract.task_spec import Moment, Name, TaskSpec
+from contract.strict import STORABLE, Moment, Strict
+from contract.task_spec import Name, TaskSpec
 
 MOST_TASKS = 64
 

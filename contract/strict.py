@@ -1,8 +1,11 @@
 """Shared strictness of all messages: unknown fields are errors, values are immutable, NaN is not a number."""
 
+from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+
+_LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 
 
 class Strict(BaseModel):
@@ -32,6 +35,13 @@ def _no_nul(text: str) -> str:
     return text
 
 
+def _near(moment: datetime) -> datetime:
+    if moment.year > _LAST_YEAR:
+        raise ValueError(f"lies after the year {_LAST_YEAR}")
+    return moment
+
+
 NO_BOOL = BeforeValidator(_no_bool)  # for floats: pydantic alone would accept true as 1.0
 STORABLE = AfterValidator(_no_nul)  # for a str
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Moment = Annotated[AwareDatetime, AfterValidator(_near)]

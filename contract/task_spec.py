@@ -4,20 +4,18 @@ Holds names and numbers, strictly validated. Knows no trainer, no node and no fi
 """
 
 import math
-from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from contract.early_exit_policy import MAX_STEPS, EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation, named
 from contract.evaluation_plan import Course, evaluations_for
 from contract.row_scores import Metric
 from contract.search_space import Decay, JobConfig, SearchSpace
-from contract.strict import NO_BOOL, STORABLE, Strict
+from contract.strict import NO_BOOL, STORABLE, Moment, Strict
 
-_LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 MAX_SLOWDOWN = 3.0  # default bound beside others, chosen on traces (docs/SCHEDULING.md)
 VAL_LOSS = "val_loss"
 DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
@@ -44,15 +42,6 @@ def _widest(most: int, info: ValidationInfo) -> int:
 
 
 MaxGpus = Annotated[Gpus, AfterValidator(_widest)]  # requires a field `gpus` before it in the model
-
-
-def _near(moment: datetime) -> datetime:
-    if moment.year > _LAST_YEAR:
-        raise ValueError(f"lies after the year {_LAST_YEAR}")
-    return moment
-
-
-Moment = Annotated[AwareDatetime, AfterValidator(_near)]
 
 
 class Dataset(Strict):
@@ -119,9 +108,10 @@ class TaskSpec(Strict):
     select_by: Annotated[str, Field(max_length=40)] = Field(
         default=VAL_LOSS,
         description=(
-            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics, but for an endpoint's: of the "
-            "jobs within one standard error of the highest result the one with the lowest validation loss wins. Validation "
-            "losses stop jobs early in either case."
+            "What the winner is chosen by, and who goes on after warmup: val_loss, or the name of one of evaluation.metrics, "
+            "but for an endpoint's. Jobs within one standard error of the highest result count as equal; of these the one with "
+            "the lowest validation loss goes first. By a metric, jobs wait at the end of warmup until all are scored. Asha's "
+            "later rungs, and what ends a job by its own curve, go by validation losses in either case."
         ),
     )
     gpus: Gpus = Field(
@@ -172,8 +162,8 @@ class TaskSpec(Strict):
         asked = self.evaluation
         known = [VAL_LOSS, *(map(named, asked.computed) if asked is not None else ())]
         if self.select_by not in known:
-            late = "an endpoint grader, whose scores come after the winner is chosen"
-            why = late if asked is not None and self.select_by in asked.names else "which nothing measures"
+            late = asked is not None and self.select_by in asked.names
+            why = "an endpoint grader, whose scores come after the winner is chosen" if late else "which nothing measures"
             raise ValueError(
                 f"'select_by' is '{self.select_by}', {why}; what can be selected by: {', '.join(known)}"
                 + ("" if asked is not None else "; ask for 'evaluation' with a metric")
@@ -211,6 +201,11 @@ class TaskSpec(Strict):
         if self.objective.type == "dpo":
             shared["beta"] = DPO_BETA
         return list(self.search_space.expand(shared))
+
+    @property
+    def cut_metric(self) -> str | None:
+        """The text metric that jobs are ranked by where their warmup ends; None: validation scores, or nobody is stopped."""
+        return self.select_by if self.select_by != VAL_LOSS and self.early_exit.ranks(self.search_space.size) else None
 
     @cached_property
     def metric(self) -> Metric:
