@@ -1,7 +1,7 @@
 """Nodes: registration, heartbeats that renew leases, and loss. Each step is a short transaction of its own."""
 
 import logging
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
@@ -37,14 +37,15 @@ from service.tasks.lifecycle.task_trace import pulled
 log = logging.getLogger(__name__)
 
 _STALL_STEPS = 20
+_STOPPING_LEASES = 2  # longer than a node that stopped counts as ready
 
 
 def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
     """Register a node under a new credential, after releasing all that the service thought it ran. Raises JoinRefused.
 
     A daemon registers when it runs nothing: at its start, or after it ended all executors. It proposes its credential, so that
-    it can register again if the answer got lost. A quarantined node is tried with a task at once, unless its previous boot
-    ended with a live placement.
+    it can register again if the answer got lost. A node that rests, because of losses or because its worker was
+    stopped, is tried with a task at once, unless its previous boot ended with a live placement.
     """
     check_protocol(said.protocol, f"node {said.name} (motet {said.versions.get('motet', 'of a version that it does not say')})")
     credential = said.credential or mint_credential()
@@ -61,7 +62,7 @@ def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | N
                     token.used_at = clock(session)
                 answer_sessions.end(session, answer_sessions.ANEW, AnswerSession.node_id == node.id)
                 _welcome(session, node, said, credential_hash(credential))
-                if loss is not None and node.quarantined_at is not None:
+                if loss is not None and node.rests_until is not None:
                     node.rests_until = node.joined_at
                 request_plan(session, dependencies.queue, "node_joined")
                 log.info("node %s joined as %s with %d devices", node.name, node.id, len(said.devices))
@@ -214,6 +215,9 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
     with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
         session.refresh(node, with_for_update=NODE_LOCK)  # before its sessions, as everywhere
+        if said.stopping:  # or its tasks would be given back to it until its heartbeats are missed
+            rest = clock(session) + timedelta(seconds=_STOPPING_LEASES * dependencies.settings.lease_seconds)
+            node.rests_until = max(node.rests_until or rest, rest)
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
         gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))

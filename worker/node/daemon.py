@@ -179,9 +179,12 @@ class Daemon:
             self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
         self._pulse(member)
 
-    def _lose(self, member: NodeMembership, placements: list[Leased], reason: RequeueReason, detail: str) -> None:
+    def _lose(
+        self, member: NodeMembership, placements: list[Leased], reason: RequeueReason, detail: str, stopping: bool = False
+    ) -> None:
         fences = {p.placement_id: p.fence for p in placements}
-        member.desired.report_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000]))
+        said = PlacementsLost(reason=reason, fences=fences, detail=detail[:2000], stopping=stopping)
+        member.desired.report_lost(said)
 
     # ---- reconciliation ------------------------------------------------------------------------------------------
 
@@ -258,6 +261,7 @@ class Daemon:
         """Drain: have executors checkpoint their jobs within the settings' stop seconds, give the placements back, end the
         children."""
         log.info("stopping")
+        self._lose(member, [], RequeueReason.NODE_LOST, "the worker stops", stopping=True)  # so that it is given nothing new
         lost = [held.placement for held in self._pool.held.values() if held.detaching_since is None]
         for executor in self._pool.executors:
             self._pool.stop(executor, self._settings.worker_stop_seconds)
@@ -273,8 +277,7 @@ class Daemon:
                     self._renew(member, beat)
                 case ChildMessage(message=PlacementEnded() as ended):
                     lost = [placement for placement in lost if placement.placement_id != ended.placement_id]
-        if lost:
-            self._lose(member, lost, RequeueReason.NODE_LOST, "the worker was stopped")
+        self._lose(member, lost, RequeueReason.NODE_LOST, "the worker was stopped", stopping=True)
         member.close(seconds=_STOP_GRACE)
 
 

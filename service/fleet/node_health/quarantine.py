@@ -195,8 +195,8 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
             "disk_full", f"it has waited for room on its disk since {node.waits_since:%H:%M:%S} UTC: {node.waits_for}"
         )
     if resting:
-        said = f"it lost {len(node.losing)} placements in a row, and takes the next at {node.rests_until:%H:%M:%S} UTC"
-        return Trouble("resting", said)
+        why = f"it lost {len(node.losing)} placements in a row, and" if len(node.losing) > 1 else "its worker was stopped; it"
+        return Trouble("resting", f"{why} takes the next at {node.rests_until:%H:%M:%S} UTC")
     return None
 
 

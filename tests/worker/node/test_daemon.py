@@ -169,8 +169,9 @@ class TestOneNode:
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(timeout=60) == 0
         assert all(gone(pid) for pid in family)
-        (lost,) = fleet.lost
-        assert lost.reason is RequeueReason.NODE_LOST
+        begun, lost = fleet.lost
+        assert (begun.stopping, begun.fences, lost.stopping) == (True, {}, True)
+        assert (lost.reason, len(lost.fences)) == (RequeueReason.NODE_LOST, 1)
         (checkpointed,) = reported.of(Checkpointed)
         assert checkpointed.jobs[0].step == reported.step[0]
 
@@ -225,7 +226,7 @@ def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_pa
         fleet.until(lambda: second.ended)
         node.process.send_signal(signal.SIGINT)
         assert node.process.wait(timeout=60) == 0
-        assert fleet.lost == []
+        assert [lost.fences for lost in fleet.lost] == [{}, {}], "it says that it stops, and lost nothing"
 
 
 def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
