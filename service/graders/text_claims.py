@@ -5,8 +5,7 @@ advisory lock puts claims in turn, so a tenant's texts in flight and a grader's 
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from service.database.engine import Database, clock
 from service.graders.endpoint_call import Graded, TextToGrade, trace_id
 from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.waiting_texts import lock_graders
+from service.messaging.claim_courier import Taken
 
 OF_TENANT = 8  # texts in flight at most
 WAITS = tuple(timedelta(seconds=s) for s in (5, 30, 120))  # before the second, third, fourth try
@@ -45,21 +45,13 @@ _DUE = text(
 
 @dataclass(frozen=True)
 class ClaimedText:
-    """A text in flight. headers: sealed."""
+    """A text in flight. headers: sealed. Its repr is of a log line, which holds no texts."""
 
     grading_id: str
     place: int
-    url: str
-    headers: bytes | None
-    text: TextToGrade
-
-
-@dataclass(frozen=True)
-class Taken:
-    """texts: claimed. seconds: after which a grader's rate allows its next text; None: no grader waits for that."""
-
-    texts: Sequence[ClaimedText]
-    seconds: float | None
+    url: str = field(repr=False)
+    headers: bytes | None = field(repr=False)
+    text: TextToGrade = field(repr=False)
 
 
 class TextClaims:
@@ -67,8 +59,8 @@ class TextClaims:
         """call_seconds: the longest that a call takes."""
         self._db, self._held = db, timedelta(seconds=call_seconds) + _SLACK
 
-    def take(self, most: int) -> Taken:
-        """Claim due texts, at most so many."""
+    def take(self, most: int) -> Taken[ClaimedText]:
+        """Claim due texts, at most so many; `seconds`: after which a grader's rate allows its next text."""
         with self._db.begin() as session:
             session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
             now = clock(session)

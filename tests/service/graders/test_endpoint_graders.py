@@ -37,14 +37,14 @@ def test_scores_come_after_the_end_to_where_all_scores_are(tenant, placed, grade
     before = evaluations(tenant, taken)
     assert [one["pending"] for one in before] == [{"judge": 2}] * 3
     assert [set(one["scores"]) for one in before] == [{"exact_match"}] * 3
-    assert courier.grade_due() == 6
+    assert courier.work_off_due() == 6
     found = evaluations(tenant, taken)
     assert [one["scores"]["judge"] for one in found] == pytest.approx([0.2, 0.4, 0.35])
     assert [one["scores"]["exact_match"] for one in found] == [0, 0.5, 0.5]
     assert [sample["scores"]["judge"] for sample in found[1]["samples"]] == [0.3, 0.5]
     assert [(one["pending"], one["notes"]) for one in found] == [({}, [])] * 3
     assert rows(database) == (0, 0)
-    assert courier.grade_due() == 0
+    assert courier.work_off_due() == 0
     lines = tenant.get(f"/v1/tasks/{task['id']}/evaluations.csv").text.splitlines()
     assert [line.split(",")[0] for line in lines if ",judge," in line] == ["", "0", "1"]
     stream = tenant.get(f"/v1/tasks/{task['id']}/events").text.splitlines()
@@ -63,7 +63,7 @@ def test_scores_come_after_the_end_to_where_all_scores_are(tenant, placed, grade
 
 def test_a_text_is_asked_about_as_openais_graders_are(placed, grader, courier):
     placed(headers={"Authorization": SECRET, "X-Team": "a b"}).report(wrote(None, "maybe"))
-    courier.grade_due()
+    courier.work_off_due()
     (asked,) = grader.asked
     answer = {"index": 0, "message": {"role": "assistant", "content": "maybe"}, "finish_reason": "stop"}
     assert asked["sample"] == {"output_text": "maybe", "choices": [answer]}
@@ -120,7 +120,7 @@ def test_an_answer_that_is_no_score_is_told_in_the_notes(tenant, placed, grader,
     taken = placed()
     grader.answers = lambda asked: answer if asked["sample"]["output_text"] == "b" else by_length(asked)
     taken.report(wrote(None, *"aaaaaaaaab"))
-    assert courier.grade_due() == 10
+    assert courier.work_off_due() == 10
     (base,) = evaluations(tenant, taken)
     note = f"metric 'judge': 1 of 10 texts could not be graded (1: {why}) and are left out of its mean"
     assert (base["notes"], base["scores"]["judge"]) == ([note], pytest.approx(0.1))
@@ -132,7 +132,7 @@ def test_where_more_than_a_tenth_fail_there_is_no_result_and_the_rest_is_not_sen
     taken = placed()
     grader.answers = lambda _: Answer(403)
     taken.report(wrote(None, *("text" for _ in range(100))))
-    made = courier.grade_due()
+    made = courier.work_off_due()
     assert 11 <= made < 40
     (base,) = evaluations(tenant, taken)
     (note,) = base["notes"]
@@ -148,14 +148,14 @@ def test_a_failure_that_may_pass_is_tried_again_thrice(tenant, placed, grader, c
     grader.answers = lambda asked: Answer(status) if (status := next(failing, None)) else by_length(asked)
     taken.report(wrote(None, "maybe"))
     for tries in (1, 2, 3):
-        assert courier.grade_due() == 1
-        assert courier.grade_due() == 0  # its time has not come
+        assert courier.work_off_due() == 1
+        assert courier.work_off_due() == 0  # its time has not come
         with database.begin() as session:
             row = session.scalars(select(GradedText)).one()
             assert (row.attempts, row.done, row.held_until) == (tries, False, None)
         assert evaluations(tenant, taken)[0]["pending"] == {"judge": 1}
         due()
-    assert courier.grade_due() == 1
+    assert courier.work_off_due() == 1
     assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
     assert len({asked["trace_id"] for asked in grader.asked}) == 1
 
@@ -165,9 +165,9 @@ def test_after_the_last_try_it_is_given_up(tenant, placed, grader, courier, due)
     grader.answers = lambda _: Answer(500)
     taken.report(wrote(None, "maybe"))
     for _ in range(1 + len(WAITS)):
-        assert courier.grade_due() == 1
+        assert courier.work_off_due() == 1
         due()
-    assert courier.grade_due() == 0
+    assert courier.work_off_due() == 0
     assert evaluations(tenant, taken)[0]["notes"] == [
         "metric 'judge' has no result: 1 of 1 texts could not be graded (1: answered 500)"
     ]
@@ -187,12 +187,12 @@ def test_an_endpoint_that_is_slow_is_waited_for_and_one_that_hangs_is_not(tenant
 
     grader.answers = answers
     taken.report(wrote(None, "one", "two"))
-    assert courier.grade_due() == 2
+    assert courier.work_off_due() == 2
     assert evaluations(tenant, taken)[0]["scores"]["judge"] == pytest.approx(0.3)
     courier._outbound = Outbound((HERE,), seconds=0.3)
     taken.report(wrote(0, "hangs"))
     for _ in range(1 + len(WAITS)):
-        assert courier.grade_due() == 1
+        assert courier.work_off_due() == 1
         due()
     hung.set()
     (note,) = evaluations(tenant, taken)[1]["notes"]
@@ -205,12 +205,12 @@ def test_an_endpoint_that_nobody_serves_or_that_is_not_public_is_told(tenant, pl
         taken = placed(url=f"http://127.0.0.1:{held.getsockname()[1]}/grade")
         taken.report(wrote(None, "maybe"))
         for _ in range(1 + len(WAITS)):
-            courier.grade_due()
+            courier.work_off_due()
             due()
     assert "ConnectError" in evaluations(tenant, taken)[0]["notes"][0]
     taken.report(wrote(0, "maybe"))
     courier._outbound = Outbound()
-    assert courier.grade_due() == 1
+    assert courier.work_off_due() == 1
     assert f"its URL {PRIVATE}"[:40] in evaluations(tenant, taken)[1]["notes"][0]
     assert grader.asked == []
 
@@ -241,7 +241,7 @@ def test_texts_at_a_milestone_are_graded_too_while_the_job_trains(tenant, placed
     taken.report(wrote(0, "yes", "maybe", milestone=10, prompt_scores={}))
     (before,) = evaluations(tenant, taken, at="milestones")
     assert before["pending"] == {"judge": 2}
-    assert courier.grade_due() == 2
+    assert courier.work_off_due() == 2
     (found,) = evaluations(tenant, taken, at="milestones")
     assert (found["scores"], found["pending"]) == ({"exact_match": 0.5, "judge": pytest.approx(0.4)}, {})
     assert evaluations(tenant, taken) == []
@@ -253,7 +253,7 @@ def test_an_evaluation_that_is_repeated_is_graded_anew_and_the_first_not_any_mor
     taken = placed()
     taken.report(wrote(0, "first", "first"))
     taken.report(wrote(0, "again"))
-    assert (courier.grade_due(), grader.texts) == (1, ["again"])
+    assert (courier.work_off_due(), grader.texts) == (1, ["again"])
     assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
     taken.report(wrote(0, "more"), wrote(0, "nothing", texts=[]))
     assert rows(database) == (0, 0)

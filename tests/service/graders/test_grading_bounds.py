@@ -33,7 +33,7 @@ _COURIER = """
 from service.background.reconciler import grader_courier_of
 from service.dependencies import Dependencies
 from service.settings import Settings
-grader_courier_of(Dependencies.of(Settings.load())).grade_due()
+grader_courier_of(Dependencies.of(Settings.load())).work_off_due()
 """
 
 
@@ -62,9 +62,9 @@ def test_a_courier_that_is_killed_leaves_texts_that_another_grades(
     stuck.set()
     assert evaluations(tenant, taken)[0]["pending"] == {"judge": 20}
     before = len(grader.asked)
-    assert courier.grade_due() == 0  # what was in flight takes up what the tenant may have there, until its timeout
+    assert courier.work_off_due() == 0  # what was in flight takes up what the tenant may have there, until its timeout
     due()
-    assert courier.grade_due() == 20
+    assert courier.work_off_due() == 20
     (base,) = evaluations(tenant, taken)
     assert (base["scores"]["judge"], base["notes"], base["pending"]) == (pytest.approx(0.55), [], {})
     sent = Counter(asked["trace_id"] for asked in grader.asked)
@@ -75,9 +75,9 @@ def test_a_process_that_dies_between_the_last_score_and_the_evaluation_loses_not
     taken = placed()
     taken.report(wrote(None, "maybe"))
     courier._finish = lambda grading_id: None
-    assert courier.grade_due() == 1
+    assert courier.work_off_due() == 1
     assert evaluations(tenant, taken)[0]["pending"] == {"judge": 0}
-    assert grader_courier_of(dependencies).grade_due() == 0
+    assert grader_courier_of(dependencies).work_off_due() == 0
     assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
 
 
@@ -135,11 +135,11 @@ def test_a_slot_that_becomes_free_goes_to_the_tenant_with_the_fewest_calls(new_t
     claims, texts = TextClaims(dependencies.db, 20), ["slow"] * (OF_TENANT + 2)
     for _ in range(2):
         placed(new_tenant()).report(wrote(None, *texts))
-    full = claims.take(SLOTS).texts
+    full = claims.take(SLOTS).rows
     assert len(full) == SLOTS
     placed(new_tenant()).report(wrote(None, "quick"))
     claims.record(full[0], Graded(1.0))
-    assert [one.text.text for one in claims.take(1).texts] == ["quick"]
+    assert [one.text.text for one in claims.take(1).rows] == ["quick"]
 
 
 def test_a_grading_that_cannot_be_finished_keeps_no_text_from_being_sent(tenant, placed, grader, courier):
@@ -152,13 +152,13 @@ def test_a_grading_that_cannot_be_finished_keeps_no_text_from_being_sent(tenant,
 
     courier._finish = fails
     taken.report(wrote(None, "maybe"))
-    assert courier.grade_due() == 1
+    assert courier.work_off_due() == 1
     courier._finish = lambda grading_id: fails(grading_id) if grading_id in stuck else finish(grading_id)
     taken.report(wrote(0, "yes"))
-    assert courier.grade_due() == 1
+    assert courier.work_off_due() == 1
     assert [one["pending"] for one in evaluations(tenant, taken)] == [{"judge": 0}, {}]
     courier._finish = finish
-    assert courier.grade_due() == 0
+    assert courier.work_off_due() == 0
     assert [one["scores"]["judge"] for one in evaluations(tenant, taken)] == [0.5, pytest.approx(0.3)]
 
 
@@ -169,7 +169,7 @@ def test_more_waiting_texts_than_a_tenant_may_have_are_not_kept(tenant, placed, 
     base, job = evaluations(tenant, taken)
     assert (base["pending"], base["notes"], job["pending"]) == ({"judge": 1}, [], {})
     assert job["notes"][0].startswith("metric 'judge' has no result: at most")
-    assert courier.grade_due() == 1
+    assert courier.work_off_due() == 1
     taken.report(wrote(0, "maybe", "maybe"))
     assert evaluations(tenant, taken)[1]["pending"] == {"judge": 2}
 
@@ -205,28 +205,28 @@ def test_texts_of_a_task_that_the_version_before_deleted_are_not_sent(placed, gr
     finished(taken, ("yes", "maybe"), ("yes", "yes!"))
     with database.begin() as session:
         session.execute(update(Task).where(Task.id == taken.given.task_id).values(deleted_at=func.clock_timestamp()))
-    assert (courier.grade_due(), grader.asked) == (0, [])
+    assert (courier.work_off_due(), grader.asked) == (0, [])
 
 
 def test_a_graders_rate_lets_one_text_go_at_a_time(placed, dependencies, due, database):
     placed(rate_limit=4).report(wrote(None, "one", "two"))
     claims = TextClaims(dependencies.db, 20)
     first = claims.take(16)
-    assert len(first.texts) == 1
+    assert len(first.rows) == 1
     with database.begin() as session:  # however long that took
         session.execute(update(EndpointGrader).values(next_call_at=func.clock_timestamp() + timedelta(hours=1)))
     second = claims.take(16)
-    assert (len(second.texts), 0 < second.seconds <= 3600) == (0, True)
+    assert (len(second.rows), 0 < second.seconds <= 3600) == (0, True)
     due()
     third = claims.take(16)
-    assert len(third.texts) == 1
+    assert len(third.rows) == 1
     assert third.seconds is None or third.seconds <= 1 / 4
 
 
 def test_a_courier_sends_all_texts_of_a_grader_with_a_rate(tenant, placed, grader, courier):
     taken = placed(rate_limit=50)
     taken.report(wrote(None, *("text" for _ in range(6))))
-    assert courier.grade_due() == 6
+    assert courier.work_off_due() == 6
     assert evaluations(tenant, taken)[0]["scores"]["judge"] == pytest.approx(0.4)
 
 
@@ -235,7 +235,7 @@ def test_after_a_day_a_metric_goes_without_the_texts_that_are_left(tenant, place
     taken.report(wrote(None, "maybe"))
     with database.begin() as session:
         session.execute(update(TextGrading).values(give_up_at=func.clock_timestamp()))
-    assert courier.grade_due() == 0
+    assert courier.work_off_due() == 0
     (base,) = evaluations(tenant, taken)
     assert base["notes"] == ["metric 'judge' has no result: 1 of 1 texts could not be graded (1: time was up)"]
     assert (base["pending"], grader.asked) == ({}, [])
@@ -248,7 +248,7 @@ def test_a_deleted_tasks_texts_are_forgotten_at_once(tenant, placed, grader, cou
     with database.begin() as session:
         for table in (EndpointGrader, TextGrading, GradedText):
             assert session.scalar(select(func.count()).select_from(table)) == 0
-    assert (courier.grade_due(), grader.asked) == (0, [])
+    assert (courier.work_off_due(), grader.asked) == (0, [])
 
 
 def test_headers_are_kept_until_the_last_text_of_an_ended_task_is_graded(tenant, placed, courier, dependencies, settings):
@@ -256,7 +256,7 @@ def test_headers_are_kept_until_the_last_text_of_an_ended_task_is_graded(tenant,
     finished(taken, ("yes", "maybe"), ("yes", "yes!"))
     forget(dependencies.db, Retention.of(settings))
     assert left(dependencies) == {taken.given.task_id, other.given.task_id}
-    courier.grade_due()
+    courier.work_off_due()
     forget(dependencies.db, Retention.of(settings))
     assert left(dependencies) == {other.given.task_id}
 
