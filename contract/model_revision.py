@@ -1,6 +1,7 @@
-"""A base model's revision: one sha256 over its safetensors files, computed alike by the service and the worker.
+"""A base model by its content: its revision is one sha256 over its safetensors files, computed alike by the service and the
+worker; its content key, by which nodes report what they hold, one over all of its files.
 
-Knows nothing of the files' contents.
+Knows no cache, no hub, and nothing of what the files hold.
 """
 
 import hashlib
@@ -31,6 +32,11 @@ def combined(files: Iterable[tuple[str, str]]) -> str:
     for name, sha256 in sorted(files):
         whole.update(f"{name} {sha256}\n".encode())
     return whole.hexdigest()
+
+
+def content_key(files: Iterable[tuple[str, str]]) -> str:
+    """The base of these files, each a path and a sha256: sha256 over the lines "<path> <sha256>\\n", sorted by path."""
+    return hashlib.sha256("".join(f"{path} {sha256}\n" for path, sha256 in sorted(files)).encode()).hexdigest()
 
 
 def _sha256_of(path: Path) -> str:

@@ -23,7 +23,7 @@ class Device(Message):
 NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
-# bases of the hub that the node's disk holds whole, by content (contract.base_content); left out: not known
+# bases of the hub that the node's disk holds whole, by content (contract.model_revision); left out: not known
 HeldBases = Annotated[list[Sha256], Field(max_length=1000)]
 
 

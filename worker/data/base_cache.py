@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.base_content import content_key
 from contract.messages.placement_messages import BaseFile
+from contract.model_revision import content_key
 from worker.data.disk_full import DiskFull
 from worker.data.disk_sync import sync
 

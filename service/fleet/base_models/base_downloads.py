@@ -12,7 +12,7 @@ from statistics import median
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.base_content import content_key
+from contract.model_revision import content_key
 from service.fleet.models import BaseModelFile, Node, Placement
 from service.tasks.models import Task
 

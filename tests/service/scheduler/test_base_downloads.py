@@ -2,8 +2,8 @@
 
 import pytest
 
-from contract.base_content import content_key
 from contract.compatibility.capabilities import understood
+from contract.model_revision import content_key
 from service.fleet.models import BaseModel, BaseModelFile, Node
 from service.scheduler.state import snapshot
 from tests.service.scheduler.planned import start, validated
