@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from contract.early_exit_policy import MAX_STEPS, EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation, named
 from contract.evaluation_plan import Course, evaluations_for
+from contract.integrations import Integrations
 from contract.row_scores import Metric
 from contract.search_space import Decay, JobConfig, SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Moment, Strict
@@ -147,6 +148,7 @@ class TaskSpec(Strict):
         default=None, description="When the task should have ended; it counts for more near it, and is told if it will be late."
     )
     labels: Annotated[dict[Name, Annotated[str, Field(max_length=512), STORABLE]], Field(max_length=16)] = Field(default={})
+    integrations: Integrations = Field(default=[], description="Tracking servers to which its curves are mirrored.")
 
     @field_validator("search_space")
     @classmethod

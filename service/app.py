@@ -23,6 +23,7 @@ import service.members.member_routes
 import service.members.platform_routes
 import service.members.service_account_routes
 import service.metrics.routes
+import service.mirrors.routes
 import service.openai.completion_routes
 import service.openai.file_routes
 import service.openai.job_routes
@@ -61,6 +62,7 @@ _ROUTERS = (
     service.scheduler.routes.router,
     service.adapters.routes.router,
     service.webhooks.routes.router,
+    service.mirrors.routes.router,
     service.fleet.base_models.routes.router,
     service.fleet.admin_routes.router,
     service.fleet.join_token_routes.router,

@@ -138,6 +138,7 @@ class Settings(BaseSettings):
     webhook_networks: Networks = ()  # allowed though not public
     grader_networks: Networks = ()  # of endpoint graders, as above
     grader_seconds: Annotated[float, Field(ge=1, le=600)] = 60  # until a grader's endpoint has answered
+    tracking_networks: Networks = ()  # of tenants' tracking servers, as above
     smtp_url: SmtpUrl | None = None  # smtp+starttls://user:password@host, smtps://… or smtp://…; left out, no e-mail
     smtp_from: str | None = None  # left out, motet@ the server's host
     otlp_endpoint: OtlpEndpoint | None = None  # OpenTelemetry's collector, to which /v1/traces is appended; left out, no traces

@@ -16,7 +16,10 @@ from contract.model_types import MODEL_TYPES
 from contract.task_spec import TaskSpec
 
 # Read by the service alone: a worker that does not know one of these fields can still train the task.
-SERVICE_FIELDS = frozenset({"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation"})
+SERVICE_FIELDS = frozenset(
+    {"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation", "select_by"}
+    | {"integrations"}
+)
 SHARING = "sharing"  # the worker trains several tasks on one executor, each within its bound
 ANSWERS_ONLY = "answers_only"  # the worker holds a base to answer completions alone
 HUB_BASES = "base_model=hf"  # the worker fetches bases from the hub by itself

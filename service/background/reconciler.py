@@ -30,6 +30,7 @@ from service.graders.endpoint_graders import box_of, outbound_of
 from service.graders.grader_courier import GraderCourier
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QueueJob
+from service.mirrors.mirror_courier import MirrorCourier
 from service.scheduler.explain.reason_codes import Code
 from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
@@ -61,18 +62,20 @@ def run(settings: Settings) -> None:
     span_exporter.start(settings, "motet-reconcile")
     dependencies = Dependencies.of(settings)
     courier = courier_of(settings, dependencies.db)
-    graders = grader_courier_of(dependencies)
+    graders, mirrors = grader_courier_of(dependencies), MirrorCourier.of(settings, dependencies.db)
     importer, swept = Importer(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         once(dependencies)
         courier.wake()  # delivers in its own thread, since receivers may be slow
         importer.wake()  # in threads as well
         graders.wake()
+        mirrors.wake()
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
     importer.close()
     graders.close()
+    mirrors.close()
     span_exporter.stop()
 
 

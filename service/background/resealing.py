@@ -14,6 +14,8 @@ from service.files.imports.actions import box_of as imports_box
 from service.files.models import FileImport
 from service.graders.endpoint_graders import box_of as graders_box
 from service.graders.models import EndpointGrader
+from service.mirrors.models import TrackingServer
+from service.mirrors.tracking_servers import box_of as mirrors_box
 from service.secret_box import SecretBox, Unsealable
 from service.settings import Settings, SettingsError, say
 from service.webhooks.factories import box_of as webhooks_box
@@ -32,6 +34,7 @@ def run(settings: Settings) -> None:
         (Webhook, (Webhook.secret, Webhook.secret_before), webhooks_box(settings)),
         (FileImport, (FileImport.sealed,), imports_box(settings)),
         (EndpointGrader, (EndpointGrader.headers,), graders_box(settings)),
+        (TrackingServer, (TrackingServer.credentials,), mirrors_box(settings)),
     ):
         done, failed = _reseal(db, model, columns, box)
         renewed, lost = renewed + done, lost + failed

@@ -19,6 +19,7 @@ from service.files.models import File, FileImport
 from service.graders.models import EndpointGrader, TextGrading
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.metrics.models import EndedTotalsThrough
+from service.mirrors.models import TaskMirror
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
@@ -168,7 +169,7 @@ def _forget_scores(db: Database) -> int:
 _OF_JOB = (PointChunk.job_id, CurveSummary.job_id)
 _OF_TASK = (
     *(TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id, MilestoneEvaluation.task_id),
-    EndpointGrader.task_id,
+    *(EndpointGrader.task_id, TaskMirror.task_id),
 )
 
 

@@ -103,33 +103,47 @@ class Outbound:
         with self._call("POST", parts, headers, until, body, judged=_origin(url) != _origin(trusted)) as response:
             return OutboundResponse(response.status, _first(response.iter_stream(), most))
 
-    def get(self, url: str, headers: Mapping[str, str], most: int, trusted: str = "", until: float | None = None) -> Fetched:
+    def get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        most: int,
+        trusted: str = "",
+        until: float | None = None,
+        redirects: int = _REDIRECTS,
+    ) -> Fetched:
         """As `stream`, with at most `most` bytes of the body."""
-        with self.stream(url, headers, trusted, until) as got:
+        with self.stream(url, headers, trusted, until, redirects) as got:
             return Fetched(got.url, got.status, got.headers, _first(got.blocks, most))
 
     @contextmanager
     def stream(
-        self, url: str, headers: Mapping[str, str], trusted: str = "", until: float | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        trusted: str = "",
+        until: float | None = None,
+        redirects: int = _REDIRECTS,
     ) -> Iterator[StreamedResponse]:
-        """GET, and follow redirects, each of which is checked. The body comes block by block, as it was sent.
+        """GET, and follow at most so many redirects, each of which is checked; with 0, a redirect is the answer. The body comes
+        block by block, as it was sent.
 
         trusted: an origin that the operator named, whatever its address. until: of time.monotonic, instead of `seconds` from
         now; a receiver may be silent for `seconds`. `Authorization` goes to the first origin alone. Raises Refused or Failed.
         """
         until, sent = time.monotonic() + self._seconds if until is None else until, dict(headers)
-        for _ in range(_REDIRECTS + 1):
+        for _ in range(redirects + 1):
             parts = _split(url, _MAX_REDIRECT)
             with self._call("GET", parts, sent, until, judged=_origin(url) != _origin(trusted)) as response:
                 said = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
-                if not (response.status in (301, 302, 303, 307, 308) and "location" in said):
+                if not (redirects and response.status in (301, 302, 303, 307, 308) and "location" in said):
                     yield StreamedResponse(url, response.status, said, response.iter_stream())
                     return
             onward = urljoin(url, said["location"])
             if _origin(onward) != _origin(url):
                 sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
             url = onward
-        raise Failed(f"more than {_REDIRECTS} redirects")
+        raise Failed(f"more than {redirects} redirects")
 
     @contextmanager
     def _call(

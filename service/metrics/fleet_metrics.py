@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from sqlalchemy import Select, func, literal, select
+from sqlalchemy import Select, func, literal, literal_column, select
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
@@ -15,6 +15,7 @@ from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import TROUBLES, trouble_of
 from service.metrics.ended_totals import SUMS, by_status, placements_by_end
 from service.metrics.models import NewestBackup
+from service.mirrors.models import TaskMirror
 from service.scheduler.models import Plan, PlanRequest
 from service.settings import Settings
 from service.tasks.models import Job, Task
@@ -32,6 +33,7 @@ class FleetMetrics:
         yield from self._fleet()
         yield from self._executors()
         yield from self._answer_sessions()
+        yield self._mirrors()
         taken = select(func.extract("epoch", NewestBackup.taken_at))  # no sample before the first backup
         yield self._by("motet_backup_newest_timestamp_seconds", "When the newest backup was taken", taken, [])
 
@@ -47,6 +49,18 @@ class FleetMetrics:
         # `type` is "any": a spec names no type of GPU. An autoscaler adds nodes of at least `width` GPUs.
         wanted = select(literal("any"), Task.gpus, func.sum(Task.gpus)).where(Task.status == TaskStatus.QUEUED)
         yield self._by("motet_gpus_wanted", "GPUs that queued tasks ask for", wanted.group_by(Task.gpus), ["type", "width"])
+
+    def _mirrors(self) -> Metric:
+        family = GaugeMetricFamily(
+            "motet_mirrors_open", "Mirrors on tracking servers that are kept up to date", labels=["visit"]
+        )
+        failed = func.count().filter(TaskMirror.attempts > 0)
+        count, failing = self._session.execute(
+            select(func.count(), failed).where(TaskMirror.state == literal_column("'active'"))  # of its index
+        ).one()
+        family.add_metric(["failing"], float(failing))
+        family.add_metric(["fine"], float(count - failing))
+        return family
 
     def _scheduler(self) -> Iterator[Metric]:
         yield self._one("motet_scheduler_requests", "Changes that no plan has answered", select(func.count(PlanRequest.id)))

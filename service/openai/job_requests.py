@@ -3,16 +3,15 @@
 For `auto` Motet uses its defaults, which search learning rates. A multiplier of 1 is a learning rate of BASE_LEARNING_RATE.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from contract.early_exit_policy import EarlyExitPolicy
-from contract.evaluation.text_evaluation import Evaluation
+from contract.integrations import Integrations
 from contract.search_space import BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
-    VAL_LOSS,
     Dataset,
     Gpus,
     Isolation,
@@ -73,18 +72,6 @@ class Method(Strict):
         return own.hyperparameters if own is not None else None
 
 
-def _no_integrations(asked: list[Any]) -> list[Any]:
-    """Runs are mirrored to no other service, and a job that only seemed to be mirrored would be found out too late."""
-    if asked:
-        types = [one.get("type") for one in asked if isinstance(one, dict)]
-        named = ", ".join(sorted({one for one in types if isinstance(one, str)}))[:64] or "another service"
-        raise ValueError(
-            f"runs are not sent to {named}; leave it out, and let a program of yours log there what the job's result file "
-            "metrics.csv or GET /v1/tasks/{task_id}/metrics tells"
-        )
-    return asked
-
-
 class JobRequest(Strict):
     """OpenAI's fields; and Motet's own, which its SDK passes on from `extra_body`."""
 
@@ -96,16 +83,14 @@ class JobRequest(Strict):
     metadata: Pairs | None = None
     method: Method | None = None
     hyperparameters: Hyperparameters | None = Field(default=None, description="As method.supervised.hyperparameters; older")
-    integrations: Annotated[list[Any], AfterValidator(_no_integrations), Field(max_length=0)] | None = Field(
-        default=None, description="There are none here: curves are in the result file metrics.csv"
+    integrations: Integrations | None = Field(
+        default=None, description="Of type mlflow alone, in Motet's own form; curves are in the result file metrics.csv, too"
     )
 
     search_space: SearchSpace | None = None
     training: Training | None = None
     warm_start: WarmStart | None = None
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
-    evaluation: Evaluation | None = None
-    select_by: Annotated[str, Field(max_length=40)] = VAL_LOSS
     gpus: Gpus = 1
     max_gpus: MaxGpus | None = None
     max_slowdown: MaxSlowdown | None = None
@@ -129,7 +114,7 @@ class JobRequest(Strict):
         return own or self.hyperparameters or Hyperparameters()
 
     def spec(self) -> TaskSpec:
-        """The task that this asks for. Raises ValidationError where its fields contradict each other."""
+        """The task that this asks for."""
         wanted = self._wanted()
         training = self.training or Training()
         if wanted.n_epochs != "auto":
@@ -143,14 +128,13 @@ class JobRequest(Strict):
             warm_start=self.warm_start,
             training=training,
             early_exit=self.early_exit,
-            evaluation=self.evaluation,
-            select_by=self.select_by,
             gpus=self.gpus,
             max_gpus=self.max_gpus,
             max_slowdown=self.max_slowdown,
             isolation=self.isolation,
             priority=self.priority,
             labels=self.metadata or {},
+            **({"integrations": self.integrations} if self.integrations else {}),  # else an older planner can read it
         )
 
 

@@ -143,7 +143,7 @@ def job_object(task: Task, shown: TaskResource, tokens: int, running_until: date
         training_file=task.train_file_id,
         validation_file=task.validation_file_id,
         estimated_finish=unix(end) if (end := running_until or _planned_end(shown)) is not None else None,
-        integrations=[],
+        integrations=shown.spec.get("integrations", []),
         metadata=task.labels,
         method=_method(task, space, shown, found),
     )

@@ -25,11 +25,12 @@ import service.fleet.models
 import service.graders.models
 import service.idempotency.idempotency_store
 import service.metrics.models
+import service.mirrors.models
 import service.scheduler.models
 import service.tasks.models
 import service.tenants.models
 import service.usage.models
-import service.webhooks.models  # noqa: F401  (these twelve declare the tables)
+import service.webhooks.models  # noqa: F401  (these thirteen declare the tables)
 from service.database.engine import Base, Database
 from service.database.timeouts import Timeouts
 from service.schema import roles, row_level_security

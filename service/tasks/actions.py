@@ -20,6 +20,7 @@ from service.http.problems import Conflict, Problem
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import Queue, QueueJob
 from service.messaging.wakeups import NodeWakeups
+from service.mirrors import task_mirrors
 from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
@@ -84,6 +85,7 @@ def create_all(
         for task, request in zip(made, requests, strict=True):
             if isinstance(task, Task):
                 graders.store(session, task.tenant_id, task.id, request.spec)
+                task_mirrors.store(session, principal, task.id, request.spec)
         after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return made
 
@@ -214,11 +216,12 @@ def archive(session: Session, principal: Principal, task_id: str, archived: bool
 
 
 def delete(session: Session, principal: Principal, task_id: str) -> None:
-    """Soft-delete an ended task with all that it holds; the garbage collector removes it later, but for texts that wait for an
-    endpoint's scores, which are not sent any more. Raises NotFound, TaskOpen."""
+    """Soft-delete an ended task with all that it holds; the garbage collector removes it later. Texts that wait for an
+    endpoint's scores are sent no more, and the task is mirrored no further. Raises NotFound, TaskOpen."""
     task = _find_ended(session, principal, task_id, "deleted")
     task.deleted_at = clock(session)
     waiting_texts.forget(session, task.id)
+    task_mirrors.forget(session, task.id)
     bump_version_and_notify(session, task)
 
 

@@ -7,7 +7,8 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData
 
-from service.http.problem_handlers import invalid_body
+from service.http.problem_handlers import field_error
+from service.http.problems import Invalid
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -38,4 +39,4 @@ def read_as(model: type[Model], **fields: Any) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise invalid_body(error, model) from None
+        raise Invalid([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in error.errors()]) from None

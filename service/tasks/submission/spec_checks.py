@@ -23,6 +23,7 @@ from service.files.row_checks import Format
 from service.fleet.models import BaseModel as BaseModelRow
 from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import FieldError, Invalid
+from service.mirrors import task_mirrors
 from service.tasks import stored_specs
 from service.tasks.adapter_queries import adapters_of
 from service.tenants.api_keys import Principal
@@ -78,7 +79,7 @@ class SpecChecker:
         self._found: dict[tuple[str | None, ...], _Found] = {}
 
     def check(self, spec: TaskSpec) -> ResolvedRefs:
-        """Look up what the spec names, and lock its files and its adapter. Raises SpecRefused, which lists every mistake."""
+        """Look up what the spec names, and lock its files, adapter and tracking servers. Raises SpecRefused: every mistake."""
         session, wanted = self._session, spec.dataset
         asked = spec.evaluation.file_id if spec.evaluation is not None else None
         names = wanted.file_id, wanted.validation_file_id, asked, spec.base_model
@@ -99,6 +100,7 @@ class SpecChecker:
             *(() if train is None else _size_errors(spec, train)),
             *(() if model is None else _warm_start_errors(session, self._principal, spec, model)),
             *self._graders.mistakes(spec),
+            *task_mirrors.mistakes(session, self._principal, spec),
         ]
         if errors:
             raise SpecRefused(errors)

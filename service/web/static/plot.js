@@ -190,14 +190,13 @@ export class Plot {
     g.stroke();
   }
 
-  // the end of warmup, and the worst loss that passed the selection there, unless scores of texts decided it
+  // the end of warmup, and the worst loss that passed the selection there
   boundary(g) {
     const steps = new Set();
-    const scored = [...this.jobs.values()].some((job) => (job.warmup_score ?? null) !== null);
     let cut = null;
     for (const job of this.jobs.values()) {
       if (job.warmup && job.warmup < job.total) steps.add(job.warmup);
-      if (!scored && job.promoted && job.warmup_loss !== null) cut = Math.max(cut ?? 0, job.warmup_loss);
+      if (job.promoted && job.warmup_loss !== null) cut = Math.max(cut ?? 0, job.warmup_loss);
     }
     g.strokeStyle = this.css("--quiet");
     g.lineWidth = 1;

@@ -22,6 +22,8 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "preview_file": {"file_id": "$FILE_ID", "base_model": "$BASE_MODEL"},
     "create_webhook": {"url": "https://example.com/hook", "events": ["task.succeeded", "task.failed"]},
     "change_webhook": {"enabled": False},
+    "create_tracking_server": {"name": "lab", "url": "https://mlflow.example.com", "credentials": {"token": "a token"}},
+    "change_tracking_server": {"credentials": {"token": "another token"}},
     "create_own_key": _KEY,
     "create_key": _KEY,
     "create_tenant": {"name": "acme"},

@@ -31,6 +31,7 @@ _TABLES = (
         "curve_summaries",
         "task_events",
         "endpoint_graders",
+        "task_mirrors",
         "text_evaluations",
         "milestone_evaluations",
         "jobs",

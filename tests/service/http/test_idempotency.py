@@ -144,6 +144,7 @@ MAKES = {  # beside tasks: the path, made ready by an admin, and the request's b
     "files": (lambda admin: "/v1/files", FILE),
     "openai_files": (lambda admin: "/openai/v1/files", FILE | {"data": {"purpose": "fine-tune"}}),
     "webhooks": (lambda admin: "/v1/webhooks", {"json": WEBHOOK}),
+    "tracking_servers": (lambda admin: "/v1/tracking-servers", {"json": {"name": "lab", "url": "https://1.1.1.1"}}),
     "secrets": (lambda admin: f"/v1/webhooks/{webhook(admin)}/rotate", {}),
     "tests": (lambda admin: f"/v1/webhooks/{webhook(admin)}/test", {}),
     "replays": (delivery, {}),

@@ -69,6 +69,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "adapter_id": made.id,
         "path": "adapter_config.json",
         "webhook_id": webhook.id,
+        "server_id": other.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).json()["id"],
         "delivery_id": delivery.id,
         "key_id": other.get("/v1/keys").json()["data"][0]["id"],
         "user_id": owner.get("/v1/me").json()["user_id"],
@@ -82,6 +83,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "files/{file_id}/content",
         "adapters/{adapter_id}/files/{path}",
         "webhooks/{webhook_id}",
+        "tracking-servers/{server_id}",
     ):
         assert other.get("/v1/" + path.format(**ids)).status_code == 200  # they are there, for their owner
     return ids

@@ -80,6 +80,7 @@ class Things:
             "FILE_ID": lambda: {"FILE_ID": self.owner.file()},
             "BATCH_ID": lambda: _made(self.owner, "/v1/batches", tasks=[self.owner.spec(self.owner.file())]),
             "WEBHOOK_ID": self._webhook,
+            "SERVER_ID": lambda: _made(self.owner, "/v1/tracking-servers", name=new_id("lab"), url="https://example.com"),
             "KEY_ID": lambda: _made(self.owner, "/v1/keys", name="another", scopes=["read"]),
             "ACCOUNT_ID": lambda: _made(self.owner, "/v1/service-accounts", name=f"of {operation}", role="editor"),
             "INVITATION_ID": lambda: _made(self.owner, "/v1/invitations", role="viewer"),

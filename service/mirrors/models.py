@@ -1,0 +1,74 @@
+"""Tables of tracking servers, and of what of each task they were sent."""
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import text as sql
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.database.engine import At, Base, Big, Id, Json, Now
+
+
+class TrackingServer(Base):
+    """An MLflow tracking server, which the tenant's specs name."""
+
+    __tablename__ = "tracking_servers"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(String(64))
+    url: Mapped[str] = mapped_column(Text)
+    credentials: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted JSON
+    slow: Mapped[bool] = mapped_column(default=False, server_default="false")  # its last visit failed or took long
+    created_at: Mapped[Now]
+
+    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
+
+
+class TaskMirror(Base):
+    """A task on a tracking server. `claim` rises whenever a courier takes the row or somebody stops it: what a courier records
+    under an older claim changes nothing."""
+
+    __tablename__ = "task_mirrors"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
+    server_id: Mapped[str | None] = mapped_column(ForeignKey("tracking_servers.id", ondelete="SET NULL"), index=True)
+    server: Mapped[str] = mapped_column(String(64))  # its name
+    experiment: Mapped[str] = mapped_column(Text)  # its name
+    tags: Mapped[Json]
+    state: Mapped[str] = mapped_column(String(16), default="active", server_default="active")  # task_mirrors.State
+    experiment_id: Mapped[str | None] = mapped_column(String(64))  # there,
+    run_id: Mapped[str | None] = mapped_column(String(64))  # of the task
+    points: Mapped[Big] = mapped_column(default=0, server_default="0")  # that are there
+    error: Mapped[str | None] = mapped_column(Text)  # of the last visit
+    attempts: Mapped[int] = mapped_column(default=0, server_default="0")  # visits that failed in a row,
+    failing_since: Mapped[At | None]  # the first of them
+    seen_version: Mapped[Big] = mapped_column(default=0, server_default="0")  # of the task, when all of it was there
+    claim: Mapped[Big] = mapped_column(default=0, server_default="0")
+    next_at: Mapped[Now]  # next visit
+    held_until: Mapped[At | None]  # during a visit, the end of its visibility timeout, as `next_at` is then
+    created_at: Mapped[Now]
+
+    __table_args__ = (
+        Index("ix_task_mirrors_due", "next_at", postgresql_where=sql("state = 'active'")),
+        Index("ix_task_mirrors_held", "tenant_id", postgresql_where=sql("held_until IS NOT NULL")),
+    )
+
+
+class MirroredRun(Base):
+    """A job's run. `in_doubt`: the batch that was sent last, while nobody knows whether it arrived: `at`, the time of its
+    points there, and `through`, its last step by series."""
+
+    __tablename__ = "mirrored_runs"
+
+    mirror_id: Mapped[str] = mapped_column(ForeignKey("task_mirrors.id", ondelete="CASCADE"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    run_id: Mapped[str] = mapped_column(String(64))
+    through: Mapped[int] = mapped_column(default=-1, server_default="-1")  # all points up to this step are there
+    sent: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))  # by series, the last step that is there
+    in_doubt: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    ended: Mapped[bool] = mapped_column(default=False, server_default="false")  # its end is there, too

@@ -1,0 +1,160 @@
+"""Tracking servers of tenants: made, changed, deleted. Credentials are stored encrypted. Knows no HTTP but the URL check."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from contract.evaluation.endpoint_fields import HeaderValue
+from contract.integrations import ServerName
+from contract.strict import STORABLE, Strict
+from service.database.engine import new_id
+from service.http.outbound import MAX_URL, NotPublic, Outbound, Refused
+from service.http.problems import Conflict, Invalid, invalid_field
+from service.mirrors.models import TaskMirror, TrackingServer
+from service.secret_box import SecretBox
+from service.settings import Settings
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import find, scoped
+
+MOST = 20  # tracking servers per tenant
+PURPOSE = "tracking server's credentials"
+_CALL_SECONDS = 15.0  # until a server has answered
+
+Url = Annotated[str, Field(min_length=1, max_length=MAX_URL), STORABLE]
+_Login = Annotated[str, Field(min_length=1, max_length=1024), STORABLE]
+
+
+class TooManyServers(Invalid):
+    code, title = "too_many_tracking_servers", "The tenant has as many tracking servers as it may"
+
+
+class ServerNameTaken(Conflict):
+    code, title = "tracking_server_exists", "The tenant has a tracking server of this name"
+
+
+class Credentials(Strict):
+    """A bearer token, or a user's name and password (basic authentication)."""
+
+    token: HeaderValue | None = None
+    username: Annotated[_Login, Field(pattern="^[^:]*$")] | None = None
+    password: _Login | None = None
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        if (self.token is not None) == (self.username is not None) or (self.username is None) != (self.password is None):
+            raise ValueError("give 'token', or 'username' with 'password'; leave 'credentials' out where the server asks none")
+        return self
+
+
+class NewTrackingServer(Strict):
+    name: ServerName = Field(description="By which specs name it")
+    url: Url = Field(
+        description="Of an MLflow tracking server, without /api/2.0: https, and a host whose every address is public"
+    )
+    credentials: Credentials | None = None
+
+
+class TrackingServerChange(Strict):
+    """What is left out stays as it is; `credentials` null removes them. Mirrors that were given up begin anew."""
+
+    url: Url | None = None
+    credentials: Credentials | None = None
+
+
+class TrackingServerResource(BaseModel):
+    object: Literal["tracking_server"] = "tracking_server"
+    id: str
+    name: str
+    url: str
+    has_credentials: bool = Field(description="They are never shown")
+    created_at: datetime
+
+    @classmethod
+    def of(cls, server: TrackingServer) -> Self:
+        return cls(
+            id=server.id,
+            name=server.name,
+            url=server.url,
+            has_credentials=server.credentials is not None,
+            created_at=server.created_at,
+        )
+
+
+def box_of(settings: Settings) -> SecretBox:
+    """The SecretBox for credentials."""
+    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
+    return SecretBox(settings.secret_key.get_secret_value(), PURPOSE, earlier)
+
+
+def outbound_of(settings: Settings) -> Outbound:
+    return Outbound(settings.tracking_networks, _CALL_SECONDS)
+
+
+def check_url(outbound: Outbound, url: str) -> None:
+    """Raise Invalid for a URL that the SSRF guard refuses. Resolves the name, so call it outside a transaction."""
+    if "?" in url:
+        raise invalid_field("url", "url_refused", "may not have a query: the paths of MLflow's API are appended to it")
+    try:
+        outbound.check(url)
+    except Refused as refused:
+        way = "; an operator allows a private network in MOTET_TRACKING_NETWORKS" if isinstance(refused, NotPublic) else ""
+        raise invalid_field("url", "url_refused", f"{refused}{way}") from None
+
+
+def create(session: Session, box: SecretBox, principal: Principal, new: NewTrackingServer) -> TrackingServer:
+    """The caller has checked the URL. Raises TooManyServers, ServerNameTaken."""
+    count = session.scalar(scoped(select(func.count(TrackingServer.id)), TrackingServer, principal)) or 0
+    if count >= MOST:
+        raise TooManyServers([], f"There are {count} tracking servers, the limit is {MOST}; delete one.")
+    server = TrackingServer(
+        id=new_id("tracker"),
+        tenant_id=principal.tenant_id,
+        name=new.name,
+        url=new.url,
+        credentials=_sealed(box, new.credentials),
+    )
+    try:
+        with session.begin_nested():
+            session.add(server)
+    except IntegrityError:
+        raise ServerNameTaken(f"There is a tracking server {new.name!r} already; change it, or take another name.") from None
+    session.refresh(server)
+    return server
+
+
+def find_server(session: Session, principal: Principal, id: str, *, lock: bool = False) -> TrackingServer:
+    return find(session, TrackingServer, id, principal, "tracking server", lock=lock)
+
+
+def change(session: Session, box: SecretBox, server: TrackingServer, wanted: TrackingServerChange) -> None:
+    """Change a locked server, whose URL the caller has checked. Its mirrors are visited at once, given up ones too."""
+    server.url = wanted.url or server.url
+    if "credentials" in wanted.model_fields_set:
+        server.credentials = _sealed(box, wanted.credentials)
+    again = update(TaskMirror).where(TaskMirror.server_id == server.id, TaskMirror.state.in_(("active", "failed")))
+    anew = {"state": "active", "attempts": 1, "failing_since": None, "next_at": func.clock_timestamp(), "held_until": None}
+    session.execute(again.values(**anew, claim=TaskMirror.claim + 1))
+
+
+def delete(session: Session, server: TrackingServer) -> None:
+    """Delete a locked server. Its mirrors stop where they are; the runs there stay."""
+    stopped = update(TaskMirror).where(TaskMirror.server_id == server.id, TaskMirror.state.in_(("active", "failed")))
+    why = "the tracking server was deleted"
+    session.execute(stopped.values(state="stopped", error=why, held_until=None, claim=TaskMirror.claim + 1))
+    session.delete(server)
+
+
+def opened(box: SecretBox, sealed: bytes | None) -> Mapping[str, str]:
+    """A server's credentials. Raises Unsealable."""
+    found: dict[str, str] = json.loads(box.open(sealed)) if sealed is not None else {}
+    return found
+
+
+def _sealed(box: SecretBox, credentials: Credentials | None) -> bytes | None:
+    return None if credentials is None else box.seal(credentials.model_dump_json(exclude_none=True))
