@@ -15,6 +15,7 @@ from contract.strict import Message
 
 MAX_SCORED_ROWS = 4096  # of a task: bounds a report, a checkpoint and a stored adapter
 Metric = Literal["loss", "error"]
+_ROUNDING = 1 + 1e-9  # one more right answer is just one standard error, whatever their number
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class RowScores(Message):
             raise ValueError(f"holds {len(self.totals)} totals, but {len(self.weights)} weights")
         return self
 
+    @classmethod
+    def of_results(cls, results: Sequence[float]) -> Self:
+        """Of a text metric's results on each prompt, from 0 to 1."""
+        return cls(metric="error", totals=[1 - result for result in results])
+
     @property
     def mean(self) -> float:
         return self.estimate().mean
@@ -75,6 +81,12 @@ class RowScores(Message):
         if not self.comparable(other):
             raise ValueError("scores of other rows, or by another metric, cannot be paired")
         return ratio_estimate([own - their for own, their in zip(self.totals, other.totals, strict=True)], self.weights)
+
+    def as_good_as(self, best: "RowScores") -> bool:
+        """The one-standard-error rule (Breiman et al. 1984, 3.4.3): whether these count as equal to the best ones. Raises
+        ValueError as `minus`."""
+        difference = self.minus(best)
+        return difference.mean <= difference.standard_error * _ROUNDING
 
 
 def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> MeanEstimate:

@@ -109,9 +109,10 @@ class TaskSpec(Strict):
     select_by: Annotated[str, Field(max_length=40)] = Field(
         default=VAL_LOSS,
         description=(
-            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics, but for an endpoint's: of the "
-            "jobs within one standard error of the highest result the one with the lowest validation loss wins. Validation "
-            "losses stop jobs early in either case."
+            "What the winner is chosen by, and who goes on after warmup: val_loss, or the name of one of evaluation.metrics, "
+            "but for an endpoint's. Jobs within one standard error of the highest result count as equal; of these the one with "
+            "the lowest validation loss goes first. By a metric, jobs wait at the end of warmup until all are scored. Asha's "
+            "later rungs, and what ends a job by its own curve, go by validation losses in either case."
         ),
     )
     gpus: Gpus = Field(
@@ -163,8 +164,8 @@ class TaskSpec(Strict):
         asked = self.evaluation
         known = [VAL_LOSS, *(map(named, asked.computed) if asked is not None else ())]
         if self.select_by not in known:
-            late = "an endpoint grader, whose scores come after the winner is chosen"
-            why = late if asked is not None and self.select_by in asked.names else "which nothing measures"
+            late = asked is not None and self.select_by in asked.names
+            why = "an endpoint grader, whose scores come after the winner is chosen" if late else "which nothing measures"
             raise ValueError(
                 f"'select_by' is '{self.select_by}', {why}; what can be selected by: {', '.join(known)}"
                 + ("" if asked is not None else "; ask for 'evaluation' with a metric")
@@ -202,6 +203,11 @@ class TaskSpec(Strict):
         if self.objective.type == "dpo":
             shared["beta"] = DPO_BETA
         return list(self.search_space.expand(shared))
+
+    @property
+    def cut_metric(self) -> str | None:
+        """The text metric that jobs are ranked by where their warmup ends; None: validation scores, or nobody is stopped."""
+        return self.select_by if self.select_by != VAL_LOSS and self.early_exit.ranks(self.search_space.size) else None
 
     @cached_property
     def metric(self) -> Metric:

@@ -17,8 +17,7 @@ from contract.task_spec import TaskSpec
 
 # Read by the service alone: a worker that does not know one of these fields can still train the task.
 SERVICE_FIELDS = frozenset(
-    {"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation", "select_by"}
-    | {"integrations"}
+    {"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation", "integrations"}
 )
 SHARING = "sharing"  # the worker trains several tasks on one executor, each within its bound
 ANSWERS_ONLY = "answers_only"  # the worker holds a base to answer completions alone

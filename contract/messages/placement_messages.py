@@ -82,10 +82,12 @@ class JobAssignment(Message):
     exit_reason: ExitReason | None = None
     warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung
     boundary_scores: RowScores | None = None  # behind that loss, on each validation row; while a cut of the task may need them
+    # by the text metric that the cut goes by (TaskSpec.cut_metric), of each prompt at the same step; None: none, or not yet
+    boundary_text_scores: RowScores | None = None
     rung_losses: list[float] = Field(default=[])  # of an ended job under asha: validation losses at the rungs it reached
     promoted: bool = False  # passed the warmup boundary; under asha still ranked at later rungs
     checkpoint: CheckpointRef | None = None
-    milestone: int = 0  # of its schedule's milestones, the last one whose texts the service has; 0: of none
+    milestone: int = 0  # the last step, of its boundary and its milestones, whose texts the service has; 0: of none
 
 
 class Leased(Message):
@@ -116,6 +118,7 @@ class Placement(Leased):
     base_val_loss: float | None = None  # None until a placement has measured it
     base_scores: RowScores | None = None  # on each validation row; None until a placement has measured them
     base_texts_evaluated: bool = False  # whether the base's texts are scored already
+    base_text_scores: RowScores | None = None  # by the text metric that the cut goes by, of each prompt; None: none, or not yet
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the next report that the service expects
     request_id: str | None = None  # of the API call that created the task, for logs

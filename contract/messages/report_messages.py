@@ -102,8 +102,9 @@ def text_bytes(texts: list[GeneratedText]) -> int:
 
 class TextsEvaluated(Message):
     """Texts were generated and scored: of a job's best adapter, before AdapterKept, or of the base (job None), or at a
-    milestone, of a job that trains, with its weights after `step`, before the event that ends it. scores: means over `prompts`
-    prompts by the metric's name; prompt_scores: of each prompt, in the order of the validation rows; left out at milestones.
+    milestone, of a job that trains, with its weights after `step`, before the event that ends it; where a text metric decides
+    the cut after warmup (TaskSpec.cut_metric), the boundary is a milestone, too. scores: means over `prompts` prompts by the
+    metric's name; prompt_scores: of each prompt, in their order; at the boundary of that metric alone, at milestones left out.
     Both are empty where `error` says why there are none. notes: sentences about what was left out of the scores, or counts as
     0. texts: all of them, where the task has endpoint graders, which the service calls; at most MOST_TEXT_BYTES."""
 

@@ -10,24 +10,40 @@ from contract.states import ExitReason
 def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
     """The sentence; where the evidence lacks the numbers (another version's, or not finite), its pattern alone."""
     match reason:
-        case ExitReason.UNDERPERFORMING if _holds(evidence, "difference_low", "difference_high", "rows"):
-            low, high = evidence["difference_low"], evidence["difference_high"]
-            by = f"by {_two_digits(low)} to {_two_digits(high)}"
-            return f"worse than the best at the end of warmup {by} (95 %, {evidence['rows']} validation rows)"
-        case ExitReason.UNDERPERFORMING if _holds(evidence, "base_val_loss", "val_loss"):
-            own, base = evidence["val_loss"], evidence["base_val_loss"]
-            return f"no job beats the base after warmup: {own:.4f}, the base alone {base:.4f}"
-        case ExitReason.UNDERPERFORMING if _holds(evidence, "rank", "alive", "kept"):
-            alive, kept = evidence["alive"], evidence["kept"]
-            finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job
-            of = f"{alive}" if finished == alive else f"the first {finished} of {alive}"
-            goes_on = "only the best one goes on" if kept == 1 else f"at most {kept} go on"
-            return f"{_ordinal(evidence['rank'])} of {of} after warmup, {goes_on}"
+        case ExitReason.UNDERPERFORMING:
+            said = _behind(evidence)
+            if said is not None:
+                lacking = evidence.get("unscored_by")
+                return said + (f"; no job's texts could be scored by {lacking}, so validation decided" if lacking else "")
         case ExitReason.OVERFITTING if _holds(evidence, "gap", "tau_gap"):
             return f"validation loss {evidence['gap']:.0%} above training loss, {evidence['tau_gap']:.0%} is the limit"
         case ExitReason.DIVERGING if _holds(evidence, "train_slope", "val_slope"):
             return f"both losses rise, {evidence['train_slope']:+.2f} and {evidence['val_slope']:+.2f} per evaluation"
     return str(evidence.get("pattern", "see its evidence"))
+
+
+def _behind(evidence: Mapping[str, Any]) -> str | None:
+    """Why a job was ranked out, by validation or by a text metric; None where the numbers are lacking."""
+    metric = evidence.get("metric")
+    if _holds(evidence, "difference_low", "difference_high", "rows" if metric is None else "prompts"):
+        low, high = _two_digits(evidence["difference_low"]), _two_digits(evidence["difference_high"])
+        over = f"{evidence['rows']} validation rows" if metric is None else f"{evidence['prompts']} prompts"
+        measured = f" in {metric}" if metric is not None else ""
+        return f"worse than the best at the end of warmup by {low} to {high}{measured} (95 %, {over})"
+    own, base = ("val_loss", "base_val_loss") if metric is None else ("score", "base_score")
+    if _holds(evidence, own, base):
+        measured = f" by {metric}" if metric is not None else ""
+        return f"no job beats the base after warmup{measured}: {evidence[own]:.4f}, the base alone {evidence[base]:.4f}"
+    if not _holds(evidence, "rank", "alive", "kept"):
+        return f"{evidence['pattern']}, by {metric}" if metric is not None and "pattern" in evidence else None
+    alive, kept = evidence["alive"], evidence["kept"]
+    finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job
+    of = f"{alive}" if finished == alive else f"the first {finished} of {alive}"
+    goes_on = "only the best one goes on" if kept == 1 else f"at most {kept} go on"
+    measured = f" by {metric}" if metric is not None else ""
+    if metric is not None and evidence.get("score") is None:
+        measured += " (its texts could not be scored)"
+    return f"{_ordinal(evidence['rank'])} of {of} after warmup{measured}, {goes_on}"
 
 
 def _holds(evidence: Mapping[str, Any], *names: str) -> bool:

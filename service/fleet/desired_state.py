@@ -1,6 +1,7 @@
 """Everything that a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
 
 import logging
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
@@ -28,10 +29,10 @@ from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
 from service.tasks.lifecycle.task_trace import placement_traceparent
-from service.tasks.milestone_evaluations import last_of_jobs
+from service.tasks.milestone_evaluations import boundary_scores, last_of_jobs
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import config_of, part, spec_of
-from service.tasks.text_evaluations import base_is_known
+from service.tasks.text_evaluations import base_is_known, scores_to_select_by
 from service.tenants.models import Tenant
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         base_val_loss=task.base_val_loss,
         base_scores=RowScores.model_validate(task.base_scores) if task.base_scores is not None else None,
         base_texts_evaluated=spec.evaluation is not None and base_is_known(session, task),
+        base_text_scores=scores_to_select_by(session, task, spec.cut_metric).get(None) if spec.cut_metric else None,
         warm_start=warm_start(session, task),
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,
@@ -108,17 +110,29 @@ def _file(session: Session, file_id: str) -> FileRef:
     return FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
 
 
+class _AtBoundary(NamedTuple):
+    """What a job was ranked by: on each validation row, on each prompt. milestone: see JobAssignment."""
+
+    rows: RowScores | None
+    texts: RowScores | None
+    milestone: int
+
+
 def _jobs(session: Session, spec: TaskSpec, task: Task) -> list[JobAssignment]:
     """The task's jobs, with the scores that they were ranked by for as long as the cut may need them."""
     scores: dict[str, RowScores] = {}
+    texts: dict[str, RowScores] = {}
     if any(job.status not in JOB_TERMINAL and not job.promoted for job in task.jobs):
         stored = select(Job.id, Job.boundary_scores).where(Job.task_id == task.id, Job.boundary_scores.is_not(None))
         scores = {job_id: RowScores.model_validate(found) for job_id, found in session.execute(stored)}
-    milestones = last_of_jobs(session, task) if spec.evaluation is not None and spec.evaluation.milestones else {}
-    return [_job(session, spec, task, job, scores.get(job.id), milestones.get(job.id, 0)) for job in task.jobs]
+        texts = boundary_scores(session, task, spec.cut_metric) if spec.cut_metric is not None else {}
+    asked = spec.evaluation is not None and (spec.evaluation.milestones or spec.cut_metric is not None)
+    milestones = last_of_jobs(session, task) if asked else {}
+    known = {job.id: _AtBoundary(scores.get(job.id), texts.get(job.id), milestones.get(job.id, 0)) for job in task.jobs}
+    return [_job(session, spec, task, job, known[job.id]) for job in task.jobs]
 
 
-def _job(session: Session, spec: TaskSpec, task: Task, job: Job, scores: RowScores | None, milestone: int) -> JobAssignment:
+def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBoundary) -> JobAssignment:
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
@@ -130,9 +144,10 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, scores: RowScor
         status=JobStatus(job.status),
         exit_reason=ExitReason(job.exit_reason) if job.exit_reason else None,
         warmup_val_loss=job.warmup_val_loss,
-        boundary_scores=scores,
+        boundary_scores=known.rows,
+        boundary_text_scores=known.texts,
         rung_losses=rungs,
         promoted=job.promoted,
         checkpoint=CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
-        milestone=milestone,
+        milestone=known.milestone,
     )

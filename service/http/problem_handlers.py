@@ -2,15 +2,15 @@
 
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast, get_args, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from psycopg.errors import IdleInTransactionSessionTimeout
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DataError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -181,9 +181,11 @@ def _invalid(request: Request, error: RequestValidationError) -> Response:
             request, BadRequest("The body must be JSON, sent with the header `Content-Type: application/json`.")
         )
     models = _models_of(request)
-    errors = [field_error(one, models) for one in found[:_MAX_ERRORS]]
-    detail = summary(errors) if len(found) <= _MAX_ERRORS else f"{len(found)} errors; the first {_MAX_ERRORS} are listed"
-    return problem_response(request, Invalid(errors, detail, error_count=len(found)))
+    errors = _by_field([field_error(one, models) for one in found[:_MAX_ERRORS]])
+    if len(found) > _MAX_ERRORS:
+        detail = f"{len(found)} errors; the first {_MAX_ERRORS} are listed"
+        return problem_response(request, Invalid(errors, detail, error_count=len(found)))
+    return problem_response(request, Invalid(errors, summary(errors), error_count=len(errors)))
 
 
 def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:
@@ -196,11 +198,30 @@ def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:
 def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> FieldError:
     """Convert a pydantic error: a readable path, the given value, and a hint."""
     where, *path = found["loc"]
-    at = path[:-1] if found["type"] == "extra_forbidden" else path
-    message = field_mistakes.message(found, _fields_at(at, models))
+    at, unknown = (path[:-1], path[-1:]) if found["type"] == "extra_forbidden" else (path, [])
+    sent, known = _as_sent(at, models) if where == "body" else (at, [])
+    message = field_mistakes.message(found, known)
     if where != "body":
         message = f"({where}) {message}"
-    return FieldError(field=_dotted(path) or None, code=found["type"], message=message)
+    return FieldError(field=_dotted([*sent, *unknown]) or None, code=found["type"], message=message)
+
+
+def invalid_body(error: ValidationError, model: type[BaseModel]) -> Invalid:
+    """The problem of a body that is not a `model`."""
+    return Invalid(_by_field([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in error.errors()]))
+
+
+def _by_field(errors: Sequence[FieldError]) -> list[FieldError]:
+    """Members of a union each say what they want of a value: said as one error, since any of them would do."""
+    made: list[FieldError] = []
+    for error in errors:
+        before = made[-1] if made and made[-1].field == error.field is not None else None
+        (said, _, got), (more, _, also) = (one.message.rpartition(", got ") if one else ("", "", "") for one in (before, error))
+        if before is not None and said and more and got == also:
+            made[-1] = before.model_copy(update={"message": f"{said}, or {more}, got {got}"})
+        else:
+            made.append(error)
+    return made
 
 
 def _dotted(path: Sequence[str | int]) -> str:
@@ -210,20 +231,40 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _models_of(request: Request) -> list[type[BaseModel]]:
     """The pydantic models among the called route's parameters."""
     hints = get_type_hints(request.scope["route"].endpoint)
-    return [hint for hint in hints.values() if isinstance(hint, type) and issubclass(hint, BaseModel)]
+    return [hint for name, hint in hints.items() if name != "return" and isinstance(hint, type) and issubclass(hint, BaseModel)]
 
 
-def _fields_at(path: Sequence[str | int], models: Sequence[type[BaseModel]]) -> list[str]:
-    """The field names of the models found at this path below any of `models`."""
+def _as_sent(path: Sequence[str | int], models: Sequence[type[BaseModel]]) -> tuple[list[str | int], list[str]]:
+    """The path below any of `models` without pydantic's names of unions' members, which stand in no request; and the names of
+    the fields there."""
+    kept: list[str | int] = []
+    hints: list[Any] = list(models)
     for part in path:
-        if isinstance(part, str):
-            hints = [model.model_fields[part].annotation for model in models if part in model.model_fields]
-            models = [model for hint in hints for model in _models_in(hint)]
-    return sorted({name for model in models for name in model.model_fields})
+        tagged = [model for hint in hints for model in _tagged(hint, part)]
+        fields = [model.model_fields[part] for model in _models_in(hints) if part in model.model_fields]
+        if not kept and not fields:
+            return list(path), []
+        if isinstance(part, int) or (not tagged and (fields or any(map(_holds_any_name, hints)))):
+            kept.append(part)
+        hints = tagged or [field.annotation for field in fields] or hints
+    return kept, sorted({name for model in _models_in(hints) for name in model.model_fields})
 
 
-def _models_in(hint: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        yield hint
-    for part in get_args(hint):
-        yield from _models_in(part)
+def _tagged(hint: Any, part: str | int) -> Iterator[type[BaseModel]]:
+    """The members of discriminated unions in this type that have this tag."""
+    for said in getattr(hint, "__metadata__", ()):
+        if name := getattr(said, "discriminator", None):
+            yield from (model for model in _models_in([hint]) if part in get_args(model.model_fields[name].annotation))
+    for inner in get_args(hint):
+        yield from _tagged(inner, part)
+
+
+def _holds_any_name(hint: Any) -> bool:
+    return hint in (Any, dict) or get_origin(hint) is dict or any(map(_holds_any_name, get_args(hint)))
+
+
+def _models_in(hints: Iterable[Any]) -> Iterator[type[BaseModel]]:
+    for hint in hints:
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            yield hint
+        yield from _models_in(get_args(hint))

@@ -8,10 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from contract.early_exit_policy import EarlyExitPolicy
+from contract.evaluation.text_evaluation import Evaluation
 from contract.integrations import Integrations
 from contract.search_space import BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
+    VAL_LOSS,
     Dataset,
     Gpus,
     Isolation,
@@ -91,6 +93,8 @@ class JobRequest(Strict):
     training: Training | None = None
     warm_start: WarmStart | None = None
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
+    evaluation: Evaluation | None = None
+    select_by: Annotated[str, Field(max_length=40)] = VAL_LOSS
     gpus: Gpus = 1
     max_gpus: MaxGpus | None = None
     max_slowdown: MaxSlowdown | None = None
@@ -114,7 +118,7 @@ class JobRequest(Strict):
         return own or self.hyperparameters or Hyperparameters()
 
     def spec(self) -> TaskSpec:
-        """The task that this asks for."""
+        """The task that this asks for. Raises ValidationError where its fields contradict each other."""
         wanted = self._wanted()
         training = self.training or Training()
         if wanted.n_epochs != "auto":
@@ -128,6 +132,8 @@ class JobRequest(Strict):
             warm_start=self.warm_start,
             training=training,
             early_exit=self.early_exit,
+            evaluation=self.evaluation,
+            select_by=self.select_by,
             gpus=self.gpus,
             max_gpus=self.max_gpus,
             max_slowdown=self.max_slowdown,

@@ -3,14 +3,17 @@
 import re
 
 from fastapi import APIRouter, Request
+from pydantic import ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
 from service.app_state import DependenciesDep, GradersDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
+from service.http.problem_handlers import invalid_body
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import ClaimedKey
 from service.openai.error_objects import PREFIX
@@ -53,8 +56,12 @@ def create_job(
     claim: ClaimedKey,
     limited: Submitting,
 ) -> JobObject:
+    try:
+        spec = wanted.spec()
+    except ValidationError as error:
+        raise invalid_body(error, TaskSpec) from None
     with db.begin() as session:
-        made = _objects(session, [actions.create(session, queue, graders, writer, wanted.spec())])[0]
+        made = _objects(session, [actions.create(session, queue, graders, writer, spec)])[0]
         claim.store_answer(session, 200, made, {})
     return made
 

@@ -68,7 +68,8 @@ class EstimateResource(BaseModel):
     text_tokens: float | None = Field(
         default=None,
         description="At most read and generated for `evaluation`: every text as long as max_new_tokens allows, an adapter kept "
-        "of every job. Billed as evaluation tokens, not contained in tokens, gpu_seconds and cost; null where none is asked",
+        "of every job, and where select_by is a metric each job's at the end of warmup. Billed as evaluation tokens, not "
+        "contained in tokens, gpu_seconds and cost; null where none is asked",
     )
     gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
     gpu_seconds: Between = Field(description="At that width")

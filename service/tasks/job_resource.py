@@ -35,6 +35,10 @@ class JobResource(BaseModel):
     total_steps: int | None
     warmup_steps: int | None
     warmup_val_loss: float | None
+    warmup_score: float | None = Field(
+        description="Where a text metric (select_by) ranks jobs at the end of warmup: its result there, from 0 to 1; null "
+        "where there is none yet, or the texts could not be scored, as the evaluation at this milestone says"
+    )
     promoted: bool = Field(description="Passed the selection at the end of warmup")
     exit: Exit | None
     error: str | None
@@ -80,6 +84,7 @@ def _of(job: Job, adapter_id: str | None) -> JobResource:
         total_steps=job.total_steps,
         warmup_steps=job.warmup_steps,
         warmup_val_loss=job.warmup_val_loss,
+        warmup_score=job.warmup_score,
         promoted=job.promoted,
         exit=verdict,
         error=job.error,

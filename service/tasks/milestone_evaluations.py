@@ -7,10 +7,12 @@ from sqlalchemy import Select, delete, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import TextsEvaluated
+from contract.row_scores import RowScores
 from contract.search_space import MAX_JOBS
 from service.graders.waiting_texts import left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task
+from service.tasks.stored_specs import effective
 from service.tasks.text_evaluations import TextEvaluationResource, TextScores, as_stored, scores_in
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -24,11 +26,10 @@ def store(session: Session, task: Task, job: Job, milestone: int, event: TextsEv
     same = MilestoneEvaluation.job_id == job.id, MilestoneEvaluation.milestone == milestone
     session.execute(delete(MilestoneEvaluation).where(*same))
     step = milestone if event.step is None else event.step
-    session.add(
-        MilestoneEvaluation(
-            tenant_id=task.tenant_id, task_id=task.id, job_id=job.id, milestone=milestone, **as_stored(event) | {"step": step}
-        )
-    )
+    stored = as_stored(event) | {"step": step, "prompt_scores": event.prompt_scores or None}
+    session.add(MilestoneEvaluation(tenant_id=task.tenant_id, task_id=task.id, job_id=job.id, milestone=milestone, **stored))
+    if event.prompt_scores:
+        job.warmup_score = event.scores.get(str(effective(task).get("select_by")))
     error = {"evaluation_error": event.error} if event.error is not None else {}
     return {"milestone": milestone, "evaluated_step": step, "scores": event.scores, **error}
 
@@ -38,6 +39,14 @@ def last_of_jobs(session: Session, task: Task) -> Mapping[str, int]:
     last = select(MilestoneEvaluation.job_id, func.max(MilestoneEvaluation.milestone))
     of_task = last.where(MilestoneEvaluation.task_id == task.id).group_by(MilestoneEvaluation.job_id)
     return {job_id: milestone for job_id, milestone in session.execute(of_task)}
+
+
+def boundary_scores(session: Session, task: Task, metric: str) -> dict[str, RowScores]:
+    """Of each prompt at the end of warmup by the text metric that ranks jobs there, by job id; jobs without are absent."""
+    one = MilestoneEvaluation
+    asked = select(one.job_id, one.prompt_scores).where(one.task_id == task.id, one.prompt_scores.is_not(None))
+    rows = session.execute(asked)
+    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in rows if scores and scores.get(metric)}
 
 
 def milestones_page(

@@ -163,6 +163,7 @@ class Job(Base):
     boundary_scores: Mapped[dict[str, Any] | None] = mapped_column(  # a RowScores, behind that loss; until its task ends
         JSONB(none_as_null=True), deferred=True
     )
+    warmup_score: Mapped[float | None] = mapped_column(Double)  # there, by the text metric that the cut goes by
     promoted: Mapped[bool] = mapped_column(default=False)
     exit_reason: Mapped[str | None] = mapped_column(String(16))
     exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
@@ -255,13 +256,16 @@ class TextEvaluation(ScoredTexts, Base):
 
 class MilestoneEvaluation(ScoredTexts, Base):
     """How the texts were scored that a job generated in the midst of its training, with its weights after `step`: at the step
-    `milestone`, or, where it resumed past that, after its next one."""
+    `milestone`, or, where it resumed past that, after its next one. The end of warmup is one where a text metric ranks jobs
+    there."""
 
     __tablename__ = "milestone_evaluations"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     milestone: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int]
+    # at the end of warmup, by the metric that ranks jobs there, of each prompt
+    prompt_scores: Mapped[dict[str, list[float]] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
 
 
 class TaskEvent(Base):

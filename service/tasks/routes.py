@@ -32,7 +32,10 @@ Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait fo
 Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
 At = Annotated[
     Literal["end", "milestones"],
-    Query(description="end: of the base, and of jobs that kept an adapter; milestones: of jobs in the midst of training"),
+    Query(
+        description="end: of the base, and of jobs that kept an adapter; milestones: of jobs in the midst of training, and, "
+        "where a text metric ranks them there, at the end of warmup"
+    ),
 ]
 Label = Annotated[str, Field(pattern=r"^[^=\x00]{1,128}=[^\x00]{0,512}$")]
 Text = Annotated[

@@ -98,7 +98,7 @@ def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str 
         winner = min(judged, key=_order if metric is not None else _by_loss)
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
     best = min(judged, key=_order)
-    tied = [one for one in judged if one is best or _within_one_error(one, best)]
+    tied = [one for one in judged if one is best or _scored(one).as_good_as(_scored(best))]
     better = [one for one in tied if _beats(one, base, len(judged))]
     winner = min(better or tied, key=_by_loss if metric is not None else lambda one: (one.rank, *_order(one)))
     return winner, _selection(compared, winner, tied, "one_standard_error")
@@ -116,11 +116,6 @@ def _by_loss(one: Candidate) -> tuple[float, int]:
 def _scored(one: Candidate) -> RowScores:
     assert one.scores is not None, "asked only where all candidates have scores"
     return one.scores
-
-
-def _within_one_error(one: Candidate, best: Candidate) -> bool:
-    difference = _scored(one).minus(_scored(best))
-    return difference.mean <= difference.standard_error
 
 
 def _gain(one: Candidate, base: RowScores | None) -> MeanEstimate | None:

@@ -54,6 +54,14 @@ def spec_of(task: Any) -> TaskSpec:
     return spec
 
 
+def cut_metric_of(task: Any) -> str | None:
+    """The text metric that jobs are ranked by where their warmup ends; None also where this version cannot read the spec."""
+    try:
+        return spec_of(task).cut_metric
+    except SpecUnreadable:
+        return None
+
+
 def newer_fields(task: Any, spec: TaskSpec) -> list[str]:
     """Fields that the tenant sent and this version does not know. Unsent fields are at defaults, and may be ignored."""
     return [field for field in unknown_fields(spec) if _holds(task.spec, field.split("."))]

@@ -217,11 +217,7 @@ def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str |
     """Of each prompt 1 minus the metric's result, so that lower is better: by job, None: of the base. Jobs without such
     scores are absent."""
     rows = session.execute(select(TextEvaluation.job_id, TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id))
-    return {
-        job_id: RowScores(metric="error", totals=[1 - score for score in scores[metric]])
-        for job_id, scores in rows
-        if scores.get(metric)
-    }
+    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in rows if scores.get(metric)}
 
 
 def scores_of_prompts(session: Session, task: Task, job_id: str | None) -> dict[str, list[float]]:

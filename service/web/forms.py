@@ -7,8 +7,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData
 
-from service.http.problem_handlers import field_error
-from service.http.problems import Invalid
+from service.http.problem_handlers import invalid_body
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -39,4 +38,4 @@ def read_as(model: type[Model], **fields: Any) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise Invalid([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in error.errors()]) from None
+        raise invalid_body(error, model) from None

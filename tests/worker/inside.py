@@ -130,9 +130,13 @@ def resumed(reported: Reported, key: str, base_val_loss: float | None = None) ->
                     "warmup_val_loss": loss,
                     "boundary_scores": scores,
                     "checkpoint": checkpoint,
+                    "milestone": reported.milestones[job.index],
+                    "boundary_text_scores": reported.text_scores[job.index],
                 }
             )
         )
+    evaluated, scores = reported.base_texts
+    base = {"base_val_loss": base_val_loss, "base_texts_evaluated": evaluated, "base_text_scores": scores}
     return reported.placement.model_copy(
-        update={"placement_id": key, "fence": 2, "token": f"token-{key}", "jobs": jobs, "base_val_loss": base_val_loss}
+        update={"placement_id": key, "fence": 2, "token": f"token-{key}", "jobs": jobs, **base}
     )

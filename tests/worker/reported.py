@@ -13,7 +13,9 @@ from contract.messages.report_messages import (
     JobMoved,
     Points,
     ReportEvent,
+    TextsEvaluated,
 )
+from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, JobStatus, check_job
 
 
@@ -33,6 +35,9 @@ class Reported:
         self.promoted = {job.index for job in placement.jobs if job.promoted}
         self.warmup_losses = {job.index: job.warmup_val_loss for job in placement.jobs if job.warmup_val_loss is not None}
         self.boundary_scores = {job.index: job.boundary_scores for job in placement.jobs if job.boundary_scores is not None}
+        self.milestones = {job.index: job.milestone for job in placement.jobs}
+        self.text_scores = {job.index: job.boundary_text_scores for job in placement.jobs}
+        self.base_texts = (placement.base_texts_evaluated, placement.base_text_scores)
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -60,6 +65,8 @@ class Reported:
                     self.boundary_scores[job] = event.boundary_scores
                 if event.status == JobStatus.TRAINING:
                     self.promoted.add(job)
+            case TextsEvaluated():
+                self._texts(event)
             case Checkpointed():
                 for index, ref in event.jobs.items():
                     assert self.status[index] not in (JobStatus.PENDING, *JOB_TERMINAL), self.status[index]
@@ -76,6 +83,15 @@ class Reported:
             case JobFailed():
                 self.status[job] = check_job(self.status[job], JobStatus.FAILED)
         self.events.append(event)
+
+    def _texts(self, event: TextsEvaluated) -> None:
+        results = event.prompt_scores.get(self.placement.spec.select_by)
+        scores = RowScores.of_results(results) if results else None
+        if event.job is None:
+            self.base_texts = (True, scores)
+        elif event.milestone is not None:
+            self.milestones[event.job] = max(event.milestone, self.milestones[event.job])
+            self.text_scores[event.job] = scores or self.text_scores[event.job]
 
     def first_step(self, job: int) -> int:
         ref = next(j for j in self.placement.jobs if j.index == job).checkpoint

@@ -115,6 +115,12 @@ class JobRun:
         return reached[-1] if reached and self.stage is Stage.TRAINING else None
 
     @property
+    def boundary_texts_due(self) -> bool:
+        """Whether it stands at its boundary, and its rank there waits for its texts' scores."""
+        at_first = self.record.awaits_rank and len(self.progress.rung_losses) == 1
+        return self.spec.cut_metric is not None and at_first and self.record.milestone < self.schedule.rungs[0]
+
+    @property
     def demand(self) -> Demand:
         """What it needs of the executor while it trains."""
         train, config = self.job.data.train, self.job.config

@@ -1,4 +1,4 @@
-"""One placement on an executor: its task's jobs, their standings at the boundary, and the events that report them.
+"""One placement on an executor: its task's jobs, what is known of its base, and the events that report them.
 
 Each change of a job's state happens here, together with the event that reports it. Holds no tensors and runs nothing. The
 modules beside this one call a PlacementRun `task`: it is the task's one live placement.
@@ -34,7 +34,7 @@ from worker.executor.placement_phases import PlacementPhases
 from worker.executor.reporter import Reporter
 from worker.executor.step_scheduler import Slowdown
 from worker.policy.activations import Activations
-from worker.policy.early_exit.policy_interface import Standing, Verdict
+from worker.policy.early_exit.policy_interface import Verdict
 from worker.policy.early_exit.policy_selection import policy_of
 from worker.policy.job_record import (
     Best,
@@ -64,7 +64,7 @@ class PlacementRun:
     def __init__(self, placement: Placement, lease: Lease, reporter: Reporter) -> None:
         self.placement, self.lease, self.reporter = placement, lease, reporter
         self.phases = PlacementPhases(reporter.trace if placement.traceparent is not None else None)
-        self.policy = policy_of(placement.spec.early_exit)
+        self.policy = policy_of(placement.spec.early_exit, placement.spec.cut_metric)
         self.data: DataSet | None = None
         self.prompts: PromptFile | None = None  # of its evaluation; None: validation rows
         self.text_prompts: list[Prompt] | None = None  # of its evaluation, once they were asked for
@@ -72,6 +72,8 @@ class PlacementRun:
         self._by_index: dict[int, JobRun] = {}
         self.base_known = placement.base_val_loss is not None  # measured, by this placement or an earlier one
         self.base_scores = placement.base_scores
+        self.base_texts_known = placement.base_texts_evaluated or placement.spec.cut_metric is None  # of what the cut needs
+        self.base_text_scores = placement.base_text_scores
         self.checkpoint_due = 0.0
         self.checkpointing = False
         self.leaving = False  # trains no more, and leaves once its jobs are stored
@@ -132,6 +134,10 @@ class PlacementRun:
         """The base alone had its full evaluation."""
         self.base_known, self.base_scores = True, scores
         self.record(BaseEvaluated(val_loss=loss, scores=scores))
+
+    def base_texts_scored(self, scores: RowScores | None) -> None:
+        """The base's texts were scored by the metric that the cut goes by; None: they could not be."""
+        self.base_texts_known, self.base_text_scores = True, scores
 
     def report_activations(self) -> None:
         """Report how its passes hold their activations, if that has changed since the last report."""
@@ -227,28 +233,6 @@ class PlacementRun:
         if math.isfinite(result.loss) and result.accuracy is not None and result.margin is not None:
             self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
             self.reporter.point(run.index, "val_margin", run.step, result.margin)
-
-    # ---- rungs ---------------------------------------------------------------------------------------------------
-
-    def certain_ranks(self) -> list[tuple[JobRun, Verdict | None]]:
-        """Jobs at a rung on which the policy decides now: None continues. A rank is decided once for each rung, and none before
-        the base is known, so that decisions do not depend on when it is evaluated."""
-        decided = self.policy.decide_ranks(self._standings(), self.base_scores) if self.base_known else {}
-        return [(run, decided[run.index]) for run in self.runs if run.record.awaits_rank and run.index in decided]
-
-    def at_boundary(self) -> list[JobRun]:
-        """Jobs that have finished their warmup and still hold arena rows."""
-        return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.awaits_rank]
-
-    def _standings(self) -> list[Standing]:
-        """The contenders at rungs: jobs that finished warmup, even if they ended later, and those that still may."""
-        ended = [
-            Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]), job.boundary_scores)
-            for job in self.placement.jobs
-            if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
-        ]
-        here = [run for run in self.runs if run.schedule.has_boundary and (run.warmup_val_loss is not None or run.unfinished)]
-        return [*ended, *(Standing(run.index, run.progress.rung_losses, run.progress.boundary_scores) for run in here)]
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
+from worker.executor.rung_ranks import at_boundary, certain_ranks
 from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
 from worker.policy.adapter_memory_model import Capacity
@@ -61,7 +62,7 @@ class Executor:
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._evaluations = JobEvaluations(self._attached, self._attached.progress)
-        self._texts = TextEvaluations()
+        self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}))
         self._completions = Completions(link, self._cache, settings.worker_completion_share, self._inbox.put)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
@@ -88,7 +89,7 @@ class Executor:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
             self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.evaluation_due])
-            self._texts.ask_at_milestones(replicas, self._attached, self._active())
+            self._texts.ask_due(replicas, self._attached, self._active())
         self._apply_rank_decisions(replicas)
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
@@ -136,7 +137,7 @@ class Executor:
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
         self._fail_unrunnable(replicas, replicas.rejected(run.demand for run in task.runs))
         self._baselines.begin(replicas, task, prepared)
-        self._texts.ask_base(replicas, task)
+        self._texts.ask_at_start(replicas, task)
         self._checkpoint_policy.expect(task)
         self._recheck_admission, self._to_rank[task.key] = True, task
 
@@ -206,8 +207,7 @@ class Executor:
             self._free_job(replicas, task, task[key.job])
             self._texts.drop_job(task[key.job])
             task.failed(task[key.job], why)
-            self._recheck_admission = True
-            self._to_rank[task.key] = task
+            self._recheck_admission, self._to_rank[task.key] = True, task
 
     def _free_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
         replicas.store.remove(run.key)
@@ -253,7 +253,7 @@ class Executor:
         """At a rung: let go on or end the jobs whose rank is certain, and park those in warmup that must wait for others."""
         tasks, self._to_rank = self._to_rank, {}
         for task in tasks.values():
-            for run, verdict in task.certain_ranks():
+            for run, verdict in certain_ranks(task):
                 if verdict is None:
                     task.promoted(run)
                     self._recheck_admission = True
@@ -261,7 +261,7 @@ class Executor:
                     if run.stage is Stage.WARMUP:
                         task.parked(run)  # so that the service learns its warmup loss, which stays in the ranking
                     self._end_job(replicas, run, verdict)
-            for run in task.at_boundary():
+            for run in at_boundary(task):
                 task.parked(run)
                 replicas.store.park(run.key)
                 self._recheck_admission = True

@@ -65,7 +65,8 @@ class JobProgress:
 @dataclass(frozen=True)
 class JobRecord:
     """rungs_decided: at how many of its rungs its rank was decided. checkpoint: the last that was reported to the service.
-    milestone: the last one at which its texts were asked for, a step; 0: none."""
+    milestone: the last one at which its texts were asked for, a step; 0: none. Its boundary is one once its texts there were
+    scored, or could not be: text_scores, of each prompt by the text metric that the cut goes by."""
 
     stage: Stage
     promoted: bool = False
@@ -73,6 +74,7 @@ class JobRecord:
     rungs_decided: int = 0
     checkpoint: CheckpointRef | None = None
     milestone: int = 0
+    text_scores: RowScores | None = None
 
     @classmethod
     def of(cls, assigned: JobAssignment, progress: JobProgress | None) -> "JobRecord":
@@ -85,7 +87,8 @@ class JobRecord:
             )
         rungs_decided = max(1, len(restored.rung_losses)) if assigned.promoted else 0
         checkpoint = assigned.checkpoint if progress is not None else None
-        return cls(_STAGES[assigned.status], assigned.promoted, restored, rungs_decided, checkpoint, assigned.milestone)
+        texts = assigned.milestone, assigned.boundary_text_scores
+        return cls(_STAGES[assigned.status], assigned.promoted, restored, rungs_decided, checkpoint, *texts)
 
     @property
     def unfinished(self) -> bool:
@@ -173,6 +176,14 @@ class MilestonePassed:
 
 
 @dataclass(frozen=True)
+class BoundaryTextsScored:
+    """Its texts at its boundary, after this step, were scored by the text metric that the cut goes by; None: could not be."""
+
+    step: int
+    scores: RowScores | None
+
+
+@dataclass(frozen=True)
 class Ending:
     """The job is decided, and its adapter is being stored."""
 
@@ -184,7 +195,16 @@ class JobEnded:
 
 ProgressChange = StepTaken | Evaluated | RungReached | BestEvaluated  # those that change the job's progress
 RecordChange = (
-    WarmupBegan | TrainingBegan | Parked | Promoted | ProgressChange | CheckpointKnown | MilestonePassed | Ending | JobEnded
+    WarmupBegan
+    | TrainingBegan
+    | Parked
+    | Promoted
+    | ProgressChange
+    | CheckpointKnown
+    | MilestonePassed
+    | BoundaryTextsScored
+    | Ending
+    | JobEnded
 )
 
 _UNFINISHED = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
@@ -200,6 +220,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a change is allowed
     BestEvaluated: _UNFINISHED,
     CheckpointKnown: _UNFINISHED,
     MilestonePassed: frozenset({Stage.TRAINING}),
+    BoundaryTextsScored: frozenset({Stage.WARMUP, Stage.PARKED}),
     Ending: _UNFINISHED,
     JobEnded: _UNFINISHED | {Stage.ENDING},
 }
@@ -222,6 +243,8 @@ def reduced(record: JobRecord, change: RecordChange) -> JobRecord:
             return replace(record, checkpoint=change.ref)
         case MilestonePassed():
             return replace(record, milestone=change.milestone)
+        case BoundaryTextsScored():
+            return replace(record, milestone=change.step, text_scores=change.scores)
         case Ending():
             return replace(record, stage=Stage.ENDING)
         case JobEnded():

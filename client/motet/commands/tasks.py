@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from contract.states import TaskStatus
+from contract.task_spec import VAL_LOSS
 from motet.api.client import Client
 from motet.api.resources import Task
 from motet.commands import invocation
@@ -144,7 +145,8 @@ def evaluations(
     output = Output(json)
     with Client() as client:
         found = client.tasks.get(resolve(client, task))
-        asked = (found.spec.get("evaluation") or {}).get("milestones")
+        by_texts = found.spec.get("select_by", VAL_LOSS) != VAL_LOSS  # then jobs are scored where their warmup ends, too
+        asked = by_texts or (found.spec.get("evaluation") or {}).get("milestones")
         scored = [*client.tasks.evaluations(found.id), *(client.tasks.evaluations(found.id, milestones=True) if asked else ())]
     later = "ask for 'evaluation' in the spec" if found.ended else "they come with the base and as jobs end, if its spec asks"
     pairwise = found.selection.pairwise if found.selection is not None else []

@@ -91,7 +91,7 @@ def _chosen(
     metric = effective(task).get("select_by", VAL_LOSS)
     texts = scores_to_select_by(session, task, metric) if metric != VAL_LOSS else {}
     if any(job.id in texts for job in jobs.values()):
-        scored = [Candidate(index, ranks[index], kept[job.id].val_loss, texts.get(job.id)) for index, job in jobs.items()]
+        scored = [Candidate(index, ranks[index], _validated(kept[job.id]), texts.get(job.id)) for index, job in jobs.items()]
         return scored, *choose(scored, texts.get(None), metric)
     base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
     candidates = [
@@ -105,20 +105,33 @@ def _chosen(
     return candidates, winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
 
 
+def _validated(kept: Any) -> float:
+    """What validation says of an adapter, where texts cannot tell: its loss, or, in a DPO search over beta, on which the loss
+    depends, the share of pairs that are ordered wrongly."""
+    scores = _scores(kept.scores)
+    return scores.mean if scores is not None and scores.metric == "error" else float(kept.val_loss)
+
+
 def _scores(stored: dict[str, Any] | None) -> RowScores | None:
     return RowScores.model_validate(stored) if stored is not None else None
 
 
 def _stopped(jobs: Sequence[Job]) -> str | None:
-    """Of a search that ended at its cut, since no job beat the base: that, with the losses."""
-    found = [job.exit_evidence for job in jobs if job.exit_evidence is not None and "base_val_loss" in job.exit_evidence]
-    if not found:
-        return None
-    lowest = min(float(one["val_loss"]) for one in found)
-    return (
-        f"nothing has learned more than the base: check the data. After warmup the base alone has "
-        f"{float(found[0]['base_val_loss']):.4f} on the validation rows, the best of {len(found)} jobs {lowest:.4f}"
-    )
+    """Of a search that ended at its cut, since no job beat the base: that, with the losses or the results of a metric."""
+    found = [job.exit_evidence for job in jobs if job.exit_evidence is not None]
+    if scored := [one for one in found if "base_score" in one]:
+        metric, base, best = scored[0]["metric"], float(scored[0]["base_score"]), max(float(one["score"]) for one in scored)
+        return (
+            f"nothing has learned more than the base by {metric}: check the data. After warmup the base alone has {base:.4f} "
+            f"on {scored[0]['prompts']} prompts, the best of {len(scored)} jobs {best:.4f}"
+        )
+    if found := [one for one in found if "base_val_loss" in one]:
+        lowest = min(float(one["val_loss"]) for one in found)
+        return (
+            f"nothing has learned more than the base: check the data. After warmup the base alone has "
+            f"{float(found[0]['base_val_loss']):.4f} on the validation rows, the best of {len(found)} jobs {lowest:.4f}"
+        )
+    return None
 
 
 def _why(jobs: list[Job]) -> str:

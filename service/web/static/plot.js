@@ -190,13 +190,14 @@ export class Plot {
     g.stroke();
   }
 
-  // the end of warmup, and the worst loss that passed the selection there
+  // the end of warmup, and the worst loss that passed the selection there, unless scores of texts decided it
   boundary(g) {
     const steps = new Set();
+    const scored = [...this.jobs.values()].some((job) => (job.warmup_score ?? null) !== null);
     let cut = null;
     for (const job of this.jobs.values()) {
       if (job.warmup && job.warmup < job.total) steps.add(job.warmup);
-      if (job.promoted && job.warmup_loss !== null) cut = Math.max(cut ?? 0, job.warmup_loss);
+      if (!scored && job.promoted && job.warmup_loss !== null) cut = Math.max(cut ?? 0, job.warmup_loss);
     }
     g.strokeStyle = this.css("--quiet");
     g.lineWidth = 1;

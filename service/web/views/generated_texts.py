@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from contract.task_spec import VAL_LOSS
 from service.tasks.milestone_evaluations import milestone_scores
 from service.tasks.models import Task
-from service.tasks.stored_specs import effective, part
+from service.tasks.stored_specs import cut_metric_of, effective, part
 from service.tasks.text_evaluations import (
     TextEvaluationResource,
     TextSampleResource,
@@ -62,11 +62,13 @@ class ScoreTable:
 @dataclass(frozen=True)
 class GeneratedTexts:
     """A task's. asked: whether its spec asks for any; selected: the metric that its winner is chosen by, if it is one of texts;
+    cut: whether that also decides who goes on after warmup;
     milestones: scores in the midst of training, job by job; pairwise: the winner's texts against the base's, in sentences;
     left_out: adapters whose texts are not on the page."""
 
     asked: bool
     selected: str | None
+    cut: bool
     table: ScoreTable
     prompts: list[Prompt]
     milestones: ScoreTable
@@ -81,6 +83,7 @@ def generated_texts(session: Session, reader: Principal, task: Task, winner: int
     return GeneratedTexts(
         asked=bool(part(task, "evaluation")),
         selected=metric if metric != VAL_LOSS else None,
+        cut=cut_metric_of(task) is not None,
         table=score_table(found, winner),
         prompts=prompts(evaluations_of(session, reader, task.id, shown), winner) if found else [],
         milestones=score_table(milestone_scores(session, reader, task.id), winner),

@@ -71,6 +71,7 @@ def _row(job: JobResource, names: Sequence[str]) -> JobRow:
         "total": job.total_steps,
         "warmup": job.warmup_steps,
         "warmup_loss": job.warmup_val_loss,
+        "warmup_score": job.warmup_score,
         "promoted": job.promoted,
         "exit": job.exit.reason.value if job.exit is not None else None,
         "best": job.best_val_loss,

@@ -134,6 +134,22 @@ def test_a_file_of_prompts_is_the_tasks_to_read_and_to_keep(tenant, new_node, pl
     assert prompts not in {one["id"] for one in tenant.get("/v1/files", params={"unused": True}).json()["data"]}
 
 
+def test_in_a_search_over_beta_jobs_of_equal_texts_are_told_apart_by_the_pairs_that_they_order(tenant, new_node, plan):
+    """Losses of different betas say nothing of each other: the job of the higher one wins."""
+    node = new_node(said={"capabilities": sorted(understood())})
+    space = {"learning_rate": [1e-4], "batch_size": [4], "beta": [0.1, 0.5]}
+    pairs = {"dataset": {"file_id": tenant.file([PREFERENCE] * 20)}, "objective": {"type": "dpo"}, "search_space": space}
+    task = tenant.task(evaluation=ASKED, select_by="rouge", **pairs)
+    plan()
+    taken = node.take(task["id"])
+    taken.report(taken.attached(), moved(0, "warmup"), moved(1, "warmup"), points(0, [1]), points(1, [1]))
+    for job, (loss, wrong) in enumerate([(0.25, [1.0, 0.0]), (1.5, [0.0, 0.0])]):
+        scores = {"metric": "error", "totals": wrong}
+        taken.report(texts(job, 0.0, 0.5), taken.adapter(job, loss) | {"scores": scores}, completed(job, 20, 18, loss))
+    found = tenant.get(f"/v1/tasks/{task['id']}").json()
+    assert (found["winner"]["index"], found["selection"]["tied"]) == (1, [0, 1])
+
+
 def test_only_a_file_of_prompts_with_answers_is_taken(tenant, small_model):
     text, pairs = tenant.file([{"text": "all of it"}]), tenant.file([PREFERENCE])
     for named, words in [(text, "is a text file; prompts with references"), (pairs, "is a preference file"),

@@ -48,6 +48,18 @@ def test_a_request_id_is_the_callers_if_it_is_sane(client):
         assert client.get("/livez", headers={"x-request-id": insane}).headers["x-request-id"].startswith("req_")
 
 
+def test_a_path_names_no_member_of_a_union(tenant):
+    metrics = [{"type": "number", "markr": "x"}, {"type": "json_schema", "json_schema": 3}, {"type": "endpoint", "url": "x"}]
+    named = {"type": "endpoint", "url": "https://x", "headers": {"a b": "c"}}
+    body = {"base_model": "small", "dataset": {"file_id": "f"}, "search_space": {"learning_rate": ["fast"]}}
+    found = errors_of(tenant.post("/v1/tasks", json=body | {"evaluation": {"metrics": [*metrics, named]}}))
+    assert list(found) == [
+        "search_space.learning_rate[0]",
+        *(f"evaluation.metrics[{part}" for part in ("0].markr", "1].json_schema", "2].url", "3].headers.a b.[key]")),
+    ]
+    assert found["evaluation.metrics[0].markr"] == "is not a known field; did you mean 'marker'?"
+
+
 @pytest.mark.parametrize(
     ("body", "line", "words"),
     [

@@ -45,6 +45,10 @@ def test_the_rest_of_a_request_lands_in_the_spec():
     spec = JobRequest.model_validate(FILE | said).spec()
     assert (spec.dataset.file_id, spec.dataset.validation_file_id, spec.name) == ("file_1", "file_2", "mine")
     assert (spec.labels, spec.gpus, spec.max_gpus, spec.priority) == ({"a": "b"}, 2, 8, 3)
+    scored = {"evaluation": {"metrics": [{"type": "bleu"}], "max_prompts": 3}, "select_by": "bleu"}
+    spec = JobRequest.model_validate(FILE | scored).spec()
+    assert spec.evaluation is not None
+    assert (spec.evaluation.names, spec.evaluation.max_prompts, spec.select_by) == (["bleu"], 3, "bleu")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,8 @@ def test_the_rest_of_a_request_lands_in_the_spec():
         {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}, "search_space": {"learning_rate": [1e-4]}},
         {"metadata": {"": "x"}},
         {"suffix": "a:b"},
+        {"search_space": {"learning_rate": [1e-4], "beta": [0.2]}},
+        {"select_by": "bleu"},
     ],
 )
 def test_what_contradicts_itself_is_refused(tenant, said):
@@ -94,6 +100,18 @@ def test_a_mistyped_field_is_told_with_what_was_meant(tenant):
         "training_fil",
         "training_fil: is not a known field; did you mean 'training_file'?",
     )
+
+
+def test_a_wrong_field_is_told_in_the_requests_own_terms(tenant):
+    wrong = FILE | {"hyperparameters": {"n_epochs": 0}, "created_by": "me"}
+    response = tenant.post("/openai/v1/fine_tuning/jobs", json=wrong | supervised(n_epochs=0.5, batch_size="all"))
+    assert response.json()["error"]["param"] == "method.supervised.hyperparameters.n_epochs"
+    error = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"hyperparameters": {"n_epochs": 0}}).json()["error"]
+    said = "hyperparameters.n_epochs: should be 'auto', or should be greater than or equal to 1, got 0"
+    assert (error["param"], error["message"]) == ("hyperparameters.n_epochs", said)
+    unknown = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"zzz": 1}).json()["error"]["message"]
+    assert "hyperparameters" in unknown
+    assert "finished_at" not in unknown, "that is a field of answers"
 
 
 def test_errors_of_every_kind_have_openais_form(tenant, client):

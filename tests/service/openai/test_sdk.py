@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -16,6 +17,7 @@ from service.fleet.models import BaseModel
 from service.tasks.models import Task
 from tests.service.fleet.scripted import ScriptedNode, completed, exited, moved, points, throughput
 from tests.service.live_server import Server
+from tests.service.openai.completion_executor import Executor, piece, text
 
 ROOT = Path(__file__).parents[3]
 NEWEST = "3.52.0"
@@ -73,3 +75,27 @@ def test_the_walk(
     said, _ = user.communicate(timeout=120)
     assert user.returncode == 0, said
     assert said.splitlines()[-1] == version
+
+
+@pytest.mark.parametrize("version", [*OLDER_SDKS, NEWEST])
+def test_completions(version: str, server: Server, tenant, executor: Executor) -> None:
+    user = sdk(version, "walk_completions", server, tenant.key)
+    while user.poll() is None:
+        for work in executor.wants(wait=0.5)["requests"]:
+            answer(executor, work)
+    said, _ = user.communicate(timeout=120)
+    assert user.returncode == 0, said
+    assert said.splitlines()[-1] == version
+
+
+def answer(executor: Executor, work: dict[str, Any]) -> None:
+    """`Two` as the first choice and `Three` as every other one, in two pieces, with log-probabilities where asked for."""
+    parts = [("Tw", "o") if index == 0 else ("Thr", "ee") for index in range(work["n"] * max(1, len(work["prompts"])))]
+    for number in (1, 2):
+        choices = []
+        for index, tokens in enumerate(parts):
+            token = tokens[number - 1]
+            told = [{"token": token, "logprob": -0.5, "top": [[token, -0.5]]}] if work["logprobs"] is not None else []
+            more = {"finish_reason": "stop"} if number == 2 else {}
+            choices.append(text(token, index, logprobs=told, **more))
+        executor.sends(piece(work, number, *choices, over=number == 2))

@@ -17,18 +17,20 @@ from worker.replicas.text_generation import AdapterWeights, TextRequest
 
 log = logging.getLogger(__name__)
 
+PromptScores = Mapping[str, Sequence[float]]
 SHOWN = 2000  # characters of a sample's prompt, reference and text
 
 
 @dataclass(eq=False)
 class AskedTexts:
     """run, weights: None for the base. step: that the weights are of. milestone: the step at which it was due; None: at the
-    job's end, or of the base. then: what follows once it is reported. tokens, seconds: billed so far."""
+    job's end, or of the base. then: what follows once it is reported, given each prompt's results by metric. tokens, seconds:
+    billed so far."""
 
     task: PlacementRun
     run: JobRun | None
     weights: AdapterWeights | None
-    then: Callable[[], None]
+    then: Callable[[PromptScores], None]
     prompts: list[Prompt]
     step: int | None = None
     milestone: int | None = None
@@ -43,6 +45,11 @@ class AskedTexts:
         asked = self.task.placement.spec.evaluation
         assert asked is not None
         return asked
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether its job is ranked by it where its warmup ends."""
+        return self.run is not None and self.milestone is not None and self.milestone in self.run.schedule.rungs[:1]
 
     def request(self) -> TextRequest:
         asked = self.evaluation
@@ -78,7 +85,7 @@ class AskedTexts:
     def _for_endpoints(self, completions: Sequence[Completion]) -> list[GeneratedText]:
         """All texts, where an endpoint of the tenant's grades them; none, with a note, where they are too large to report."""
         names = [named(metric) for metric in self.evaluation.endpoints]
-        if not names:
+        if not names or self.at_boundary:  # most jobs that come there are about to be stopped
             return []
         texts = [
             GeneratedText(prompt=prompt.text, reference=prompt.reference, text=done.text, finish_reason=done.finish_reason)
@@ -106,7 +113,9 @@ class AskedTexts:
         error: str | None,
         texts: Sequence[GeneratedText] = (),
     ) -> None:
-        job = self.run.index if self.run is not None else None
+        job, told = self.run.index if self.run is not None else None, dict(scores) if self.milestone is None else {}
+        if self.at_boundary:
+            told = {name: each for name, each in scores.items() if name == self.task.placement.spec.cut_metric}
         self.task.phases.over("evaluate texts", self.asked_at, job, prompts=len(self.prompts), tokens=self.tokens)
         self.task.record(
             TextsEvaluated(
@@ -115,7 +124,7 @@ class AskedTexts:
                 milestone=self.milestone,
                 prompts=len(self.prompts),
                 scores={name: fmean(each) for name, each in scores.items()},
-                prompt_scores=dict(scores) if self.milestone is None else {},
+                prompt_scores=told,
                 samples=samples,
                 error=error,
                 notes=self.notes,
@@ -124,4 +133,4 @@ class AskedTexts:
                 seconds=self.seconds,
             )
         )
-        self.then()
+        self.then(scores)

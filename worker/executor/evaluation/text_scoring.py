@@ -1,5 +1,5 @@
-"""Text evaluations that tasks ask for: of the base when a task begins, of jobs at milestones, and of each adapter that is kept,
-before it is stored.
+"""Text evaluations that tasks ask for: of the base when a task begins, of jobs at milestones, at their boundary where a text
+metric ranks them there, and of each adapter that is kept, before it is stored.
 
 All that wait are answered in one batch, one pass between two training steps; a batch that finds no memory is split. Texts are
 scored here, SLICE_SECONDS between two steps, and reported. An adapter whose texts could not be generated is kept all the same,
@@ -14,15 +14,16 @@ from itertools import chain
 
 from torch import Tensor
 
+from contract.row_scores import RowScores
 from worker.data.evaluation_prompts import prompts_of
 from worker.executor.attached_placements import AttachedPlacements
-from worker.executor.evaluation.asked_texts import AskedTexts
+from worker.executor.evaluation.asked_texts import AskedTexts, PromptScores
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import PlacementRun
 from worker.generate.sequence import Completion
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import Scoring
-from worker.policy.job_record import MilestonePassed
+from worker.policy.job_record import BoundaryTextsScored, JobKey, MilestonePassed
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import AdapterWeights, CannotGenerate, TextGeneration
 
@@ -30,7 +31,10 @@ SLICE_SECONDS = 0.02  # of scoring between two training steps; a text more
 
 
 class TextEvaluations:
-    def __init__(self) -> None:
+    """`scored` is called once scores are known by which a task's jobs are ranked: of a job at its boundary, or of the base."""
+
+    def __init__(self, scored: Callable[[PlacementRun], None]) -> None:
+        self._scored = scored
         self._waiting: list[AskedTexts] = []
         self._batches: deque[list[AskedTexts]] = deque()  # parts of one that was too large
         self._under_way: dict[int, AskedTexts] = {}  # by key of the generation
@@ -49,21 +53,42 @@ class TextEvaluations:
         yield from chain(self._waiting, *self._batches, self._under_way.values())
         yield from chain((asked for asked, _ in self._generated), (asked for asked, *_ in self._scoring))
 
-    def ask_base(self, replicas: Replicas, task: PlacementRun) -> None:
-        """Evaluate the base for a new task that asks for it and does not know it yet."""
+    def ask_at_start(self, replicas: Replicas, task: PlacementRun) -> None:
+        """Evaluate the base for a new task that asks for it and does not know it yet, and the jobs that waited at their
+        boundary for their scores when its last placement was lost or left."""
         if task.placement.spec.evaluation is not None and not task.placement.base_texts_evaluated:
-            self._ask(replicas, task, None, None, lambda: None)
+            self._ask(replicas, task, None, None, partial(self._base_scored, task))
+        for run in [run for run in task.runs if run.boundary_texts_due]:  # one by one: each may be read from a file
+            self._ask_at_boundary(replicas, {run.key: (task, run)})
 
-    def ask_at_milestones(self, replicas: Replicas, attached: AttachedPlacements, runs: Sequence[JobRun]) -> None:
-        """Evaluate the jobs that have reached a milestone, with their weights as they are."""
+    def ask_due(self, replicas: Replicas, attached: AttachedPlacements, runs: Sequence[JobRun]) -> None:
+        """Evaluate the jobs that have reached their boundary or a milestone by their last step, with their weights as they
+        are."""
+        self._ask_at_boundary(replicas, {run.key: (attached[run.key.placement], run) for run in runs if run.boundary_texts_due})
         due = {run.key: run for run in runs if run.milestone_due is not None}
         for key, tensors in replicas.store.tensors(due).items():
-            run, weights = due[key], tensors.adapter.weights
-            milestone = run.milestone_due
+            run, milestone = due[key], due[key].milestone_due
             assert milestone is not None
             run.apply(MilestonePassed(milestone))
-            adapter = AdapterWeights(weights, run.job.config.plain_alpha)
-            self._ask(replicas, attached[key.placement], run, adapter, partial(self._settle, run), run.step, milestone)
+            then = partial(self._settled, run)
+            self._ask(replicas, attached[key.placement], run, tensors.adapter.weights, then, run.step, milestone)
+
+    def _ask_at_boundary(self, replicas: Replicas, due: Mapping[JobKey, tuple[PlacementRun, JobRun]]) -> None:
+        for key, tensors in replicas.store.tensors(due).items():
+            task, run = due[key]
+            then = partial(self._boundary_scored, task, run)
+            self._ask(replicas, task, run, tensors.adapter.weights, then, run.step, run.schedule.rungs[0])
+
+    def _base_scored(self, task: PlacementRun, scores: PromptScores) -> None:
+        task.base_texts_scored(_cut_scores(task, scores))
+        self._scored(task)
+
+    def _boundary_scored(self, task: PlacementRun, run: JobRun, scores: PromptScores) -> None:
+        run.apply(BoundaryTextsScored(run.schedule.rungs[0], _cut_scores(task, scores)))
+        self._scored(task)
+
+    def _settled(self, run: JobRun, scores: PromptScores) -> None:
+        self._settle(run)
 
     def after(self, run: JobRun, then: Callable[[], None]) -> None:
         """Call `then`, which reports the job's end, once no texts of it are left to report."""
@@ -83,8 +108,8 @@ class TextEvaluations:
         if task.placement.spec.evaluation is None:
             then()
         else:
-            adapter, step = AdapterWeights(weights, run.job.config.plain_alpha), run.best.step if run.best is not None else None
-            self._ask(replicas, task, run, adapter, partial(self.after, run, then), step)
+            step = run.best.step if run.best is not None else None
+            self._ask(replicas, task, run, weights, lambda scores: self.after(run, then), step)
 
     def drop(self, task: PlacementRun) -> None:
         """The task leaves: give up its evaluations."""
@@ -146,8 +171,8 @@ class TextEvaluations:
         replicas: Replicas,
         task: PlacementRun,
         run: JobRun | None,
-        weights: AdapterWeights | None,
-        then: Callable[[], None],
+        weights: Tensor | None,
+        then: Callable[[PromptScores], None],
         step: int | None = None,
         milestone: int | None = None,
     ) -> None:
@@ -158,7 +183,8 @@ class TextEvaluations:
             rows = task.data.validation if task.prompts is None else task.prompts.rows
             task.text_prompts = prompts_of(rows, evaluation.max_prompts, replicas.base.decode)
         prompts = task.text_prompts
-        asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text], step, milestone)
+        adapter = AdapterWeights(weights, run.job.config.plain_alpha) if run is not None and weights is not None else None
+        asked = AskedTexts(task, run, adapter, then, [prompt for prompt in prompts if prompt.text], step, milestone)
         asked.notes += task.prompts.notes if task.prompts is not None else []
         empty = len(prompts) - len(asked.prompts)
         if empty:
@@ -216,3 +242,9 @@ class TextEvaluations:
         if scoring.done:
             self._scoring.popleft()
             asked.report(completions, scoring)
+
+
+def _cut_scores(task: PlacementRun, scores: PromptScores) -> RowScores | None:
+    """Of each prompt by the metric that the task's cut goes by; None: there are none."""
+    found = scores.get(task.placement.spec.cut_metric or "")
+    return RowScores.of_results(found) if found else None

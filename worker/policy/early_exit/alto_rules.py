@@ -4,20 +4,22 @@ Pure: losses and counts in, verdicts with their evidence out. Knows no tensors, 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict, non_finite_verdict, slope
+from worker.policy.early_exit.ranking import Measure, Order, Place, by_losses, ranking
 
 
 class Alto:
-    """ALTO's Algorithm 1: divergence and overfitting at each evaluation, underperformance at the warmup boundary."""
+    """ALTO's Algorithm 1: divergence and overfitting at each evaluation, underperformance at the warmup boundary. metric: the
+    text metric that ranks jobs there; None: their validation losses."""
 
-    def __init__(self, parameters: EarlyExitPolicy) -> None:
-        self._p = parameters
+    def __init__(self, parameters: EarlyExitPolicy, metric: str | None = None) -> None:
+        self._p, self._metric = parameters, metric
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         """Lines 1-14, run after an evaluation. `train_loss` is the smoothed training loss at that step."""
@@ -95,7 +97,9 @@ class Alto:
         `decide_ranks`), and a verdict withheld now may come at a later evaluation."""
         return True
 
-    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
+    def decide_ranks(
+        self, standings: Iterable[Standing], base: RowScores | None = None, base_texts: RowScores | None = None
+    ) -> dict[int, Verdict | None]:
         """Lines 15-21, decided as early as possible: the jobs past warmup whose rank no later arrival can change.
 
         None is a job that continues. A job that is absent from the answer must wait for others. `standings` are all jobs that
@@ -103,30 +107,38 @@ class Alto:
 
         With `ahead` jobs ahead of it and `in_warmup` jobs still in warmup, a job's final rank, counted from 0, lies between
         ahead and ahead + in_warmup. `keep` shrinks by at most one for each job that ends in warmup. So a job is certainly
-        out when ahead >= keep now, and certainly in when ahead + in_warmup < keep now.
+        out when ahead >= keep now, and certainly in when ahead + in_warmup < keep now. By a text metric none of this holds, and
+        nothing is decided before all warmups have ended.
         """
         contenders = list(standings)
         keep = math.ceil(self._p.keep_fraction * len(contenders))
-        ranked = sorted((s.losses[0], s.job) for s in contenders if s.losses)
+        measure, ranked = self._ranking(contenders, by_losses)
         in_warmup = len(contenders) - len(ranked)
         decided: dict[int, Verdict | None] = {}
-        for ahead, (loss, job) in enumerate(ranked):
+        for ahead, one in enumerate(ranked):
             if ahead + in_warmup < keep:
-                decided[job] = None
+                decided[one.job] = None
             elif ahead >= keep:
-                decided[job] = self._underperforming(loss, ranked[keep - 1][0], ahead, keep, len(ranked), len(contenders))
+                decided[one.job] = self._underperforming(measure, ranked, ahead, keep, len(contenders))
         return decided
 
-    def _underperforming(self, loss: float, last_kept: float, ahead: int, keep: int, ranked: int, contenders: int) -> Verdict:
+    def _ranking(self, contenders: Sequence[Standing], by_validation: Order) -> tuple[Measure, list[Place]]:
+        """The jobs past their warmup, the best first; none while a rank by a text metric is open."""
+        if self._metric is not None and not all(one.losses for one in contenders):
+            return Measure(self._metric), []
+        return ranking(self._metric, contenders, by_validation)
+
+    def _underperforming(self, measure: Measure, ranked: Sequence[Place], ahead: int, keep: int, contenders: int) -> Verdict:
+        """The verdict on the job behind so many others, of which the first `keep` go on."""
         return Verdict(
             ExitReason.UNDERPERFORMING,
             {
                 "pattern": "ranks below the cut at the warmup boundary",
-                "val_loss": loss,
-                "last_kept_val_loss": last_kept,
+                **measure.evidence(ranked[ahead]),
+                **measure.told(ranked[keep - 1].value, "last_kept_"),
                 "rank": ahead + 1,
                 "kept": keep,
-                "finished": ranked,
+                "finished": len(ranked),
                 "alive": contenders,
                 "keep_fraction": self._p.keep_fraction,
             },

@@ -40,11 +40,13 @@ class History:
 @dataclass(frozen=True)
 class Standing:
     """One job's validation losses at the rungs it has reached; empty while its warmup runs. scores: of each validation row at
-    the first rung, where they are known: an older executor did not report them."""
+    the first rung, where they are known: an older executor did not report them. texts: of each prompt there, where a text
+    metric ranks jobs; None: they could not be scored."""
 
     job: int
     losses: tuple[float, ...]
     scores: RowScores | None = None
+    texts: RowScores | None = None
 
 
 class Policy(Protocol):
@@ -52,12 +54,15 @@ class Policy(Protocol):
     standings change.
 
     `decide_ranks` answers for jobs whose rank at their last rung is certain: None continues, a verdict ends the job, and a job
-    that is absent from the answer must wait for others. base: what the base alone scores on the validation rows, if known.
+    that is absent from the answer must wait for others. base, base_texts: what the base alone scores on the validation rows,
+    and on the prompts by the text metric that ranks jobs, if known.
     """
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]: ...
 
-    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]: ...
+    def decide_ranks(
+        self, standings: Iterable[Standing], base: RowScores | None = None, base_texts: RowScores | None = None
+    ) -> dict[int, Verdict | None]: ...
 
 
 def smooth(before: float | None, loss: float, alpha: float) -> float:

@@ -187,6 +187,7 @@ class Job(Message):
     total_steps: int | None = None
     warmup_steps: int | None = None
     warmup_val_loss: float | None = None
+    warmup_score: float | None = None
     promoted: bool = False
     exit: Exit | None = None
     error: str | None = None

@@ -116,7 +116,7 @@ LABELS: Fields = {  # in the order of the page
     "evaluation.max_new_tokens": "Longest text",
     "evaluation.temperature": "Temperature",
     "evaluation.metrics": "Metrics",
-    "select_by": "Choose the winner by",
+    "select_by": "Choose the winner, and who goes on after warmup, by",
     "gpus": "GPUs",
     "max_gpus": "GPUs at most",
     "priority": "Priority",
