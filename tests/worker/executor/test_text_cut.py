@@ -155,6 +155,17 @@ def test_asha_stops_by_the_metric_at_its_first_rung_and_by_losses_later(fleet, p
     assert ends[min(at_16, key=at_16.__getitem__)] == (36, None)
 
 
+def test_endpoints_are_not_asked_about_texts_at_the_boundary(fleet, placing, tmp_path, graded):
+    graded({1})
+    judge = {"type": "endpoint", "name": "judge", "url": "https://judge.example.com/"}
+    spec = {**BY_GOOD, "evaluation": {**GOOD, "metrics": [*GOOD["metrics"], judge]}}
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=ALTO, **spec))
+    note = "metric 'judge' has no result: endpoints are not asked at the end of warmup"
+    for event in reported.of(TextsEvaluated):
+        at_cut = event.milestone is not None
+        assert (note in event.notes, event.texts == []) == (at_cut, at_cut)
+
+
 @pytest.mark.parametrize("more", [{"objective": {"type": "dpo"}}, {"precision": "nf4"}])
 def test_under_dpo_and_on_a_quantised_base_the_metric_decides_too(fleet, placing, tmp_path, graded, more):
     graded({2})

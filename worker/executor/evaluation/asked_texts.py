@@ -85,7 +85,10 @@ class AskedTexts:
     def _for_endpoints(self, completions: Sequence[Completion]) -> list[GeneratedText]:
         """All texts, where an endpoint of the tenant's grades them; none, with a note, where they are too large to report."""
         names = [named(metric) for metric in self.evaluation.endpoints]
-        if not names or self.at_boundary:  # most jobs that come there are about to be stopped
+        if not names:
+            return []
+        if self.at_boundary:  # most jobs that come there are about to be stopped
+            self.notes += [f"metric '{name}' has no result: endpoints are not asked at the end of warmup" for name in names]
             return []
         texts = [
             GeneratedText(prompt=prompt.text, reference=prompt.reference, text=done.text, finish_reason=done.finish_reason)
