@@ -46,7 +46,16 @@ class _Timed(httpcore.NetworkStream):
         return self._stream.read(max_bytes, _sooner(timeout, self._until))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _sooner(timeout, self._until))
+        """Send piece by piece here: the stream's own write gives each piece that the receiver takes the whole timeout anew."""
+        to, left = self._stream.get_extra_info("socket"), memoryview(buffer)
+        try:
+            while left:
+                to.settimeout(_sooner(timeout, self._until))
+                left = left[to.send(left) :]
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout(str(error)) from None
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from None
 
     def close(self) -> None:
         self._stream.close()

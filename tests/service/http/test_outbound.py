@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import httpcore
 import pytest
 
-from service.http import outbound
+from service.http import checked_connections, outbound
 from service.http.outbound import Failed, Outbound, Refused, is_public
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -205,6 +206,47 @@ def test_an_answer_that_drips_ends_when_the_time_is_up(receive):
         Outbound(LOOPBACK, seconds=0.5).post(f"http://127.0.0.1:{server.server_port}/", b"", {})
     assert time.monotonic() - began < 20  # far below the 100 headers' worth of dripping that is allowed
     over.set()
+
+
+class Reluctant:
+    """A socket whose receiver takes a byte a second, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.taken = 0.0, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def send(self, left: memoryview) -> int:
+        self.now += 1
+        self.taken += 1
+        return 1
+
+
+class Reluctantly(httpcore.NetworkStream):
+    def __init__(self, to: Reluctant) -> None:
+        self.to = to
+
+    def get_extra_info(self, info: str) -> Reluctant:
+        assert info == "socket"
+        return self.to
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """As httpcore's own stream does."""
+        for _ in buffer:
+            self.to.settimeout(timeout)
+            self.to.send(memoryview(buffer))
+
+
+def test_a_receiver_that_takes_a_large_body_slowly_extends_no_call(monkeypatch):
+    to = Reluctant()
+    monkeypatch.setattr(checked_connections, "time", to)
+    with pytest.raises(httpcore.TimeoutException, match="the whole call took too long"):
+        checked_connections._Timed(Reluctantly(to), until=20.5).write(b"x" * 100, timeout=60)
+    assert to.taken == 21, "the last one as the time was up"
 
 
 def test_nobody_there(free_port):
