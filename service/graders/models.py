@@ -36,8 +36,11 @@ class TextGrading(Base):
     grader_id: Mapped[str] = mapped_column(ForeignKey("endpoint_graders.id", ondelete="CASCADE"), index=True)
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
     milestone: Mapped[int | None]
-    give_up_at: Mapped[At]
+    give_up_at: Mapped[At] = mapped_column(index=True)
+    ended: Mapped[bool] = mapped_column(default=False, server_default="false")  # all texts are done, or too many have no score
     created_at: Mapped[Now]
+
+    __table_args__ = (Index("ix_text_gradings_ended", "id", postgresql_where=sql("ended")),)
 
 
 class GradedText(Base):
@@ -48,6 +51,7 @@ class GradedText(Base):
     grading_id: Mapped[str] = mapped_column(ForeignKey("text_gradings.id", ondelete="CASCADE"), primary_key=True)
     place: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # among its evaluation's prompts
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    grader_id: Mapped[str | None] = mapped_column(String(40))  # its grading's
     prompt: Mapped[str] = mapped_column(Text)
     reference: Mapped[str] = mapped_column(Text)
     text: Mapped[str] = mapped_column(Text)
@@ -60,6 +64,6 @@ class GradedText(Base):
     held_until: Mapped[At | None]  # during an attempt, the end of its visibility timeout, as `next_at` is then
 
     __table_args__ = (
-        Index("ix_graded_texts_due", "grading_id", "next_at", "place", postgresql_where=sql("NOT done")),
+        Index("ix_graded_texts_next", "grader_id", "next_at", "grading_id", "place", postgresql_where=sql("NOT done")),
         Index("ix_graded_texts_held", "tenant_id", postgresql_where=sql("held_until IS NOT NULL")),
     )

@@ -25,17 +25,18 @@ _LOOKED_AT = 64  # due texts per query
 _CLAIMS = 0x67726164  # "grad"; an advisory lock of this database
 _SLACK = timedelta(seconds=30)  # of the visibility timeout, beyond the longest call
 
-# The first due texts of each grading whose tenant and grader may send one. Tenants with the fewest texts in flight come first.
+# The first due texts of each grader that may send one, from the index of texts by grader: what it costs does not grow with the
+# texts that wait. Tenants with the fewest texts in flight come first.
 _DUE = text(
     """WITH ranked AS (
-        SELECT due.*, g.tenant_id, r.id AS grader_id, r.rate_limit, r.url, r.headers,
-            row_number() OVER (PARTITION BY g.tenant_id ORDER BY due.next_at, g.id, due.place) AS nth
-        FROM endpoint_graders r JOIN text_gradings g ON g.grader_id = r.id
-        JOIN tasks ON tasks.id = g.task_id AND tasks.deleted_at IS NULL CROSS JOIN LATERAL (
-            SELECT grading_id, place, next_at FROM graded_texts t
-            WHERE t.grading_id = g.id AND NOT t.done AND t.next_at <= :now ORDER BY t.next_at, t.place LIMIT :each
+        SELECT due.*, r.tenant_id, r.id AS grader_id, r.rate_limit, r.url, r.headers,
+            row_number() OVER (PARTITION BY r.tenant_id ORDER BY due.next_at, due.grading_id, due.place) AS nth
+        FROM endpoint_graders r JOIN tasks ON tasks.id = r.task_id AND tasks.deleted_at IS NULL CROSS JOIN LATERAL (
+            SELECT t.grading_id, t.place, t.next_at FROM graded_texts t JOIN text_gradings g ON g.id = t.grading_id
+            WHERE t.grader_id = r.id AND NOT t.done AND t.next_at <= :now AND NOT g.ended AND g.give_up_at > :now
+            ORDER BY t.next_at, t.grading_id, t.place LIMIT :each
         ) due
-        WHERE g.give_up_at > :now AND (r.next_call_at IS NULL OR r.next_call_at <= :now) AND r.tenant_id <> ALL(:full)
+        WHERE (r.next_call_at IS NULL OR r.next_call_at <= :now) AND r.tenant_id <> ALL(:full)
     )
     SELECT ranked.* FROM ranked
     LEFT JOIN unnest(CAST(:busy AS text[]), CAST(:calls AS bigint[])) AS busy (tenant_id, calls) USING (tenant_id)
@@ -72,41 +73,43 @@ class TextClaims:
     def record(self, claimed: ClaimedText, outcome: Graded) -> bool:
         """Note a call's outcome. Returns whether its grading is over."""
         with self._db.begin() as session:
-            row = _locked(session, claimed)
-            if row is None or row.done:
+            found = _locked(session, claimed)
+            if found is None or found[1].done:
                 return False  # forgotten, or another courier had its score first
+            grading, row = found
             row.held_until, row.score, row.error = None, outcome.score, outcome.error
             row.attempts += outcome.score is None
             if outcome.again and row.attempts <= len(WAITS):
                 row.next_at = clock(session) + WAITS[row.attempts - 1]
                 return False
             row.done, row.prompt, row.reference, row.text = True, "", "", ""
-        with self._db.begin() as session:  # after the commit: of two that end at once, the later one must see both
-            return bool(session.scalar(select(TextGrading.id).where(TextGrading.id == claimed.grading_id, is_over())))
+            session.flush()
+            grading.ended = session.scalars(select(_no_more()).where(GradedText.grading_id == grading.id)).one()
+            return grading.ended
 
     def release(self, claimed: ClaimedText) -> None:
         """Give back a text whose call will not end in this process."""
         with self._db.begin() as session:
-            row = _locked(session, claimed)
-            if row is not None and not row.done:
-                row.held_until, row.next_at = None, clock(session)
+            found = _locked(session, claimed)
+            if found is not None and not found[1].done:
+                found[1].held_until, found[1].next_at = None, clock(session)
 
     def over(self) -> list[str]:
         """Gradings that are over and that nobody has finished: a process died before it could, or their time is up."""
         with self._db.begin() as session:
-            return list(session.scalars(select(TextGrading.id).where(_ended()).order_by(TextGrading.id)))
+            return list(session.scalars(select(TextGrading.id).where(is_over()).order_by(TextGrading.id)))
 
 
 def is_over() -> ColumnElement[bool]:
-    """Whether a grading sends no more texts: all are done, too many of them without a score, or its time is up."""
+    """Whether a grading sends no more texts: all are done, too many of them without a score, or its time was up as the
+    transaction began."""
+    return or_(TextGrading.ended, TextGrading.give_up_at <= func.now())
+
+
+def _no_more() -> ColumnElement[bool]:
+    """Whether no text of these is to be sent any more: an aggregate over the texts of one grading."""
     failed = func.count().filter(GradedText.done, GradedText.score.is_(None))
-    too_many = select(failed > MOST_UNGRADED * func.count()).where(GradedText.grading_id == TextGrading.id)
-    return or_(_ended(), too_many.scalar_subquery())
-
-
-def _ended() -> ColumnElement[bool]:
-    waiting = exists().where(GradedText.grading_id == TextGrading.id, GradedText.done.is_(False))
-    return or_(TextGrading.give_up_at <= func.clock_timestamp(), ~waiting)
+    return or_(func.bool_and(GradedText.done), failed > MOST_UNGRADED * func.count())
 
 
 def _allowed(session: Session, now: datetime, most: int) -> list[Any]:
@@ -148,6 +151,8 @@ def _until_next(session: Session, now: datetime) -> float | None:
     return (soonest - now).total_seconds() if soonest is not None else None
 
 
-def _locked(session: Session, claimed: ClaimedText) -> GradedText | None:
-    own = select(GradedText).where(GradedText.grading_id == claimed.grading_id, GradedText.place == claimed.place)
-    return session.scalar(own.with_for_update())
+def _locked(session: Session, claimed: ClaimedText) -> tuple[TextGrading, GradedText] | None:
+    """The text and before it its grading, as a deletion locks them; so of two texts that end at once one sees both."""
+    grading = session.get(TextGrading, claimed.grading_id, with_for_update=True)
+    row = session.get(GradedText, (claimed.grading_id, claimed.place), with_for_update=True) if grading is not None else None
+    return (grading, row) if grading is not None and row is not None else None

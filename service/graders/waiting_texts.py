@@ -47,7 +47,8 @@ def add(session: Session, tenant_id: str, task_id: str, of: Evaluated, texts: Se
         )
         session.add(grading)
         session.flush()
-        session.execute(insert(GradedText), [{"grading_id": grading.id, "tenant_id": tenant_id, **row} for row in rows])
+        whose = {"grading_id": grading.id, "grader_id": grader_id, "tenant_id": tenant_id}
+        session.execute(insert(GradedText), [whose | row for row in rows])
     return notes
 
 

@@ -25,7 +25,7 @@ from service.graders.text_claims import OF_TENANT, TextClaims
 from service.tasks.lifecycle.graded_scores import finish
 from service.tasks.models import Task
 from tests.service.graders.conftest import evaluations, finished, wrote
-from tests.service.graders.grader_server import GraderServer, by_length
+from tests.service.graders.grader_server import Answer, GraderServer, by_length
 from tests.service.live_server import PATIENCE
 from tests.service.webhooks.serving import serving
 
@@ -79,6 +79,19 @@ def test_a_process_that_dies_between_the_last_score_and_the_evaluation_loses_not
     assert evaluations(tenant, taken)[0]["pending"] == {"judge": 0}
     assert grader_courier_of(dependencies).work_off_due() == 0
     assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
+
+
+def test_a_process_that_dies_as_too_many_texts_have_failed_leaves_none_to_send(tenant, placed, grader, courier, dependencies):
+    taken = placed()
+    grader.answers = lambda _: Answer(403)
+    courier._finish = lambda grading_id: None
+    taken.report(wrote(None, *("text" for _ in range(100))))
+    made = courier.work_off_due()
+    assert 11 <= made < 40, "nor is one sent before somebody has finished the grading"
+    assert grader_courier_of(dependencies).work_off_due() == 0
+    (base,) = evaluations(tenant, taken)
+    assert base["notes"][0].startswith("metric 'judge' has no result: ")
+    assert (base["pending"], len(grader.asked)) == ({}, made)
 
 
 def test_a_stopped_courier_gives_back_what_is_in_flight(tenant, placed, grader, courier, database):
