@@ -10,6 +10,8 @@ from motet.display.console_output import ConsoleOutput
 from rich.console import Console
 from rich.text import Text
 
+PATIENCE = 120.0  # seconds after which a test gives up
+
 
 @pytest.fixture
 def page() -> io.StringIO:
@@ -29,14 +31,14 @@ def test_a_pipe_is_told_ever_more_rarely_until_something_happens(page: io.String
             waits.append(timeout)
             if len(waits) == 7:
                 enough.set()
-                return super().wait(10)
+                return super().wait(PATIENCE)
             return len(waits) == 6
 
     monkeypatch.setattr(module.threading, "Event", Spoke)
     output = ConsoleOutput(Console(file=page, width=140))
     monkeypatch.undo()
     with output.doing("waiting"):
-        enough.wait(10)
+        assert enough.wait(PATIENCE)
     assert waits == [4, 8, 16, 32, 60, 60, 4]
     assert page.getvalue().count("... waiting") == 5
 
@@ -58,7 +60,7 @@ def test_what_is_said_beside_a_picture_is_drawn_in_it_and_printed_once_it_is_gon
     def interrupted() -> None:
         with output.showing(picture):
             output.say("job 0 completed")
-            assert seen.wait(10)
+            assert seen.wait(PATIENCE)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

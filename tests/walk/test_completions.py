@@ -19,7 +19,7 @@ from tests.walk.running_stack import BASE_MODEL, RunningStack, running_stack, sh
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
-    "MOTET_LEASE_SECONDS": "6",
+    "MOTET_LEASE_SECONDS": "30",
     "MOTET_RECONCILE_SECONDS": "1",
     "MOTET_WORKER_CHECKPOINT_SECONDS": "1",
     "MOTET_COMPLETION_WAIT_SECONDS": "100",

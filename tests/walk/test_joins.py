@@ -15,7 +15,7 @@ from tests.walk.running_stack import RunningStack, running_stack, short_rows
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
-    "MOTET_LEASE_SECONDS": "6",
+    "MOTET_LEASE_SECONDS": "30",
     "MOTET_RECONCILE_SECONDS": "1",
     "MOTET_WORKER_CHECKPOINT_SECONDS": "1",
 }

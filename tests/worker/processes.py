@@ -33,7 +33,7 @@ def children(pid: int) -> list[int]:
     return [one for one in processes() if parent(one) == pid]
 
 
-def gone(pid: int, seconds: float = 20.0) -> bool:
+def gone(pid: int, seconds: float = 120.0) -> bool:
     """Wait until the process has ended; it need not be ours."""
     try:
         descriptor = os.pidfd_open(pid)

@@ -5,7 +5,6 @@ import http.server
 import ipaddress
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import httpcore
@@ -201,10 +200,8 @@ def test_an_answer_that_drips_ends_when_the_time_is_up(receive):
                 to.wfile.write(b"x-more: y\r\n")
 
     server = receive(drip)
-    began = time.monotonic()
-    with pytest.raises(Failed):
+    with pytest.raises(Failed, match="ReadTimeout"):  # not for the size of the headers
         Outbound(LOOPBACK, seconds=0.5).post(f"http://127.0.0.1:{server.server_port}/", b"", {})
-    assert time.monotonic() - began < 20  # far below the 100 headers' worth of dripping that is allowed
     over.set()
 
 

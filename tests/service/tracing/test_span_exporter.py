@@ -4,7 +4,6 @@ import json
 import logging
 import socket
 import threading
-import time
 
 import pytest
 
@@ -95,14 +94,14 @@ def test_what_the_collector_refuses_is_dropped_and_counted(collector, retries, c
     mine.exporter.close()
 
 
-def test_a_process_ends_though_the_collector_hangs(collector):
+def test_a_process_ends_though_the_collector_hangs(collector, monkeypatch):
+    monkeypatch.setattr(span_exporter, "_CALL_SECONDS", 600.0)
     collector.held.clear()
     mine = Exporting(collector.endpoint)
     mine.exporter.put(spans(1))
     collector.asked(1)
-    began = time.monotonic()
     mine.exporter.close()
-    assert time.monotonic() - began < 10  # of 45 that the collector takes
+    assert mine.exporter._thread.is_alive(), "its call goes on"
 
 
 def test_what_waits_is_sent_when_a_process_ends(collector):

@@ -56,11 +56,11 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
         try:
             if thread == "preparations" and loaded and any(reported.step[0] for reported in fleet.reported.values()):
                 measured.set()
-                met.wait(30)  # for a step of the loop
+                met.wait(120)  # for a step of the loop
             elif thread != "preparations":
                 passes.append(thread)
                 if len(passes) > 10:  # of 40 steps: on a busy machine the joiner is slow to come
-                    measured.wait(1)
+                    measured.wait(5)
             return real(self, segments, recompute)
         finally:
             with guard:

@@ -80,10 +80,11 @@ class TestOneNode:
         assert lost.fences == {reported.placement.placement_id: 1}
 
     def test_a_worker_that_slept_past_its_lease_changes_nothing(self, fleet, placing, node):
-        fleet.lease_seconds = 3.0
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
-        family = node.family()
+        family, beats = node.family(), len(fleet.heartbeats)
+        fleet.lease_seconds = 3.0
+        fleet.until(lambda: len(fleet.heartbeats) > beats + 1)  # the worker has got the short lease
         for pid in family:
             os.kill(pid, signal.SIGSTOP)
         with fleet.lock:
