@@ -12,6 +12,7 @@ from service.web.pages import (
     reference_page,
     task_list,
     task_page,
+    tracking_servers_page,
     usage,
     webhooks,
 )
@@ -31,6 +32,7 @@ ROUTERS = (
     keys.router,
     members_page.router,
     webhooks.router,
+    tracking_servers_page.router,
     admin_pages.router,
     reference_page.router,
 )

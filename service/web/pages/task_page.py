@@ -14,6 +14,7 @@ from service.adapters.resource import AdapterResource
 from service.app_state import Config, DependenciesDep, QueueDep, WakeupsDep
 from service.authentication import Db, Writer
 from service.fleet.models import Placement
+from service.mirrors.task_mirrors import mirrors_of
 from service.scheduler.models import PlanChange
 from service.tasks import actions
 from service.tasks.adapter_queries import adapters_of
@@ -59,6 +60,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         passes = session.scalar(scoped(_PASSES.where(Task.id == task_id), Task, reader)) or 0
         seconds, ends, last_event = gpu_seconds_of(session, reader, task_id), planned_end(session, task_id), row.last_event
         cost = costs_of_tasks(session, reader, read_prices(session, settings), None, [task_id])[task_id]
+        mirrors = mirrors_of(session, reader, task_id)
         ask = askable(session, reader, row, jobs, stored)
         texts = generated_texts(session, reader, row, task.winner.index if task.winner is not None else None)
     table = job_table(jobs, sort)
@@ -74,6 +76,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         adapters=stored,
         history=told,
         texts=texts,
+        mirrors=mirrors,
         ask=ask,
         worths=importance(table),
         saved=saved_by_reason(task, jobs),

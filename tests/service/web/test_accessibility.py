@@ -33,6 +33,7 @@ def lived_in(visit, new_tenant, database, storage, node):
     task = caller.task(name="a sweep", search_space=GRID, labels={"team": "research"})["id"]
     sweeps.begin(database, task)
     waiting = caller.task(name="one that waits")["id"]
+    assert caller.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).status_code == 201
     with database.begin() as session:
         adapter(session, storage, jobs_of(session, task)[0], FOLDER)
         session.add(Webhook(id=f"webhook_{task[-8:]}", tenant_id=caller.tenant_id, url="https://x", events=[], secret=b""))
@@ -56,6 +57,7 @@ def lived_in(visit, new_tenant, database, storage, node):
             "/keys",
             "/webhooks",
             f"/webhooks/webhook_{task[-8:]}",
+            "/tracking-servers",
             "/admin",
             f"/admin/tenants/{caller.tenant_id}",
             "/docs",

@@ -171,6 +171,33 @@ def test_a_webhook_of_another_format_shows_no_secret(signed):
     assert 'id="e-format"' in signed.post("/webhooks", **said | {"format": "teams"}).text
 
 
+def test_a_refused_tracking_server_keeps_what_was_typed_but_no_secret(signed):
+    typed = {"name": "lab", "url": "https://10.1.2.3", "username": "ada", "password": "a-secret"}
+    answer = signed.post("/tracking-servers", **typed)
+    assert (answer.status_code, "MOTET_TRACKING_NETWORKS" in words(answer)) == (422, True)
+    assert [f'value="{typed[name]}"' in answer.text for name in typed] == [True, True, True, False]
+    both = signed.post("/tracking-servers", **typed | {"url": "https://1.1.1.1", "token": "t"})
+    assert words(both).count("give 'token', or 'username' with 'password'") == 1
+
+
+def test_a_tracking_server_is_added_tried_again_and_deleted(signed, tenant):
+    typed = {"name": "lab", "url": "https://1.1.1.1", "token": "a-secret"}
+    assert signed.post("/tracking-servers", **typed).headers["location"] == "/tracking-servers"
+    page = signed.get("/tracking-servers")
+    assert ("https://1.1.1.1" in page.text, "kept, never shown" in words(page), "a-secret" in page.text) == (True, True, False)
+    twice = signed.post("/tracking-servers", **typed)
+    assert (twice.status_code, "There is a tracking server 'lab' already" in words(twice)) == (409, True)
+    (server,) = tenant.get("/v1/tracking-servers").json()["data"]
+    asked = {"type": "mlflow", "server": "lab", "experiment": "the <b>voices"}
+    task = tenant.task(integrations=[asked])["id"]
+    assert "MLflow lab, experiment the <b>voices: 0 points there." in words(signed.get(f"/tasks/{task}"))
+    assert signed.post(f"/tracking-servers/{server['id']}/retry").status_code == 303
+    assert signed.post(f"/tracking-servers/{server['id']}/nonsense").status_code == 400
+    assert signed.post(f"/tracking-servers/{server['id']}/delete").status_code == 303
+    assert tenant.get("/v1/tracking-servers").json()["data"] == []
+    assert "Mirrored no further: the tracking server was deleted." in words(signed.get(f"/tasks/{task}"))
+
+
 def test_comparing_leaves_no_token_in_the_address(signed, tenant):
     first, second = tenant.task()["id"], tenant.task()["id"]
     answer = signed.post("/tasks/bulk", act="compare", task=[second, first])

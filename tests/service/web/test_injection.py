@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from service.files.models import File
+from service.mirrors.models import TaskMirror, TrackingServer
 from service.tenants.api_keys import Scope, mint_key
 from service.tenants.member_roles import Role
 from service.tenants.models import Tenant, User
@@ -44,6 +45,10 @@ def hostile(new_member, new_tenant, database, storage, node, client):
         made = adapter(session, storage, jobs_of(session, task)[0], FOLDER)
         hook = Webhook(id=f"webhook_{task[-8:]}", tenant_id=owner.tenant_id, url=f"https://x/{PAYLOAD}", events=[], secret=b"")
         session.add(hook)
+        url = f"https://x/{PAYLOAD}"
+        session.add(TrackingServer(id=f"tracker_{task[-8:]}", tenant_id=owner.tenant_id, name="lab", url=url))
+        said = {"server": "lab", "experiment": PAYLOAD, "error": PAYLOAD, "tags": {}}
+        session.add(TaskMirror(id=f"mirror_{task[-8:]}", tenant_id=owner.tenant_id, task_id=task, **said))
         adapter_id = made.id
     assert adapter_id
     run_on(database, node, task, [0])

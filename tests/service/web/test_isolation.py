@@ -60,6 +60,7 @@ def theirs(new_tenant, new_member, database, storage) -> dict[str, str]:
         "file_id": file_id,
         "adapter_id": made.id,
         "webhook_id": webhook.id,
+        "server_id": other.post("/v1/tracking-servers", json={"name": SECRET, "url": "https://1.1.1.1"}).json()["id"],
         "key_id": key,
         "delivery_id": "d",
         "job_id": "j",
