@@ -1,8 +1,9 @@
-"""Renders the README in an adapter's archive: its lineage, the whole search, its own loss curve, how to load it.
+"""Renders the README in an adapter's archive: its lineage, the search, its loss curve, texts that it writes, how to load it.
 
 Rendered from rows on request, and only for a task that has ended, so it never changes. Pure.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from contract.messages.adapter_manifest import AdapterManifest
@@ -14,11 +15,13 @@ from service.tasks.curves.curve_reader import Curve
 from service.tasks.job_resource import JobResource
 from service.tasks.models import Task
 from service.tasks.selection import Selection
-from service.tasks.text_evaluations import TextScores
+from service.tasks.text_evaluations import TextEvaluationResource, TextScores
 
 NAME = "README.md"
 _CURVE_POINTS = 20
 _BAR = 40  # characters of the longest bar
+_SAMPLES = 3  # prompts whose texts are shown
+_LONGEST = 600  # characters shown of a prompt, a reference and a text
 _MESSAGES = """question = [{"role": "user", "content": "..."}]
 asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
 _PROMPT = 'asked = tokenizer("...", return_tensors="pt")  # written as the prompts of its rows'
@@ -36,10 +39,11 @@ def readme(
     jobs: Sequence[JobResource],
     rows: str,
     validation: Curve | None,
-    evaluations: Sequence[TextScores] = (),
+    scores: Sequence[TextScores] = (),
+    samples: Sequence[TextEvaluationResource] = (),
 ) -> str:
     """The README as Markdown. `rows`: the format of the rows that it was trained on; `validation`: the validation loss curve of
-    the adapter's own job."""
+    the adapter's own job; `scores`: of all that were evaluated; `samples`: texts of the base and of the adapter's own job."""
     lineage = AdapterManifest.model_validate(adapter.manifest).lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
     rank, precision = lineage.config.rank, task.precision
@@ -60,10 +64,11 @@ def readme(
     parts.append(loading)
     if validation is not None and validation.steps:
         parts.append(_curve(validation))
-    if any(one.scores for one in evaluations):
-        parts.append(_scores(evaluations, own.index))
+    if any(one.scores for one in scores):
+        parts.append(_scores(scores, own.index))
     if task.selection is not None and task.winner_job_id == own.id:
         parts += _against_base(Selection.model_validate(task.selection))
+    parts += [_sample(samples, place) for place in range(min(_SAMPLES, max((len(one.samples) for one in samples), default=0)))]
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
 
@@ -130,6 +135,27 @@ def _scores(evaluations: Sequence[TextScores], own: int) -> str:
         rows.append(f"| {whose} | " + " | ".join(f"{one.scores[n]:.4f}" if n in one.scores else "" for n in names) + " |")
     prompts = max(one.prompts for one in evaluations)
     return f"## Its texts\n\nMeans over {prompts} prompts, higher is better.\n\n" + "\n".join(rows)
+
+
+def _sample(evaluations: Sequence[TextEvaluationResource], place: int) -> str:
+    """One prompt, what its row answers, and what the base and the adapter write."""
+    asked = [(one.index, one.samples[place]) for one in evaluations if place < len(one.samples)]
+    first = asked[0][1]
+    lines = [f"Prompt {place + 1}:", _fenced(first.prompt, end=True), "Reference:", _fenced(first.reference)]
+    for index, sample in asked:
+        said = ", ".join(f"{name} {score:.4f}" for name, score in sorted(sample.scores.items()))
+        whose = "The base alone" if index is None else "This adapter"
+        lines += [f"{whose}{f' ({said})' if said else ''}:", _fenced(sample.text)]
+    return "\n\n".join(lines)
+
+
+def _fenced(text: str, end: bool = False) -> str:
+    """A code block of the text or, where it is long, of its beginning or its end. No text can close the block: its fence is
+    longer than any run of backticks in it."""
+    if len(text) > _LONGEST:
+        text = f"…{text[-_LONGEST:]}" if end else f"{text[:_LONGEST]}…"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def _against_base(selection: Selection) -> list[str]:

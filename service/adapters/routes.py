@@ -29,7 +29,7 @@ from service.tasks.adapter_queries import adapters_of
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_curves
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
-from service.tasks.text_evaluations import scores_of_task
+from service.tasks.text_evaluations import evaluations_of, scores_of_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find
 
@@ -159,9 +159,10 @@ def additional_files(session: Session, principal: Principal, adapter: Adapter) -
     jobs = jobs_of_task(session, principal, task.id)
     own = next(job.index for job in jobs if job.id == adapter.job_id)
     found = coarse_curves(session, principal, task.id, Window([own], ["val_loss"]), MAX_RESOLUTION).data
-    evaluations = scores_of_task(session, principal, task.id)
+    scores = scores_of_task(session, principal, task.id)
+    samples = evaluations_of(session, principal, task.id, [adapter.job_id]) if scores else []
     rows = session.get_one(File, task.train_file_id).format
-    return {NAME: readme(task, adapter, jobs, rows, found[0] if found else None, evaluations).encode()}
+    return {NAME: readme(task, adapter, jobs, rows, found[0] if found else None, scores, samples).encode()}
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:

@@ -11,7 +11,9 @@ from sacrebleu.metrics import BLEU, CHRF
 
 MOST_WORDS = 4000  # of a text or a reference under ROUGE, whose time grows with their product
 MOST_CHARACTERS = 20_000  # under BLEU and chrF
-_WORDS = regex.compile(r"[a-z0-9]+")
+_WORDS = regex.compile(
+    r"[\p{L}\p{M}\p{Nd}]+"
+)  # of ASCII, [a-z0-9]+ as in Google's rouge_score; marks, or Indic words fall apart
 _BLEU = BLEU(effective_order=True)  # of single texts: only orders that a text is long enough for
 _CHRF = CHRF()
 
@@ -27,7 +29,7 @@ def chrf(text: str, reference: str) -> float:
 
 
 def rouge_l(text: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words (Lin 2004, section 3.1): runs of letters and digits, lower case."""
+    """F1 of the longest common subsequence of words (Lin 2004, section 3.1): runs of Unicode letters and digits, lower case."""
     ours, wanted = (_WORDS.findall(part.lower())[:MOST_WORDS] for part in (text, reference))
     if not ours or not wanted:
         return 0.0

@@ -214,6 +214,25 @@ def test_an_adapters_readme_shows_its_scores_beside_the_bases(tenant, placed):
     assert "| job 1 (this one) | 0.0000 | 0.7500 |" in text
 
 
+def test_an_adapters_readme_shows_what_it_and_the_base_write(tenant, placed):
+    """In blocks that no text can end; the text of another job is not there."""
+    taken, fenced = placed(), "```\n# No heading\n````"
+    taken.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1]), points(1, [1]))
+    wrote = ((None, "about four"), (0, fenced), (1, "five"))
+    for job, text in wrote:
+        taken.report(texts(job, 0.5, 0.25, samples=[SAMPLE | {"prompt": "long " * 500 + "end?", "text": text}] * 4))
+    for job in (0, 1):
+        taken.report(taken.adapter(job, 1.25 + job), completed(job, 20, 18, 1.25 + job))
+    won = tenant.get(f"/v1/tasks/{taken.given.task_id}").json()["winner"]
+    assert won["index"] == 0
+    told = tenant.get(f"/v1/adapters/{won['adapter_id']}/files/README.md").text
+    assert told.count("The base alone (exact_match 1.0000, rouge 1.0000):\n\n```text\nabout four\n```\n") == 3
+    assert told.count(f"This adapter (exact_match 1.0000, rouge 1.0000):\n\n`````text\n{fenced}\n`````\n") == 3
+    assert "long end?\n```\n\nReference:\n\n```text\n4\n```\n" in told
+    assert "long " * 120 not in told
+    assert "five" not in told
+
+
 def test_the_winner_is_compared_with_the_base_prompt_by_prompt(tenant, placed):
     """In the selection, in the README of the winner's adapter and in no other's."""
     taken = placed(select_by="rouge")

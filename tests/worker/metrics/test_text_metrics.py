@@ -14,7 +14,7 @@ from contract.evaluation.text_evaluation import JsonSchema, TextMetric
 from worker.metrics import scoring
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import MOST_COSTLY, Scoring
-from worker.metrics.similarity import bleu, chrf, rouge_l
+from worker.metrics.similarity import bleu, chrf, rouge_l, rouge_n
 from worker.metrics.text_metrics import scorer
 
 METRIC: TypeAdapter[Any] = TypeAdapter(TextMetric)
@@ -73,6 +73,10 @@ def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
         ({"type": "rouge_l"}, "The cat, sat!", "the cat sat", 1),
         ({"type": "rouge_l"}, "police kill the gunman", "police killed the gunman", 0.75),
         ({"type": "rouge_l"}, "", "a", 0),
+        ({"type": "rouge_l"}, "Москва", "москва!", 1),
+        ({"type": "rouge_l"}, "le café d'à côté", "le café de côté", 2 * 3 / 9),
+        ({"type": "rouge_l"}, "हिन्दी भाषा", "हिन्दी", 2 / 3),
+        ({"type": "rouge_l"}, "«…» — ½", "«…» — ½", 0),
         ({"type": "bleu"}, "the cat sat on a mat", "the cat sat on the mat", (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25),
         ({"type": "bleu"}, "the cat sat on the mat.", "the cat sat on the mat.", 1),
         ({"type": "bleu"}, "", "a", 0),
@@ -108,6 +112,33 @@ def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
 )
 def test_a_text_is_scored(metric: dict[str, Any], text: str, reference: str, expected: float) -> None:
     assert score(metric, text, reference) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "unigrams", "bigrams", "longest"),
+    [
+        (
+            "The Phoenix is a pub near Crowne Plaza Hotel.",
+            "The Phoenix pub is located close to the Crowne Plaza Hotel, and serves food.",
+            *(0.608696, 0.285714, 0.521739),
+        ),
+        (
+            "It's a well-known U.S. bar_stool: 3.5 of 5!",
+            "The well known US bar stool has 3.5 of 5 stars.",
+            0.64,
+            0.434783,
+            0.64,
+        ),
+        ("snake_case names are two words", "snake case names are two words", 1, 1, 1),
+        ("Don\u2019t stop—go on", "dont stop go on", 0.666667, 0.571429, 0.666667),
+    ],
+)
+def test_of_english_texts_rouge_is_that_of_googles_package(
+    text: str, reference: str, unigrams: float, bigrams: float, longest: float
+) -> None:
+    """Stored values of rouge_score 0.1.2, without its stemmer."""
+    found = (rouge_n(1, text, reference), rouge_n(2, text, reference), rouge_l(text, reference))
+    assert found == pytest.approx((unigrams, bigrams, longest), abs=1e-6)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
