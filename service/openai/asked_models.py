@@ -1,17 +1,31 @@
 """What a request's `model` names: a base, a tuned model, an adapter, or a job whose newest checkpoint is asked."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from contract.messages.adapter_manifest import AdapterManifest
 from service.adapters.models import Adapter
 from service.completions.requests import AskedModel
 from service.fleet.models import BaseModel
-from service.http.problems import Invalid, invalid_field
-from service.openai.resource_objects import tuned
+from service.http.problems import FieldError, Invalid, NotFound, invalid_field
+from service.openai.job_requests import TunedStart
+from service.openai.openai_names import tuned
 from service.tasks.models import Job, Task
-from service.tasks.stored_specs import effective
+from service.tasks.stored_specs import effective, part
+from service.tasks.submission.spec_checks import SpecRefused
+from service.tasks.submission.warm_start_checks import FIELD
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
+
+
+def tuned_adapter(session: Session, principal: Principal, name: str) -> tuple[Adapter, Task]:
+    """The adapter of this tuned model's name or id, and its task. Raises NotFound."""
+    found = _adapter(session, principal, name) if ":" not in name else tuned_model(session, principal, name)
+    if found is None:
+        raise missing("model", name)
+    return found
 
 
 def tuned_model(session: Session, principal: Principal, name: str) -> tuple[Adapter, Task]:
@@ -22,6 +36,35 @@ def tuned_model(session: Session, principal: Principal, name: str) -> tuple[Adap
     return found
 
 
+def tuned_start(session: Session, principal: Principal, name: str) -> TunedStart | None:
+    """What a job starts from whose `model` is this name; None for a base, known or not. Raises SpecRefused."""
+    if not name.startswith(("ft:", "adapter_")) or session.scalar(select(BaseModel.name).where(BaseModel.name == name)):
+        return None
+    try:
+        adapter, task = tuned_adapter(session, principal, name)
+    except NotFound as error:
+        raise SpecRefused([FieldError(field="base_model", code="model_unknown", message=error.detail)]) from None
+    config = AdapterManifest.model_validate(adapter.manifest).lineage.config
+    return TunedStart(adapter.id, task.base_model, task.precision, config)
+
+
+def as_of_model(refused: SpecRefused) -> SpecRefused:
+    """The refusal of a job that starts from its `model`, which holds no field `warm_start`."""
+    errors = [one.model_copy(update={"field": "base_model"}) if one.field == FIELD else one for one in refused.errors]
+    return SpecRefused(errors)
+
+
+def starts_of(session: Session, tasks: Sequence[Task]) -> dict[str, str]:
+    """Of the tasks that start from an adapter, by id: the tuned model's name, also where it was deleted since."""
+    wanted = {task.id: part(task, "warm_start").get("adapter_id") for task in tasks}
+    ids = {id for id in wanted.values() if id is not None}
+    if not ids:
+        return {}
+    made = select(Adapter.id, Task.base_model, Task.name).join(Task, Task.id == Adapter.task_id).where(Adapter.id.in_(ids))
+    names = {row.id: tuned(row.base_model, row.name, row.id) for row in session.execute(made)}
+    return {task_id: names[id] for task_id, id in wanted.items() if id in names}
+
+
 def asked_model(session: Session, principal: Principal, name: str, precision: str | None) -> AskedModel:
     """The model of this name: `precision` is how a base is stored that is asked alone. Raises NotFound or Invalid."""
     base = session.scalar(select(BaseModel).where(BaseModel.name == name, BaseModel.enabled))
@@ -29,10 +72,8 @@ def asked_model(session: Session, principal: Principal, name: str, precision: st
         return AskedModel(base.name, base.revision, precision or "bf16")
     if name.startswith("job_"):
         return _job(session, principal, name, precision)
-    found = _adapter(session, principal, name) if ":" not in name else tuned_model(session, principal, name)
-    if found is None:
-        raise missing("model", name)
-    return _with(found[1], precision, adapter_id=found[0].id)
+    adapter, task = tuned_adapter(session, principal, name)
+    return _with(task, precision, adapter_id=adapter.id)
 
 
 def _adapter(session: Session, principal: Principal, id: str) -> tuple[Adapter, Task] | None:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, StrictBool, field_validator, model_
 
 from contract.messages.completion_messages import MOST_CHOICES, ChatTurn, CompletionWork
 from contract.strict import NO_BOOL, STORABLE, Strict
+from service.openai.openai_names import ModelName
 
 _SEEDS = 2**63
 MOST_TOP_LOGPROBS = 20
@@ -79,7 +80,7 @@ class StreamOptions(Strict):
 class AnyCompletion(Strict):
     """What both kinds of requests share. `precision` is Motet's own: how the base is stored, where no adapter says it."""
 
-    model: Annotated[str, Field(min_length=1, max_length=400), STORABLE]
+    model: ModelName
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES, strict=True)] | None = None
     max_tokens: MaxTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NO_BOOL] | None = None

@@ -3,6 +3,7 @@
 For `auto` Motet uses its defaults, which search learning rates. A multiplier of 1 is a learning rate of BASE_LEARNING_RATE.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation
 from contract.integrations import Integrations
-from contract.search_space import BatchSize, Beta, SearchSpace, Seed
+from contract.search_space import BatchSize, Beta, JobConfig, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
     VAL_LOSS,
@@ -21,10 +22,12 @@ from contract.task_spec import (
     MaxSlowdown,
     Name,
     Objective,
+    Precision,
     TaskSpec,
     Training,
     WarmStart,
 )
+from service.openai.openai_names import ModelName
 
 BASE_LEARNING_RATE = 1e-4
 _AUTO_MULTIPLIERS = (0.5, 2.0, 10.0)
@@ -74,10 +77,20 @@ class Method(Strict):
         return own.hyperparameters if own is not None else None
 
 
-class JobRequest(Strict):
-    """OpenAI's fields; and Motet's own, which its SDK passes on from `extra_body`."""
+@dataclass(frozen=True)
+class TunedStart:
+    """A tuned model that a job goes on from: its adapter, and the configuration and base that trained it."""
 
-    model: Name
+    adapter_id: str
+    base_model: str
+    precision: Precision
+    config: JobConfig
+
+
+class JobRequest(Strict):
+    """OpenAI's fields; and Motet's own, which its SDK passes on from `extra_body`. `model` may be a tuned model."""
+
+    model: ModelName
     training_file: Name
     validation_file: Name | None = None
     suffix: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f:]*$")] | None = None
@@ -117,19 +130,23 @@ class JobRequest(Strict):
         own = self.method.hyperparameters if self.method is not None else None
         return own or self.hyperparameters or Hyperparameters()
 
-    def spec(self) -> TaskSpec:
-        """The task that this asks for. Raises ValidationError where its fields contradict each other."""
+    def spec(self, start: TunedStart | None = None) -> TaskSpec:
+        """The task that this asks for; `start`: what `model` names, where that is a tuned model. Its jobs have the rank, the
+        scale and the modules of `start`, as far as the request does not say them. Raises ValidationError where its fields
+        contradict each other."""
         wanted = self._wanted()
         training = self.training or Training()
         if wanted.n_epochs != "auto":
             training = training.model_copy(update={"epochs": wanted.n_epochs})
+        space = self.search_space or _space(wanted, self.seed or 0)
         return TaskSpec(
             name=self.suffix,
-            base_model=self.model,
+            base_model=start.base_model if start is not None else self.model,
             dataset=Dataset(file_id=self.training_file, validation_file_id=self.validation_file),
             objective=Objective(type="dpo" if self.method is not None and self.method.type == "dpo" else "sft"),
-            search_space=self.search_space or _space(wanted, self.seed or 0),
-            warm_start=self.warm_start,
+            search_space=space if start is None else _in_shape_of(start.config, space),
+            warm_start=self.warm_start if start is None else WarmStart(adapter_id=start.adapter_id),
+            **({"precision": start.precision} if start is not None else {}),
             training=training,
             early_exit=self.early_exit,
             evaluation=self.evaluation,
@@ -157,3 +174,14 @@ def _space(wanted: Hyperparameters, seed: int) -> SearchSpace:
         beta=None if beta == "auto" else [beta],
         seed=[seed],
     )
+
+
+def _in_shape_of(start: JobConfig, space: SearchSpace) -> SearchSpace:
+    """The space with the adapter's rank, scale and modules where it says none itself."""
+    shape = {name: getattr(start, name) for name in ("rank", "alpha", "target_modules", "rslora")}
+    said = space.model_dump(exclude_unset=True)
+    if space.jobs is not None:
+        return SearchSpace.model_validate(said | {"jobs": [shape | job for job in said["jobs"]]})
+    if space.alpha_ratio is not None:
+        del shape["alpha"]
+    return SearchSpace.model_validate({name: [value] for name, value in shape.items()} | said)

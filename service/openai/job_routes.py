@@ -16,6 +16,7 @@ from service.http.concurrency_limits import Submitting
 from service.http.problem_handlers import invalid_body
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import ClaimedKey
+from service.openai.asked_models import as_of_model, starts_of, tuned_start
 from service.openai.error_objects import PREFIX
 from service.openai.event_objects import EventObject, events_page
 from service.openai.job_requests import JobRequest
@@ -24,6 +25,7 @@ from service.openai.resource_objects import CheckpointObject, JobObject, checkpo
 from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.resource import render
+from service.tasks.submission.spec_checks import SpecRefused
 from service.tenants.tenant_scope import find, scoped
 from service.usage.models import TaskUsageRecord
 
@@ -43,7 +45,11 @@ def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
     live = select(Placement.task_id, Placement.expected_end).where(Placement.task_id.in_(ids), Placement.ended_at.is_(None))
     ends = {task_id: end for task_id, end in session.execute(live)}
     shown = render(session, tasks)
-    return [job_object(task, one, tokens.get(task.id, 0), ends.get(task.id)) for task, one in zip(tasks, shown, strict=True)]
+    starts = starts_of(session, tasks)
+    return [
+        job_object(task, one, tokens.get(task.id, 0), ends.get(task.id), starts.get(task.id))
+        for task, one in zip(tasks, shown, strict=True)
+    ]
 
 
 @router.post("")
@@ -56,12 +62,19 @@ def create_job(
     claim: ClaimedKey,
     limited: Submitting,
 ) -> JobObject:
-    try:
-        spec = wanted.spec()
-    except ValidationError as error:
-        raise invalid_body(error, TaskSpec) from None
     with db.begin() as session:
-        made = _objects(session, [actions.create(session, queue, graders, writer, spec)])[0]
+        start = tuned_start(session, writer, wanted.model)
+        if start is not None and wanted.warm_start is not None:
+            raise invalid_field("warm_start", "said_twice", "'model' names the adapter to start from; leave warm_start out")
+        try:
+            spec = wanted.spec(start)
+        except ValidationError as error:
+            raise invalid_body(error, TaskSpec) from None
+        try:
+            task = actions.create(session, queue, graders, writer, spec)
+        except SpecRefused as refused:
+            raise (as_of_model(refused) if start is not None else refused) from None
+        made = _objects(session, [task])[0]
         claim.store_answer(session, 200, made, {})
     return made
 

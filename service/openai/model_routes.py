@@ -1,24 +1,36 @@
-"""/openai/v1/models: the enabled base models, and the tenant's winning adapters."""
+"""/openai/v1/models: the enabled base models, and the tenant's winning adapters; who else may use a tuned model: nobody."""
 
-from fastapi import APIRouter
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
 from sqlalchemy import select, tuple_
 
+from contract.strict import Strict
 from service.adapters import actions
 from service.adapters.models import Adapter
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import BaseModel
-from service.http.problems import invalid_field
-from service.openai.asked_models import tuned_model
+from service.http.problems import invalid_field, shown
+from service.openai.asked_models import tuned_adapter, tuned_model
 from service.openai.error_objects import PREFIX
-from service.openai.list_envelope import USUAL, After, ListOf, LongLimit, list_of, unix
-from service.openai.resource_objects import DeletedModel, ModelObject, model_object, tuned, tuned_object
+from service.openai.list_envelope import USUAL, After, Limit, ListOf, LongLimit, list_of, unix
+from service.openai.openai_names import tuned
+from service.openai.resource_objects import DeletedModel, ModelObject, PermissionObject, model_object, tuned_object
 from service.tasks.models import Task
 from service.tenants.tenant_scope import scoped
 
-router = APIRouter(prefix=f"{PREFIX}/models", include_in_schema=False)
+_PERMISSIONS = "/fine_tuning/checkpoints/{checkpoint:path}/permissions"
+_NOT_SHARED = "tuned models are their tenant's alone: projects that could share them do not exist here"
+
+router = APIRouter(prefix=PREFIX, include_in_schema=False)
 
 
-@router.get("")
+class NewPermission(Strict):
+    project_ids: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=1000)]
+
+
+@router.get("/models")
 def list_models(reader: Reader, db: Db, after: After = None, limit: LongLimit = USUAL) -> ListOf[ModelObject]:
     """The bases, then the winning adapters, those of the newest tasks first. OpenAI's list of models has no pages: a client
     that knows none gets the newest and `has_more`; every other one can be retrieved by its name."""
@@ -42,7 +54,7 @@ def list_models(reader: Reader, db: Db, after: After = None, limit: LongLimit = 
     return list_of([*bases, *winners], len(found) > limit)
 
 
-@router.get("/{model_id:path}")
+@router.get("/models/{model_id:path}")
 def get_model(model_id: str, reader: Reader, db: Db) -> ModelObject:
     """A base model, or any adapter of the tenant's by the name that its job or checkpoint gave it."""
     with db.begin() as session:
@@ -53,7 +65,7 @@ def get_model(model_id: str, reader: Reader, db: Db) -> ModelObject:
         return tuned_object(adapter, task.name)
 
 
-@router.delete("/{model_id:path}")
+@router.delete("/models/{model_id:path}")
 def delete_model(model_id: str, writer: Writer, db: Db) -> DeletedModel:
     """Delete a tuned model of the tenant's: its adapter, as DELETE /v1/adapters does."""
     with db.begin() as session:
@@ -62,3 +74,35 @@ def delete_model(model_id: str, writer: Writer, db: Db) -> DeletedModel:
         adapter, _ = tuned_model(session, writer, model_id)
         actions.delete(session, writer, adapter.id)
     return DeletedModel(id=model_id)
+
+
+@router.get(_PERMISSIONS)
+def list_permissions(
+    checkpoint: str,
+    reader: Reader,
+    db: Db,
+    after: After = None,
+    limit: Limit = 10,
+    order: Literal["ascending", "descending"] = "descending",
+    project_id: Annotated[str | None, Query(max_length=128)] = None,
+) -> ListOf[PermissionObject]:
+    """There are none. The checkpoint is named by its `fine_tuned_model_checkpoint` or its id."""
+    with db.begin() as session:
+        tuned_adapter(session, reader, checkpoint)
+    if after is not None:
+        raise invalid_field("after", "not_found", f"{after!r} is no permission of this checkpoint, which has none")
+    return list_of([], False)
+
+
+@router.post(_PERMISSIONS)
+def create_permissions(checkpoint: str, wanted: NewPermission, writer: Writer, db: Db) -> ListOf[PermissionObject]:
+    with db.begin() as session:
+        tuned_adapter(session, writer, checkpoint)
+    raise invalid_field("project_ids", "not_shareable", _NOT_SHARED)
+
+
+@router.delete(_PERMISSIONS + "/{permission_id}")
+def delete_permission(checkpoint: str, permission_id: str, writer: Writer, db: Db) -> PermissionObject:
+    with db.begin() as session:
+        tuned_adapter(session, writer, checkpoint)
+    raise invalid_field("permission_id", "not_shareable", f"there is no permission {shown(permission_id)}; {_NOT_SHARED}")

@@ -14,6 +14,7 @@ from service.files.models import File
 from service.fleet.models import BaseModel as Base
 from service.openai.job_requests import BASE_LEARNING_RATE
 from service.openai.list_envelope import unix
+from service.openai.openai_names import tuned
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource
 from service.tasks.stored_specs import part
@@ -79,6 +80,13 @@ class ModelObject(BaseModel):
     owned_by: str
 
 
+class PermissionObject(BaseModel):
+    id: str
+    object: Literal["checkpoint.permission"] = "checkpoint.permission"
+    created_at: int
+    project_id: str
+
+
 class DeletedModel(BaseModel):
     id: str
     object: Literal["model"] = "model"
@@ -116,14 +124,11 @@ def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:
     )
 
 
-def tuned(base: str, name: str | None, adapter_id: str) -> str:
-    """A fine-tuned model's name, which ends in the adapter's id."""
-    return f"ft:{base}:{name or ''}:{adapter_id}"
-
-
-def job_object(task: Task, shown: TaskResource, tokens: int, running_until: datetime | None = None) -> JobObject:
+def job_object(
+    task: Task, shown: TaskResource, tokens: int, running_until: datetime | None = None, start: str | None = None
+) -> JobObject:
     """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens trained for it, billed or not; `running_until`:
-    when a running one is expected to end."""
+    when a running one is expected to end; `start`: the tuned model that it goes on from."""
     ended = task.status in TASK_TERMINAL
     space = _space(task)
     found = _found(task, space, shown)
@@ -134,7 +139,7 @@ def job_object(task: Task, shown: TaskResource, tokens: int, running_until: date
         fine_tuned_model=tuned(task.base_model, task.name, shown.winner.adapter_id) if shown.winner else None,
         finished_at=unix(task.ended_at) if task.ended_at else None,
         hyperparameters=found,
-        model=task.base_model,
+        model=start or task.base_model,
         organization_id=task.tenant_id,
         result_files=result_ids(task) if ended else [],
         seed=(_tried(space, "seed") or [0])[0],

@@ -12,9 +12,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterManifest
 from contract.task_spec import Objective, TaskSpec
-from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
 from service.files.imports import actions as imports
@@ -25,7 +23,7 @@ from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import FieldError, Invalid
 from service.mirrors import task_mirrors
 from service.tasks import stored_specs
-from service.tasks.adapter_queries import adapters_of
+from service.tasks.submission.warm_start_checks import warm_start_errors
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import tenant_parameter
 
@@ -98,7 +96,7 @@ class SpecChecker:
                 else _length_errors("training.max_seq_len", spec.training.max_seq_len, model)
             ),
             *(() if train is None else _size_errors(spec, train)),
-            *(() if model is None else _warm_start_errors(session, self._principal, spec, model)),
+            *(() if model is None else warm_start_errors(session, self._principal, spec, model)),
             *self._graders.mistakes(spec),
             *task_mirrors.mistakes(session, self._principal, spec),
         ]
@@ -210,25 +208,6 @@ def _length_errors(field: str, asked: int, model: BaseModelRow) -> Iterator[Fiel
     if asked > model.max_position:
         message = f"is {asked}, but {model.name} has positions for at most {model.max_position} tokens"
         yield FieldError(field=field, code="beyond_model", message=message)
-
-
-def _warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, model: BaseModelRow) -> Iterator[FieldError]:
-    """The warm-start adapter must belong to the tenant, and to the same revision of the same base."""
-    if spec.warm_start is None:
-        return
-    field, wanted = "warm_start.adapter_id", spec.warm_start.adapter_id
-    held = adapters_of(principal).where(Adapter.id == wanted).with_for_update(read=True, of=Adapter)  # locked against deletion
-    adapter = session.scalar(held)
-    if adapter is None:
-        message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
-        yield FieldError(field=field, code="adapter_unknown", message=message)
-        return
-    lineage = AdapterManifest.model_validate(adapter.manifest).lineage
-    if lineage.base_revision != model.revision:
-        message = (
-            f"was trained on {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
-        )
-        yield FieldError(field=field, code="adapter_of_other_base", message=message)
 
 
 def _size_errors(spec: TaskSpec, train: File) -> Iterator[FieldError]:

@@ -1,7 +1,9 @@
 """A fine-tuning job's request as a task's spec, and the face's own errors and lists."""
 
 import pytest
+from sqlalchemy import select, update
 
+from service.fleet.models import BaseModel
 from service.openai.job_requests import JobRequest
 from tests.service.fleet.scripted import completed, moved, points
 
@@ -192,8 +194,8 @@ def tuned_model(tenant, new_node, plan):
     """Trains a job of one configuration; returns its model's name."""
     node = new_node()
 
-    def train() -> str:
-        body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3]}}
+    def train(**shape: object) -> str:
+        body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3], **shape}}
         job = tenant.post("/openai/v1/fine_tuning/jobs", json=body).json()["id"]
         plan()
         taken = node.take(job)
@@ -213,6 +215,56 @@ def test_the_list_of_models_has_pages(tenant, tuned_model):
     assert "small" in bases
     rest = tenant.get("/openai/v1/models", params={"limit": 1, "after": newest["last_id"]}).json()
     assert ([model["id"] for model in rest["data"]], rest["has_more"]) == ([first], False)
+
+
+def test_a_job_goes_on_from_a_tuned_model(tenant, new_tenant, tuned_model, new_node, plan):
+    name = tuned_model(rank=[8], target_modules=[["q_proj", "v_proj"]])
+    ask, jobs = {"model": name, "training_file": tenant.file()}, "/openai/v1/fine_tuning/jobs"
+    made = [tenant.post(jobs, json=ask | {"model": model}).json() for model in (name, name.rpartition(":")[2])]
+    assert [job["model"] for job in made] == [name, name], made
+    spec = tenant.get(f"/v1/tasks/{made[0]['id']}").json()["spec"]
+    assert (spec["base_model"], spec["warm_start"]) == ("small", {"adapter_id": name.rpartition(":")[2]})
+    shape = {key: spec["search_space"][key] for key in ("rank", "alpha", "target_modules", "learning_rate")}
+    modules = [["q_proj", "v_proj"]]
+    assert shape == {"rank": [8], "alpha": [16], "target_modules": modules, "learning_rate": [5e-5, 2e-4, 1e-3]}
+    listed = {"method": "list", "jobs": [{"learning_rate": 1e-4}, {"learning_rate": 2e-4, "alpha": 4}]}
+    made = tenant.post(jobs, json=ask | {"search_space": listed}).json()
+    found = tenant.get(f"/v1/tasks/{made['id']}").json()["spec"]["search_space"]["jobs"]
+    assert [(job["rank"], job["alpha"], job["target_modules"]) for job in found] == [(8, 16, modules[0]), (8, 4, modules[0])]
+
+    space = {"learning_rate": [1e-3], "rank": [8, 16], "target_modules": [["q_proj"]]}
+    for said, param, words in (
+        ({"search_space": space | {"target_modules": modules}}, "search_space.rank[1]", "has rank 8; set it to 8"),
+        ({"search_space": space | {"rank": [8]}}, "search_space.target_modules[0]", "leaves out v_proj"),
+        ({"warm_start": {"adapter_id": "adapter_1"}}, "warm_start", "leave warm_start out"),
+        ({"model": name + "0"}, "model", "There is no model"),
+        ({"model": "adapter_0"}, "model", "There is no model"),
+    ):
+        refused = tenant.post(jobs, json=ask | said)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, param), error
+        assert words in error["message"]
+    other = new_tenant()
+    told = [
+        other.post(jobs, json={"model": model, "training_file": other.file()}).json()["error"]["message"].replace(model, "")
+        for model in (name, name + "0")
+    ]
+    assert told[0] == told[1], "another tenant's model is as an unknown one"
+
+
+def test_a_tuned_model_of_a_base_that_changed_is_refused_as_the_model(tenant, tuned_model, database):
+    name = tuned_model()
+    with database.begin() as session:
+        revision = session.scalar(select(BaseModel.revision).where(BaseModel.name == "small"))
+        session.execute(update(BaseModel).where(BaseModel.name == "small").values(revision="c" * 64))
+    try:
+        refused = tenant.post("/openai/v1/fine_tuning/jobs", json={"model": name, "training_file": tenant.file()})
+    finally:
+        with database.begin() as session:
+            session.execute(update(BaseModel).where(BaseModel.name == "small").values(revision=revision))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "model"), error
+    assert "another revision" in error["message"]
 
 
 def test_a_tuned_model_is_deleted_by_its_name_and_a_base_is_not(tenant, new_tenant, tuned_model):

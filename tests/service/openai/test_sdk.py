@@ -20,7 +20,7 @@ from tests.service.live_server import Server
 from tests.service.openai.completion_executor import Executor, piece, text
 
 ROOT = Path(__file__).parents[3]
-NEWEST = "3.52.0"
+NEWEST = "3.54.0"
 
 
 @pytest.fixture(scope="module")

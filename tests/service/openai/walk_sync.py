@@ -106,6 +106,24 @@ def results(client: OpenAI, job) -> None:
     assert client.models.retrieve("org/small").id == "org/small"
 
 
+def permissions(client: OpenAI, job) -> None:
+    held = client.fine_tuning.checkpoints.permissions
+    (checkpoint,) = client.fine_tuning.jobs.checkpoints.list(job.id)
+    if hasattr(held, "list"):  # older versions call it `retrieve`, and so do newer ones
+        assert list(held.list(job.fine_tuned_model)) == list(held.list(checkpoint.id)) == []
+    assert held.retrieve(job.fine_tuned_model, limit=3).data == []
+    refused(openai.BadRequestError, "not_shareable", lambda: list(held.create(job.fine_tuned_model, project_ids=["p"])))
+    gone = {"permission_id": "cp_1", "fine_tuned_model_checkpoint": job.fine_tuned_model}
+    refused(openai.BadRequestError, "not_shareable", lambda: held.delete(**gone))
+    refused(openai.NotFoundError, "not_found", lambda: held.retrieve("ft:small:mine:adapter_0"))
+
+
+def goes_on(client: OpenAI, job, file_id: str) -> None:
+    made = client.fine_tuning.jobs.create(model=job.fine_tuned_model, training_file=file_id)
+    assert made.model == job.fine_tuned_model
+    assert client.fine_tuning.jobs.cancel(made.id).model == job.fine_tuned_model
+
+
 def mistakes(client: OpenAI, file_id: str) -> None:
     jobs = client.fine_tuning.jobs
     wrong = refused(openai.BadRequestError, "task_refused", lambda: jobs.create(model="smal", training_file=file_id))
@@ -128,6 +146,8 @@ def main() -> None:
     ended = job(client, file_id)
     told(client, ended)
     results(client, ended)
+    permissions(client, ended)
+    goes_on(client, ended, file_id)
     mistakes(client, file_id)
     sys.stdout.write(openai.__version__ + "\n")
 

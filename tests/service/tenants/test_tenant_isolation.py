@@ -67,6 +67,8 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "job_id": job.id,
         "file_id": task["spec"]["dataset"]["file_id"],
         "adapter_id": made.id,
+        "checkpoint": made.id,
+        "permission_id": "cp_1",
         "path": "adapter_config.json",
         "webhook_id": webhook.id,
         "server_id": other.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).json()["id"],
@@ -89,7 +91,11 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
     return ids
 
 
-BODIES = {"/v1/members/{user_id}": {"role": "viewer"}, "/v1/service-accounts/{account_id}": {"role": "viewer"}}
+BODIES = {
+    "/v1/members/{user_id}": {"role": "viewer"},
+    "/v1/service-accounts/{account_id}": {"role": "viewer"},
+    "/openai/v1/fine_tuning/checkpoints/{checkpoint:path}/permissions": {"project_ids": ["proj_1"]},
+}
 
 
 def test_every_route_with_an_id_is_a_404_to_another_tenant(app, new_member, belongings):
