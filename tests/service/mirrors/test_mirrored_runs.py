@@ -248,6 +248,29 @@ def test_a_batch_of_which_a_part_arrived_is_completed(tenant, placed, mlflow, co
     assert mirror_of(tenant, taken)["points"] == 5
 
 
+def test_a_batch_in_doubt_is_completed_whatever_came_since(placed, mlflow, courier, due):
+    """More chunks of its first series than are read for a batch."""
+    taken = placed()
+    taken.report(points(0, [1, 2, 3]), points(0, [1, 2], series="val_loss"), taken.checkpoint({0: 3}))
+    mlflow.fault = lambda call, _: LOST if call == "runs/log-batch" else None
+    courier.work_off_due()
+    run = mlflow.run_of(job_ids(taken)[0])
+    run.points.clear()  # it did not arrive after all
+    steps = range(4, 4 + 18 * 256)
+    taken.report(*(points(0, steps[at : at + 256]) for at in range(0, len(steps), 256)), taken.checkpoint({0: steps[-1]}))
+    batches: list[set[int]] = []
+
+    def sees(call, asked):
+        if call == "runs/log-batch":
+            batches.append({one["step"] for one in asked["metrics"] if one["key"] == "val_loss"})
+
+    mlflow.fault = sees
+    due()
+    courier.work_off_due()
+    assert batches[0] == {1, 2}, "what is in doubt comes first, as a whole"
+    assert [step for step, _ in run.curve("train_loss")] == list(range(1, steps[-1] + 1))
+
+
 def test_a_courier_that_is_killed_is_followed_by_another(tenant, placed, mlflow, courier, due, settings, environment_of):
     taken, stuck, hanging = placed(), threading.Event(), threading.Event()
     report_some(taken)
