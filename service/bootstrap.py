@@ -15,7 +15,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database, new_id
-from service.fleet.join_tokens import provide
+from service.fleet.join_tokens import is_reusable, provide
 from service.settings import Settings, say
 from service.tenants.api_keys import Scope, check_key, mint_key
 from service.tenants.models import ApiKey, Tenant
@@ -23,7 +23,7 @@ from service.tenants.models import ApiKey, Tenant
 FILE_NAME = "credentials.json"
 _KEY_NAME = "bootstrap"
 _SCOPES = {"admin": tuple(Scope), "demo": (Scope.READ, Scope.WRITE)}
-_JOIN_WITHIN = timedelta(hours=24)
+_JOIN_WITHIN, _ALL_JOIN_WITHIN = timedelta(hours=24), timedelta(days=365)  # one node; all of a prefix, renewed at each start
 _LOCK = 0x626F6F74  # "boot"
 
 
@@ -74,14 +74,16 @@ def _key_for(session: Session, name: str, before: str | None, said: list[str]) -
 
 
 def _let_join(session: Session, settings: Settings, said: list[str]) -> None:
-    """Register the operator's join token, valid for one join of each node in `join_nodes`."""
+    """Register the operator's join token: for one join of each node in `join_nodes`, for any number of those of a prefix."""
     if settings.join_token is None:
         return
     if not settings.join_nodes:
         said.append("MOTET_JOIN_TOKEN lets nobody join: MOTET_JOIN_NODES names no node")
     for name in settings.join_nodes:
-        if provide(session, name, settings.join_token.get_secret_value(), _JOIN_WITHIN):
-            said.append(f"node {name} may join within {_JOIN_WITHIN.total_seconds() / 3600:g} hours")
+        within = _ALL_JOIN_WITHIN if is_reusable(name) else _JOIN_WITHIN
+        if provide(session, name, settings.join_token.get_secret_value(), within):
+            who = f"nodes {name}" if is_reusable(name) else f"node {name}"
+            said.append(f"{who} may join within {within.total_seconds() / 3600:g} hours")
 
 
 def _about(old: list[str], before: str | None) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from contract.messages.node_messages import NodeName
+from contract.messages.node_messages import JoinName
 from service.database.timeouts import Timeouts
 from service.setting_types import (
     DIFFERENT,
@@ -59,8 +59,8 @@ class Settings(BaseSettings):
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
     secret_key: Secret  # signs placement tokens and upload grants, encrypts secrets that must be read back
     secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(listed)] = ()  # they only decrypt
-    join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it once
-    join_nodes: Annotated[tuple[NodeName, ...], NoDecode, BeforeValidator(listed)] = ()
+    join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it
+    join_nodes: Annotated[tuple[JoinName, ...], NoDecode, BeforeValidator(listed)] = ()
     metrics_token: Secret | None = None  # Prometheus's bearer token for /metrics, instead of an admin key
     storage_dir: Path | None  # of the objects, shared by all service processes; needed unless storage_url is set
     storage_url: StorageUrl | None = None  # file:///…, s3://bucket/prefix, gs://…, az://…

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
-from contract.messages.node_messages import NodeName
+from contract.messages.node_messages import JoinName
 from contract.strict import Strict
 from service.authentication import AdminDb
 from service.fleet import join_tokens
@@ -19,23 +19,28 @@ from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
 
-_HOUR, _MONTH = 3600, 30 * 24 * 3600
+_HOUR, _YEAR = 3600, 365 * 24 * 3600
 
 
 class NewJoinToken(Strict):
-    node_name: NodeName = Field(description="The node that may join with it: its MOTET_NODE_NAME")
-    expires_in_seconds: Annotated[int, Field(ge=60, le=_MONTH)] = Field(default=_HOUR, description="If it is not used before")
+    node_name: JoinName = Field(
+        description="The node that may join with it: its MOTET_NODE_NAME. With * at the end, all nodes whose names begin so"
+    )
+    expires_in_seconds: Annotated[int, Field(ge=60, le=_YEAR)] = Field(
+        default=_HOUR, description="If it is not used before; one of many nodes works until then"
+    )
 
 
 class JoinTokenResource(BaseModel):
-    """What lets one node join, once."""
+    """What lets one node join, once, or where `reusable` any number of nodes."""
 
     object: Literal["join_token"] = "join_token"
     id: str
     node_name: str
+    reusable: bool = Field(description="Its name ends with *: all nodes whose names begin so may join with it until it expires")
     created_at: datetime
     expires_at: datetime
-    used_at: datetime | None
+    used_at: datetime | None = Field(description="The last time")
     secret: str | None = Field(
         default=None, description="The node's MOTET_JOIN_TOKEN; shown in the answer that makes it and never again"
     )
@@ -45,6 +50,7 @@ class JoinTokenResource(BaseModel):
         return cls(
             id=token.id,
             node_name=token.node_name,
+            reusable=join_tokens.is_reusable(token.node_name),
             created_at=token.created_at,
             expires_at=token.expires_at,
             used_at=token.used_at,
@@ -59,7 +65,9 @@ class JoinTokenResource(BaseModel):
     summary="Let a node join the fleet",
     description=(
         "The answer holds the token in `secret`, which works once and for a node of this name alone. A node that has joined "
-        "registers again with a credential of its own; one that has lost it needs a new token. Making one disturbs no node."
+        "registers again with a credential of its own; one that has lost it needs a new token. With a name such as `gpu-*` the "
+        "token works until it expires or is revoked, for any number of nodes whose names begin so; it does not open the name "
+        "of a node that is ready. Making one disturbs no node."
     ),
     responses=problems(409),
 )

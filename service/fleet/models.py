@@ -105,7 +105,8 @@ NODE_LOCK: dict[str, Any] = {"key_share": True}
 
 
 class JoinToken(Base):
-    """Lets a node of this name register, once. Stored only as its SHA-256."""
+    """Lets a node of this name register, once; or, where the name ends with *, any number whose names begin so. Stored only
+    as its SHA-256."""
 
     __tablename__ = "join_tokens"
 
@@ -114,7 +115,7 @@ class JoinToken(Base):
     hash: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[Now]
     expires_at: Mapped[At]
-    used_at: Mapped[At | None]
+    used_at: Mapped[At | None]  # the last time
 
     __table_args__ = (UniqueConstraint("hash", "node_name"),)
 

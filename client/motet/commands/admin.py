@@ -207,11 +207,13 @@ def undrain(node: NodeName, json: Json = False) -> None:
 
 @admin.command("join-token")
 def join_token(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The name under which the node joins.")],
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="The name under which the node joins; gpu-* for all that begin so.")
+    ],
     seconds: Annotated[int | None, typer.Option(min=60, help="How long it works if unused; left out, an hour.")] = None,
     json: Json = False,
 ) -> None:
-    """A token with which a node joins, once. It is shown this once."""
+    """A token with which a node joins, once, or all of a prefix, until it expires. It is shown this once."""
     output = Output(json)
     with Client() as client:
         made = client.admin.create_join_token(node, seconds)

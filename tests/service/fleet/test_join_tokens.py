@@ -54,8 +54,11 @@ def test_an_admin_makes_a_token_that_lets_its_node_in_once(admin, client, databa
         ({"node_name": "a b"}, "node_name"),
         ({"node_name": "x" * 64}, "node_name"),
         ({"node_name": "-x"}, "node_name"),
+        ({"node_name": "*"}, "node_name"),
+        ({"node_name": "gpu-*-a"}, "node_name"),
+        ({"node_name": "x" * 63 + "*"}, "node_name"),
         ({"node_name": "x", "expires_in_seconds": 59}, "expires_in_seconds"),
-        ({"node_name": "x", "expires_in_seconds": 30 * 86400 + 1}, "expires_in_seconds"),
+        ({"node_name": "x", "expires_in_seconds": 365 * 86400 + 1}, "expires_in_seconds"),
         ({"node_name": "x", "expires_in_seconds": "soon"}, "expires_in_seconds"),
         ({"node_name": "x", "lifetime": 9}, "lifetime"),
     ],
@@ -171,3 +174,57 @@ def test_an_operators_own_token_works_once_however_often_it_is_provided(client, 
     assert not provide()
     refusal(ScriptedNode(client, "", "set-up").ask_to_join(token))
     assert node.beat().status_code == 200
+
+
+def test_a_reusable_token_lets_in_whoever_comes_under_its_prefix_until_it_ends(admin, client, database, nothing_left):
+    made = admin.post("/v1/admin/join-tokens", json={"node_name": "pod-*", "expires_in_seconds": 365 * 86400}).json()
+    token = made["secret"]
+    assert made["reusable"]
+    nodes = [ScriptedNode(client, token, f"pod-{number}").register() for number in range(3)]
+    assert all(node.beat().status_code == 200 for node in nodes)
+    assert "for nodes named pod-*, not other" in refusal(ScriptedNode(client, "", "other").ask_to_join(token))
+    assert nodes[0].register().beat().status_code == 200, "by its own credential, as any node"
+    (listed,) = admin.get("/v1/admin/join-tokens").json()["data"]
+    assert listed["used_at"] is not None
+    with database.begin() as session:
+        session.execute(update(JoinToken).values(expires_at=clock(session)))
+    assert "pod-* expired" in refusal(ScriptedNode(client, "", "pod-9").ask_to_join(token))
+    assert nodes[1].register().beat().status_code == 200
+    assert admin.delete(f"/v1/admin/join-tokens/{made['id']}").status_code == 200
+    assert "no join token" in refusal(ScriptedNode(client, "", "pod-9").ask_to_join(token))
+
+
+def test_a_reusable_token_opens_the_name_of_a_node_only_while_it_is_away(client, database, nothing_left):
+    token = join_token(database, "pod-*")
+    before = ScriptedNode(client, token, "pod-0").register()
+    assert "is ready" in refusal(ScriptedNode(client, "", "pod-0").ask_to_join(token))
+    assert before.beat().status_code == 200
+    with database.begin() as session:
+        session.execute(update(Node).values(status="lost"))
+    fresh = ScriptedNode(client, token, "pod-0").register()  # its disk went with the pod
+    assert fresh.id == before.id
+    assert fresh.beat().status_code == 200
+    refusal(before.ask_to_join(before.credential))
+
+
+def test_an_operators_reusable_token_is_rotated_by_providing_another(client, database, nothing_left):
+    old, new, year = secrets.token_hex(32), secrets.token_hex(32), timedelta(days=365)
+
+    def provide(name: str, token: str) -> bool:
+        with database.begin() as session:
+            return join_tokens.provide(session, name, token, year)
+
+    provide("pod-0", old)  # as an earlier chart had it
+    ScriptedNode(client, old, "pod-0").register()
+    assert [provide("pod-*", old), provide("pod-*", old)] == [True, False]
+    with database.begin() as session:
+        session.execute(update(Node).values(status="lost"))
+    joined = [ScriptedNode(client, old, name).register() for name in ("pod-0", "pod-1")]
+    assert provide("pod-*", new)
+    assert "for a node named pod-0, not pod-2" in refusal(ScriptedNode(client, "", "pod-2").ask_to_join(old))
+    assert ScriptedNode(client, new, "pod-2").register().beat().status_code == 200
+    assert all(node.register().beat().status_code == 200 for node in joined)
+    with database.begin() as session:
+        session.execute(update(JoinToken).values(expires_at=clock(session)))
+    assert provide("pod-*", new), "each start of bootstrap renews it"
+    ScriptedNode(client, new, "pod-3").register()

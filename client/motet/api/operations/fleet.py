@@ -67,6 +67,6 @@ def undrain(node_id: str) -> Operation[Node]:
 
 
 def create_join_token(node_name: str, expires_in_seconds: int | None = None) -> Operation[JoinToken]:
-    """A token with which a node of this name joins, once."""
+    """A token with which a node of this name joins, once; with a name such as gpu-*, all that begin so, until it expires."""
     given = {"expires_in_seconds": expires_in_seconds} if expires_in_seconds is not None else {}
     return one(JoinToken, make("/v1/admin/join-tokens", json={"node_name": node_name} | given))

@@ -132,10 +132,12 @@ class Tenant(Message):
 
 
 class JoinToken(Message):
-    """Lets one node join under one name, once; `secret` is shown in the answer that makes it alone."""
+    """Lets one node join under one name, once; or where the name ends with * (`reusable`) any number whose names begin so,
+    until it expires. `secret` is shown in the answer that makes it alone."""
 
     id: str
     node_name: str
+    reusable: bool = False
     expires_at: datetime
     used_at: datetime | None = None
     secret: str | None = None
