@@ -34,11 +34,11 @@ _DUE = text(
         FROM task_mirrors m JOIN tracking_servers s ON s.id = m.server_id
         JOIN tasks t ON t.id = m.task_id AND t.deleted_at IS NULL
         WHERE m.state = 'active' AND m.next_at <= :now AND (m.seen_version <> t.version OR m.attempts > 0)
-            AND m.tenant_id <> ALL(:full)
+            AND m.tenant_id <> ALL(:full) AND NOT (s.slow AND :no_slow)
     )
     SELECT ranked.* FROM ranked
     LEFT JOIN unnest(CAST(:busy AS text[]), CAST(:visits AS bigint[])) AS busy (tenant_id, visits) USING (tenant_id)
-    WHERE nth <= :each AND NOT (slow AND :no_slow)
+    WHERE nth <= :each
     ORDER BY nth + coalesce(visits, 0), next_at LIMIT :most"""
 )
 
@@ -151,11 +151,13 @@ def _allowed(session: Session, now: datetime, most: int) -> list[str]:
 
 
 def _claim(session: Session, id: str, now: datetime) -> ClaimedMirror | None:
-    due = (TaskMirror.id == id, TaskMirror.state == "active", TaskMirror.next_at <= now)
-    until = now + HELD
-    taken = update(TaskMirror).where(*due).values(claim=TaskMirror.claim + 1, held_until=until, next_at=until)
-    row = session.execute(taken.returning(TaskMirror.claim, TaskMirror.task_id, TaskMirror.server_id)).one_or_none()
-    server = session.get(TrackingServer, row.server_id) if row is not None and row.server_id is not None else None
-    if row is None or server is None:
-        return None  # stopped or forgotten meanwhile
-    return ClaimedMirror(id, row.claim, row.task_id, server.id, server.url, server.credentials)
+    """None where it was stopped meanwhile, or where somebody changes it now, maybe with others: who held one claim and waited
+    for another could wait for ever."""
+    due = select(TaskMirror).where(TaskMirror.id == id, TaskMirror.state == "active", TaskMirror.next_at <= now)
+    mirror = session.scalar(due.with_for_update(skip_locked=True))
+    server = session.get(TrackingServer, mirror.server_id) if mirror is not None and mirror.server_id is not None else None
+    if mirror is None or server is None:
+        return None
+    mirror.claim += 1
+    mirror.held_until = mirror.next_at = now + HELD
+    return ClaimedMirror(id, mirror.claim, mirror.task_id, server.id, server.url, server.credentials)

@@ -121,7 +121,7 @@ class TaskReader:
             record(session, self._claimed)
             run = _run(session, self._claimed, job)
             if run.in_doubt is not None:
-                there = {key: min(step, last_steps.get(key, -1)) for key, step in run.in_doubt["through"].items()}
+                there = {key: min(step, max(last_steps.get(key, -1), -1)) for key, step in run.in_doubt["through"].items()}
                 _note_sent(session, run, _points(session, run, run.in_doubt["at"], there))
 
     def next_batch(self, job: MirroredJob) -> PointBatch | None:

@@ -19,6 +19,7 @@ from service.http.outbound import Failed, Fetched, Outbound, OutboundResponse, R
 MOST_METRICS, MOST_PARAMS, MOST_PARAM = 900, 100, 500
 _MOST_ANSWER = 4 * 2**20  # bytes
 _RUNS_PER_PAGE, _PAGES = 50, 100  # of a search: a run may have many tags, and an answer has a bound
+_SEARCH_SECONDS = 20.0  # until its last page is asked for: a claim outlives a search and the call after it
 _SHOWN = 300  # characters of a failure
 _AGAIN = (401, 403, 404, 408, 425, 429)  # besides 5xx: what a tenant or an operator of the server can mend
 _GONE, _THERE = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
@@ -98,6 +99,7 @@ class MlflowClient:
             "max_results": _RUNS_PER_PAGE,
         }
         found: dict[str, str] = {}
+        until = time.monotonic() + _SEARCH_SECONDS
         for _ in range(_PAGES):
             said = self._post("runs/search", asked)
             for run in _list(said, "runs"):
@@ -107,6 +109,8 @@ class MlflowClient:
             token = said.get("next_page_token")
             if not isinstance(token, str) or not token:
                 return found
+            if time.monotonic() >= until:
+                raise CallFailed(f"runs/search did not end within {_SEARCH_SECONDS:g} s")
             asked["page_token"] = token
         raise CallFailed(f"runs/search did not end after {_PAGES} pages")
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select, update
 
-from service.mirrors import mirror_claims
-from service.mirrors.mirror_claims import OF_TENANT, ClaimLost, MirrorClaims
+from service.mirrors import mirror_claims, mlflow_client
+from service.mirrors.mirror_claims import OF_TENANT
 from service.mirrors.models import MirroredRun, TaskMirror, TrackingServer
 from tests.service.fleet.scripted import points
 from tests.service.live_server import PATIENCE
@@ -87,6 +87,10 @@ def test_a_server_that_lies_about_what_it_has_is_told(tenant, placed, mlflow, co
         due()
         courier.work_off_due()
         assert "'step' is no integer" in mirror_of(tenant, taken)["error"], step
+    step = "-" + "9" * 400  # none of the batch is there, so it is sent again
+    due()
+    courier.work_off_due()
+    assert "answered 500" in mirror_of(tenant, taken)["error"]
     step = "9" * 400  # an integer of any size is compared as it is: the server says that it has all
     due()
     courier.work_off_due()
@@ -182,21 +186,13 @@ def test_a_tenants_server_that_hangs_delays_no_other_tenants(new_tenant, placed,
     assert mirror_of(quick, theirs)["error"] is None
 
 
-def test_slow_servers_share_a_part_of_the_visits(new_tenant, placed, dependencies, database, monkeypatch):
-    monkeypatch.setattr(mirror_claims, "SLOW_AT_ONCE", 2)
-    claims = MirrorClaims(dependencies.db)
-    for _ in range(2):
-        whose = new_tenant()
-        for _ in range(2):
-            placed(whose)
-    with database.begin() as session:
-        session.execute(update(TrackingServer).values(slow=True))
-    first = claims.take(16).rows
-    assert (len(first), len(claims.take(16).rows)) == (2, 0)
-    placed(new_tenant())
-    assert len(claims.take(16).rows) == 1
-    claims.visited(first[0], 1, left=True, finished=False)
-    assert len(claims.take(16).rows) == 1
+def test_a_search_without_end_ends_before_its_claim(tenant, placed, mlflow, courier, monkeypatch):
+    monkeypatch.setattr(mlflow_client, "_SEARCH_SECONDS", 0.0)
+    taken = placed()
+    mlflow.fault = lambda call, _: Answer(200, b'{"next_page_token": "more"}') if call == "runs/search" else None
+    courier.work_off_due()
+    assert "runs/search did not end within 0 s" in mirror_of(tenant, taken)["error"]
+    assert mlflow.calls.count("runs/search") == 1
 
 
 def test_a_server_that_fails_is_slow_until_it_answers(tenant, placed, mlflow, courier, due, database):
@@ -231,18 +227,6 @@ def test_what_is_stopped_during_a_visit_is_recorded_no_further(tenant, placed, m
     with database.begin() as session:
         assert session.scalar(select(func.count()).select_from(MirroredRun)) == 0
         assert list(session.scalars(select(TaskMirror.state))) == (["stopped"] if ends == "server" else [])
-
-
-def test_a_courier_whose_claim_another_has_records_nothing(placed, dependencies, due):
-    placed()
-    claims = MirrorClaims(dependencies.db)
-    (first,) = claims.take(16).rows
-    due()
-    (second,) = claims.take(16).rows
-    with pytest.raises(ClaimLost):
-        claims.visited(first, 1, left=False, finished=True)
-    claims.release(first)
-    claims.visited(second, 1, left=False, finished=False)
 
 
 def test_a_stopped_courier_gives_back_what_it_visits(tenant, placed, mlflow, courier, database):
