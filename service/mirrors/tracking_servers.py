@@ -26,7 +26,8 @@ MOST = 20  # tracking servers per tenant
 PURPOSE = "tracking server's credentials"
 _CALL_SECONDS = 15.0  # until a server has answered
 
-Url = Annotated[str, Field(min_length=1, max_length=MAX_URL), STORABLE]
+_PATH = 64  # characters, room for that of a call
+Url = Annotated[str, Field(min_length=1, max_length=MAX_URL - _PATH), STORABLE]
 _Login = Annotated[str, Field(min_length=1, max_length=1024), STORABLE]
 
 
@@ -61,7 +62,8 @@ class NewTrackingServer(Strict):
 
 
 class TrackingServerChange(Strict):
-    """What is left out stays as it is; `credentials` null removes them. Mirrors that were given up begin anew."""
+    """What is left out stays as it is, but for a new `url`, which needs credentials of its own where there were some;
+    `credentials` null removes them. Mirrors that were given up begin anew."""
 
     url: Url | None = None
     credentials: Credentials | None = None
@@ -133,7 +135,12 @@ def find_server(session: Session, principal: Principal, id: str, *, lock: bool =
 
 
 def change(session: Session, box: SecretBox, server: TrackingServer, wanted: TrackingServerChange) -> None:
-    """Change a locked server, whose URL the caller has checked. Its mirrors are visited at once, given up ones too."""
+    """Change a locked server, whose URL the caller has checked. Its mirrors are visited at once, given up ones too. Raises
+    Invalid where its credentials, which nobody is shown, would be sent to another URL."""
+    moved = wanted.url not in (None, server.url)
+    if moved and server.credentials is not None and "credentials" not in wanted.model_fields_set:
+        why = "belong to the present URL and go to no other; give those of the new URL, or null where it asks for none"
+        raise invalid_field("credentials", "credentials_needed", why)
     server.url = wanted.url or server.url
     if "credentials" in wanted.model_fields_set:
         server.credentials = _sealed(box, wanted.credentials)

@@ -41,6 +41,7 @@ def test_a_tracking_server_is_made_shown_changed_and_deleted(tenant):
         ({"name": "a name"}, "name", "pattern"),
         ({"url": "http://1.1.1.1"}, "url", "must start with https://"),
         ({"url": "https://10.1.2.3"}, "url", "an operator allows a private network in MOTET_TRACKING_NETWORKS"),
+        ({"url": "https://1.1.1.1/" + "a" * 1969}, "url", "at most 1984"),  # with a call's path it would be one too long
         ({"url": "https://1.1.1.1/?a=b"}, "url", "may not have a query"),
         ({"url": "https://u:p@1.1.1.1"}, "url", "may not hold a user name or password"),
         ({"credentials": {}}, "credentials", "give 'token', or 'username' with 'password'"),
@@ -55,6 +56,19 @@ def test_what_is_wrong_with_a_tracking_server_is_said(tenant, wrong, field, said
     assert answer.status_code == 422, answer.text
     (error,) = answer.json()["errors"]
     assert (error["field"], said in error["message"]) == (field, True), error
+
+
+def test_credentials_go_to_no_url_that_they_were_not_given_for(tenant):
+    place = f"{PATH}/{tenant.post(PATH, json=SERVER | {'credentials': {'token': TOKEN}}).json()['id']}"
+    moved = {"url": "https://1.0.0.1"}
+    refused = tenant.patch(place, json=moved)
+    assert refused.status_code == 422, refused.text
+    (error,) = refused.json()["errors"]
+    assert (error["field"], error["code"]) == ("credentials", "credentials_needed")
+    assert tenant.get(place).json()["url"] == SERVER["url"]
+    assert tenant.patch(place, json={"url": SERVER["url"]}).json()["has_credentials"] is True
+    assert tenant.patch(place, json=moved | {"credentials": None}).json()["has_credentials"] is False
+    assert tenant.patch(place, json={"url": SERVER["url"]}).status_code == 200, "there are none that could go anywhere"
 
 
 def test_a_name_is_taken_once_and_there_are_so_many(tenant, new_tenant, monkeypatch):
