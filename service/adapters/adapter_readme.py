@@ -108,11 +108,14 @@ print(tokenizer.decode(model.generate(**asked, max_new_tokens=100)[0][asked["inp
 ```
 
 ```bash
-vllm serve BASE --enable-lora --max-lora-rank {_vllm_rank(rank)} --lora-modules mine={folder}
-```"""
+vllm serve BASE --enable-lora --max-lora-rank {vllm_rank(rank)} --lora-modules {folder}={folder}
+```
+
+`{folder}` is then the `model` of requests. Where vLLM looks for adapters in a folder (docs/SERVING.md of Motet), put this one
+there; its name is the `model`."""
 
 
-def _vllm_rank(rank: int) -> int:
+def vllm_rank(rank: int) -> int:
     """The smallest --max-lora-rank of vLLM that fits this rank."""
     return next(offered for offered in (8, 16, 32, 64, 128, 256, 320, 512) if offered >= rank)
 

@@ -24,7 +24,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 KEYS = {
     *("build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "ports", "restart"),
-    *("shm_size", "stop_grace_period", "user", "volumes"),
+    *("entrypoint", "profiles", "shm_size", "stop_grace_period", "user", "volumes", "working_dir"),
 }
 SETTINGS: dict[str, type[BaseSettings]] = {"service": ServiceSettings, "worker": WorkerSettings}
 
@@ -52,7 +52,8 @@ def modules_run(command: list[str]) -> list[list[str]]:
 
 
 def test_the_services_are_those_of_the_stack() -> None:
-    assert set(SERVICES) == {"postgres", "valkey", "migrate", "api", "queue", "reconcile", "worker"}
+    assert set(SERVICES) == {"postgres", "valkey", "migrate", "api", "queue", "reconcile", "worker", "serve"}
+    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {"serve": ["serve"]}
     assert SERVICES["postgres"]["image"] == "postgres:18"
     assert SERVICES["valkey"]["image"] == "valkey/valkey:9"
 
@@ -200,7 +201,28 @@ def test_workers_call_a_port_that_is_not_published() -> None:
     assert [port.rpartition(":")[2] for port in SERVICES["api"]["ports"]] == [SERVICES["api"]["environment"]["MOTET_PORT"]]
 
 
-def test_the_worker_reserves_gpus() -> None:
-    (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
+def test_serve_looks_for_adapters_and_bases_where_they_are_mounted() -> None:
+    """tests/worker/adapters/test_vllm_loads.py holds its options against vLLM's own."""
+    serve = SERVICES["serve"]
+    mounts = dict(volume.rsplit(":", 2)[::-1][1:] for volume in serve["volumes"])
+    assert mounts[serve["working_dir"]].startswith("${MOTET_MODELS:?")
+    assert mounts[serve["environment"]["VLLM_LORA_RESOLVER_CACHE_DIR"]] == "${MOTET_ADAPTERS:-./adapters}"
+    assert all(volume.endswith(":ro") for volume in serve["volumes"])
+    (script,) = serve["command"]
+    assert "MOTET_SERVE_BASE" in serve["environment"]
+    without = subprocess.run(
+        ["/bin/sh", "-c", script.replace("$$", "$")], capture_output=True, text=True, check=False, env={"PATH": ""}
+    )
+    assert without.returncode != 0
+    assert "set MOTET_SERVE_BASE to the name of a base" in without.stderr
+    (port,) = serve["ports"]
+    assert port.startswith("${MOTET_SERVE_ADDRESS:-127.0.0.1:"), "who may ask it may make it load folders"
+    assert port.endswith(":8000")
+    assert " --port 8000 " in script
+
+
+@pytest.mark.parametrize("name", ["worker", "serve"])
+def test_what_computes_reserves_gpus(name: str) -> None:
+    (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
     assert device["capabilities"] == ["gpu"]

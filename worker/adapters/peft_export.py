@@ -1,6 +1,6 @@
 """An adapter as a PEFT folder: adapter_config.json and adapter_model.safetensors. Knows tensors and names; no jobs, no storage.
 
-PEFT and vLLM read it as it is: LoRA (Hu et al. 2021) on the listed modules, no bias, scale alpha / r or alpha / sqrt(r).
+PEFT, vLLM, SGLang and TGI read it as it is: LoRA (Hu et al. 2021) on the listed modules, no bias, scale alpha / r.
 """
 
 import json
@@ -60,18 +60,19 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _config(targets: list[Target], config: JobConfig, base_model: str) -> dict[str, object]:
+    alpha = config.plain_alpha  # not `use_rslora`, which SGLang ignores: it would serve the adapter sqrt(r) times too weak
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "r": config.rank,
-        "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": config.dropout,
         "target_modules": sorted({target.module for target in targets}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "use_rslora": config.rslora,
+        "use_rslora": False,
         "use_dora": False,
         "modules_to_save": None,
         "layers_to_transform": None,

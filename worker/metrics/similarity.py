@@ -11,9 +11,8 @@ from sacrebleu.metrics import BLEU, CHRF
 
 MOST_WORDS = 4000  # of a text or a reference under ROUGE, whose time grows with their product
 MOST_CHARACTERS = 20_000  # under BLEU and chrF
-_WORDS = regex.compile(
-    r"[\p{L}\p{M}\p{Nd}]+"
-)  # of ASCII, [a-z0-9]+ as in Google's rouge_score; marks, or Indic words fall apart
+# In ASCII [a-z0-9]+, as in Google's rouge_score. Marks belong to words, since Indic scripts write vowels as marks.
+_WORDS = regex.compile(r"[\p{L}\p{M}\p{Nd}]+")
 _BLEU = BLEU(effective_order=True)  # of single texts: only orders that a text is long enough for
 _CHRF = CHRF()
 

@@ -155,7 +155,7 @@ def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, s
         "| 1 (this one) |",
         "| 0 |",
         "vllm serve BASE",
-        "--max-lora-rank 16",
+        f"--max-lora-rank 16 --lora-modules {adapter_id}={adapter_id}\n",
         "PeftModel",
         '\nBASE = "..."  # where the weights of ',
         says,

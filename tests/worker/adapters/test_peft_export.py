@@ -92,6 +92,9 @@ def test_peft_gives_the_logits_of_rank_stabilised_and_partial_adapters(changes: 
     idle = [weights[t.name] for t in backbone.targets if t.module not in asked.target_modules]
     assert all(not a.any() and not b.any() for a, b in idle), "what is no target stays without an adapter"
     export_peft(tmp_path, backbone.targets, weights, config=asked, base_model="b")
+    said = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert not said["use_rslora"], "SGLang ignores it"
+    assert said["lora_alpha"] / said["r"] == pytest.approx(asked.scale)
     loaded = peft.PeftModel.from_pretrained(tiny.model(CONFIGS["llama"]), tmp_path)
     with torch.no_grad():
         theirs = torch.cat(
