@@ -30,7 +30,7 @@ from benchmarks.result_file import write_result
 from contract.messages.placement_messages import BaseModelRef, JobAssignment, Placement
 from contract.messages.report_messages import Attached, Report
 from contract.model_revision import revision_of
-from contract.row_encoding import truncate
+from contract.rows.row_encoding import truncate
 from contract.states import JobStatus
 from contract.task_spec import TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE

@@ -1,4 +1,4 @@
-"""Renders a base model's chat template in Jinja's sandbox, which limits it to the messages. Knows no tokenizer.
+"""Renders a base model's chat template in Jinja's sandbox, which limits it to messages and tools. Knows no tokenizer.
 
 Provides the extensions that Hub templates use (tojson, raise_exception, strftime_now, generation, break and continue), as
 transformers does for the same template when a worker trains.
@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from contract.row_encoding import TEMPLATE_FAULTS, Messages, TemplateError
+from contract.rows.tokenizer import TEMPLATE_FAULTS, Messages, TemplateError, Tools
 
 
 class Template:
@@ -26,16 +26,16 @@ class Template:
 
     def __init__(self, source: str, words: Mapping[str, str]) -> None:
         """Raises TemplateError if Jinja cannot parse it."""
-        self._words = dict(words)
+        self.source, self._words = source, dict(words)
         try:
             self._template = _environment().from_string(source)
         except (JinjaError, *TEMPLATE_FAULTS) as error:
             raise TemplateError.of(error) from None
 
-    def write(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
+    def write(self, messages: Messages, add_generation_prompt: bool, now: datetime | None, tools: Tools | None = None) -> str:
         """Render the conversation as text; `now` is the time for strftime_now. Raises TemplateError."""
         given = [dict(message) for message in messages]
-        told = {"messages": given, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        told = {"messages": given, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(**self._words, **told, strftime_now=partial(_strftime, now))
         except TemplateError:

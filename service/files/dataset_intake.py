@@ -8,7 +8,8 @@ Knows storage and rows. Knows no HTTP and no tenants.
 from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 
-from service.files.row_checks import Format, RowMistake, check_row
+from service.files.row_checks import Format, check_row
+from service.files.row_values import RowMistake
 from service.http.problems import FieldError, Invalid, TooLarge, shown
 from service.settings import Settings
 from service.storage.object_store import Incoming, Stored

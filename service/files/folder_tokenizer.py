@@ -16,7 +16,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from contract.row_encoding import Messages, Offsets, RowReader, TemplateError, TokenizerError
+from contract.rows.row_encoding import RowReader
+from contract.rows.tokenizer import Messages, Offsets, TemplateError, TokenizerError, Tools
 from service.files.chat_template import Template
 
 _TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE = (
@@ -25,19 +26,21 @@ _TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+_WITH_TOOLS = "tool_use"
+_TOOL_TEMPLATE = f"additional_chat_templates/{_WITH_TOOLS}.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KEPT = 4  # tokenizers in memory; a large one takes 100 MB
 
 
 class FolderTokenizer:
-    """Implements contract.row_encoding.Tokenizer for a base model's folder. Any thread may use it."""
+    """Implements contract.rows.tokenizer.Tokenizer for a base model's folder. Any thread may use it."""
 
     def __init__(self, folder: Path) -> None:
         """Raises TokenizerError."""
         try:
             said = _read(folder / _SPECIAL) | _read(folder / _CONFIG)
             source = (folder / _TOKENIZER).read_text()
-            template = _template_of(folder, said)
+            self._sources = _templates_of(folder, said)
         except (OSError, ValueError) as error:
             raise TokenizerError(f"the base model's tokenizer cannot be read: {error}") from None
         try:
@@ -51,7 +54,6 @@ class FolderTokenizer:
         self._tokenizer.add_special_tokens([token for token in _special(said) if token.content not in known])
         self._words = {name: _text(said[name]) for name in _NAMED if said.get(name) is not None}
         self._begins: bool | None = said.get("add_bos_token")
-        self._source = template
 
     @property
     def end(self) -> int | None:
@@ -73,8 +75,11 @@ class FolderTokenizer:
             encoded = self._tokenizer.encode(text, add_special_tokens=False)
             yield encoded.ids, encoded.offsets
 
-    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
-        return self._template.write(messages, add_generation_prompt, now)
+    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None, tools: Tools | None = None) -> str:
+        return self._template_for(tools).write(messages, add_generation_prompt, now, tools)
+
+    def template_says(self, word: str, tools: Tools | None) -> bool:
+        return word in self._template_for(tools).source
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token. A character that spans several tokens is the text of the last one."""
@@ -84,11 +89,21 @@ class FolderTokenizer:
             pieces[-1] = "\N{REPLACEMENT CHARACTER}"  # the row was cut within a character
         return [piece or "" for piece in pieces]
 
+    def _template_for(self, tools: Tools | None) -> Template:
+        return self._tool_template or self._template if tools is not None else self._template
+
     @cached_property
     def _template(self) -> Template:
-        if self._source is None:
+        source = self._sources.get("default")
+        if source is None:
             raise TemplateError.missing()
-        return Template(self._source, self._words)
+        return Template(source, self._words)
+
+    @cached_property
+    def _tool_template(self) -> Template | None:
+        """Of the model's templates the one for conversations with tools, where it has one."""
+        source = self._sources.get(_WITH_TOOLS)
+        return None if source is None else Template(source, self._words)
 
     def _id(self, name: str) -> int | None:
         word = self._words.get(name)
@@ -113,7 +128,7 @@ class Tokenizers:
     def of(self, source: str) -> Loaded:
         """The tokenizer and row reader of the model in this folder. Raises TokenizerError."""
         folder = Path(source)
-        key = (source, *map(_mark, (folder / name for name in (_TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE))))
+        key = (source, *map(_mark, (folder / name for name in (_TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE, _TOOL_TEMPLATE))))
         with self._lock:  # loading a large one takes a second, and concurrent loads slow each other down
             found = self._known.get(key)
             if found is None:
@@ -144,14 +159,16 @@ def _read(path: Path) -> dict[str, Any]:
     return {name: value for name, value in held.items() if value is not None}
 
 
-def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
-    """The default chat template: from its own file, or from the configuration, as a text or in a list of named ones."""
-    if (folder / _TEMPLATE).is_file():
-        return (folder / _TEMPLATE).read_text()
+def _templates_of(folder: Path, said: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name: from files of their own, or from the configuration, as a text or in a list of named ones."""
+    files = {"default": folder / _TEMPLATE, _WITH_TOOLS: folder / _TOOL_TEMPLATE}
+    if any(path.is_file() for path in files.values()):
+        return {name: path.read_text() for name, path in files.items() if path.is_file()}
     found = said.get("chat_template")
-    if isinstance(found, list):
-        found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
-    return found if isinstance(found, str) else None
+    if not isinstance(found, list):
+        return {"default": found} if isinstance(found, str) else {}
+    named = [(one.get("name"), one.get("template")) for one in found if isinstance(one, dict)]
+    return {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}
 
 
 def _special(said: Mapping[str, Any]) -> Iterator[AddedToken]:

@@ -1,6 +1,6 @@
 """Previews a file's rows as a task would train on them: tokens, their text, the loss mask, truncation. Stores nothing.
 
-Tokens and mask come from contract.row_encoding, which workers also use in training.
+Tokens and mask come from contract.rows.row_encoding, which workers also use in training.
 """
 
 import json
@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from contract.row_encoding import RowError, TemplateError, TokenizerError, Tokens, learns, truncate
+from contract.rows.row_encoding import Tokens, learns, truncate
+from contract.rows.tokenizer import RowError, TemplateError, TokenizerError
 from contract.strict import Strict
 from contract.task_spec import Name, Objective, Training
 from service.files.folder_tokenizer import Loaded, Tokenizers

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.row_encoding import RowReader
+from contract.rows.row_encoding import RowReader
 from contract.task_spec import TaskSpec
 from contract.validation_parts import validation_parts
 from worker.data.token_cache import DataError, Reading, loose_stream

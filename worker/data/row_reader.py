@@ -12,7 +12,8 @@ import numpy as np
 from jinja2 import TemplateError as JinjaError
 from transformers import PreTrainedTokenizerBase
 
-from contract.row_encoding import TEMPLATE_FAULTS, Messages, Offsets, RowReader, TemplateError, TokenizerError, Tokens
+from contract.rows.row_encoding import RowReader, Tokens
+from contract.rows.tokenizer import TEMPLATE_FAULTS, Messages, Offsets, TemplateError, TokenizerError, Tools
 from worker.model.flat_batch import Example
 
 
@@ -50,7 +51,7 @@ def example(tokens: Tokens) -> Example:
 
 
 class _Loaded:
-    """Implements contract.row_encoding.Tokenizer."""
+    """Implements contract.rows.tokenizer.Tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -74,25 +75,37 @@ class _Loaded:
         encoded = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
 
-    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
+    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None, tools: Tools | None = None) -> str:
         if self._tokenizer.chat_template is None:
             raise TemplateError.missing()
-        pinned = self._pinned(now) if self._reads_date else {}
+        pinned = self._pinned(now, tools) if self._reads_date else {}
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, **pinned
+                    messages,
+                    tools=None if tools is None else [*tools],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **pinned,
                 )
             )
         except (JinjaError, *TEMPLATE_FAULTS) as error:
             raise TemplateError.of(error) from None
 
-    def _pinned(self, now: datetime | None) -> dict[str, Any]:
+    def template_says(self, word: str, tools: Tools | None) -> bool:
+        return word in self._source(tools)
+
+    def _source(self, tools: Tools | None) -> str:
+        if self._tokenizer.chat_template is None:
+            raise TemplateError.missing()
+        return str(self._tokenizer.get_chat_template(tools=tools))
+
+    def _pinned(self, now: datetime | None, tools: Tools | None) -> dict[str, Any]:
         """Template arguments that make `strftime_now` write `now`. transformers passes none of our functions to a template, so
         a macro of that name is put before it."""
         if now is None:
             raise TemplateError.undated()
-        return {"chat_template": _MACRO + self._tokenizer.get_chat_template(), _PARTS: _parts(now)}
+        return {"chat_template": _MACRO + self._source(tools), _PARTS: _parts(now)}
 
 
 _CLOCK, _PARTS = "strftime_now", "motet_date_parts"

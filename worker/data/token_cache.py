@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from contract.row_encoding import RowError, RowReader, Tokens, learns, truncate
+from contract.rows.row_encoding import RowReader, Tokens, learns, truncate
+from contract.rows.tokenizer import RowError
 from contract.task_spec import Objective
 from worker.data.disk_full import room_needed
 from worker.data.node_cache import LOCK, FileCache, remove
@@ -25,7 +26,7 @@ from worker.data.token_stream import StreamDamaged, StreamWriter, TokenStream, c
 
 log = logging.getLogger(__name__)
 
-_KEY_FORMAT = 1  # to be raised whenever contract/row_encoding.py makes other tokens of the same row
+_KEY_FORMAT = 1  # to be raised whenever contract/rows/row_encoding.py makes other tokens of the same row
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**20  # a batch ends at the first of both: one call of the tokenizer, and its memory
 _LOOK_SECONDS = 0.2  # between looks at a stream that another process makes
 

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import NoWeights, revision_of
-from contract.row_encoding import RowReader, TokenizerError
+from contract.rows.row_encoding import RowReader
+from contract.rows.tokenizer import TokenizerError
 from contract.task_spec import Precision
 from worker.data.row_reader import fingerprint_of, reader_of, reads_date
 from worker.generate.end_tokens import end_tokens

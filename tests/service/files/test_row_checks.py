@@ -21,6 +21,27 @@ def chat(*turns: object, **more: object) -> dict[str, object]:
     return {"messages": list(turns), **more}
 
 
+def tool(**changes: object) -> dict[str, object]:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    return {"type": "function", "function": {"name": "f", "description": "", "parameters": parameters} | changes}
+
+
+def calling(id: object = "c1", arguments: object = '{"a": 1}') -> dict[str, object]:
+    call = {"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+CALL = calling()
+
+
+def preference(asked: list[object], preferred: object, **more: object) -> dict[str, object]:
+    return {
+        "input": {"messages": asked, **more},
+        "preferred_output": [preferred],
+        "non_preferred_output": [turn("assistant", "other")],
+    }
+
+
 BAD = [
     (chat(), "messages", "no_messages"),
     ({"messages": "hello"}, "messages", "no_messages"),
@@ -33,9 +54,51 @@ BAD = [
     (chat(turn("user", " \n"), ANSWER), "messages[0].content", "empty"),
     (chat(turn("user", None), ANSWER), "messages[0].content", "not_a_text"),
     (chat({"role": "user"}, ANSWER), "messages[0].content", "missing"),
-    (chat(USER | {"name": "Ann"}, ANSWER), "messages[0].name", "unknown_field"),
+    (chat(USER | {"mood": "good"}, ANSWER), "messages[0].mood", "unknown_field"),
+    (chat(USER | {"name": 4}, ANSWER), "messages[0].name", "not_a_text"),
     (chat("hello", ANSWER), "messages[0]", "not_an_object"),
-    (chat(USER, ANSWER, tools=[]), "tools", "unknown_field"),
+    (chat(USER, ANSWER, answers=[]), "answers", "unknown_field"),
+    (chat(USER, ANSWER, tools={}), "tools", "not_a_list"),
+    (chat(USER, ANSWER, tools=[{"name": "f"}]), "tools[0]", "not_a_tool"),
+    (chat(USER, ANSWER, tools=[tool(name="")]), "tools[0].function.name", "empty"),
+    (chat(USER, ANSWER, tools=[tool(parameters=[])]), "tools[0].function.parameters", "not_an_object"),
+    (
+        chat(USER, ANSWER, tools=[tool(parameters={"properties": {"\ud800": {}}})]),
+        "tools[0].function.parameters",
+        "lone_surrogate",
+    ),
+    (chat(USER, ANSWER, tools=[tool(parametres={})]), "tools[0].function.parametres", "unknown_field"),
+    (chat(USER, ANSWER, parallel_tool_calls=1), "parallel_tool_calls", "not_a_bool"),
+    (chat(USER, ANSWER, functions=[{"name": "f"}]), "functions", "old_form"),
+    (chat(USER, ANSWER | {"function_call": {"name": "f", "arguments": "{}"}}), "messages[1].function_call", "old_form"),
+    (chat(USER, CALL, {"role": "function", "name": "f", "content": "x"}), "messages[2].role", "old_form"),
+    (chat(USER, ANSWER | {"tool_calls": []}), "messages[1].tool_calls", "not_a_list"),
+    (chat(USER, ANSWER | {"tool_calls": ["f"]}), "messages[1].tool_calls[0]", "not_a_call"),
+    (chat(USER, calling(id=None)), "messages[1].tool_calls[0].id", "not_a_text"),
+    (chat(USER, calling(arguments={})), "messages[1].tool_calls[0].function.arguments", "arguments_not_json"),
+    (chat(USER, calling(arguments="{'a': 1}")), "messages[1].tool_calls[0].function.arguments", "arguments_not_json"),
+    (chat(USER, calling(arguments="[]")), "messages[1].tool_calls[0].function.arguments", "arguments_not_json"),
+    (chat(USER, calling(arguments='{"a": 1, "a": 2}')), "messages[1].tool_calls[0].function.arguments", "arguments_not_json"),
+    (chat(USER, calling(arguments='{"a": "\\ud800"}')), "messages[1].tool_calls[0].function.arguments", "lone_surrogate"),
+    (chat(USER, CALL | {"role": "user"}), "messages[1].tool_calls", "unknown_field"),
+    (chat(USER, ANSWER | {"content": None}), "messages[1].content", "not_a_text"),
+    (chat(USER, CALL, turn("tool"), ANSWER), "messages[2].tool_call_id", "missing"),
+    (chat(USER, CALL, turn("tool") | {"tool_call_id": "c2"}, ANSWER), "messages[2].tool_call_id", "unknown_call"),
+    (chat(turn("tool") | {"tool_call_id": "c1"}, CALL), "messages[0].tool_call_id", "unknown_call"),
+    (chat(USER, turn("developer"), ANSWER), "messages[1].role", "system_not_first"),
+    (chat(turn("user", [{"type": "image_url"}]), ANSWER), "messages[0].content[0]", "not_a_text"),
+    (chat(turn("user", [{"type": "text", "text": 1}]), ANSWER), "messages[0].content[0].text", "not_a_text"),
+    (chat(turn("user", [{"type": "text", "text": " "}]), ANSWER), "messages[0].content", "empty"),
+    (chat(turn("user", []), ANSWER), "messages[0].content", "empty"),
+    (chat(USER, ANSWER | {"weight": 2}, ANSWER), "messages[1].weight", "wrong_weight"),
+    (chat(USER, ANSWER | {"weight": True}, ANSWER), "messages[1].weight", "wrong_weight"),
+    (chat(USER, ANSWER | {"weight": 0.5}, ANSWER), "messages[1].weight", "wrong_weight"),
+    (chat(USER | {"weight": 1}, ANSWER), "messages[0].weight", "unknown_field"),
+    (chat(USER, ANSWER | {"weight": 0}, ANSWER | {"weight": 0}), "messages", "no_weighted_turn"),
+    (preference([USER], ANSWER | {"weight": 1}), "preferred_output[0].weight", "unknown_field"),
+    (preference([USER], turn("tool") | {"tool_call_id": "c1"}), "preferred_output[0].role", "wrong_role"),
+    (preference([USER], ANSWER, functions=[]), "input.functions", "old_form"),
+    (preference([USER], ANSWER, tools=[1]), "input.tools[0]", "not_a_tool"),
     (PAIR | {"messages": [ANSWER]}, "prompt", "unknown_field"),
     ({"prompt": "x"}, "completion", "missing"),
     ({"completion": "x"}, "prompt", "missing"),
@@ -85,6 +148,25 @@ def test_all_mistakes_of_a_row_are_said():
 
 def test_a_line_of_windows_is_a_line():
     assert check_row(json.dumps(CHAT).encode() + b"\r") == (Format.CHAT, [])
+
+
+EMPTY = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None, "name": None}
+ANSWERED = turn("tool", "") | {"tool_call_id": "c1"}
+GOOD = [
+    chat(turn("developer"), USER, ANSWER),
+    chat(USER | {"name": "Ann"}, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 1}),
+    chat(USER, CALL, ANSWERED, ANSWER, tools=[tool()], parallel_tool_calls=False),
+    chat(USER, CALL | {"content": "I look"}, ANSWERED, ANSWER | {"weight": None}, tools=None, parallel_tool_calls=None),
+    chat(turn("user", [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]), CALL | {"content": ""}),
+    chat(USER, ANSWER | EMPTY, tools=[]),
+    chat(USER, ANSWER, tools=[{"type": "function", "function": {"name": "f", "strict": True}}]),
+    preference([turn("developer"), USER, CALL, ANSWERED], ANSWER, tools=[tool()], parallel_tool_calls=True),
+]
+
+
+@pytest.mark.parametrize("row", GOOD)
+def test_a_row_as_openais_users_have_it(row):
+    assert check_row(json.dumps(row).encode()) == (Format.PREFERENCE if "input" in row else Format.CHAT, [])
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda text: text.strip())

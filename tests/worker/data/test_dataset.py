@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from contract.early_exit_policy import EarlyExitPolicy
-from contract.row_encoding import RowReader
+from contract.rows.row_encoding import RowReader
 from contract.task_spec import JobSchedule, Objective, TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
 from worker.data.dataset import DataError, Order, axis_length, held_out, load

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from contract.row_encoding import RowError, RowReader, Tokens
+from contract.rows.row_encoding import RowReader, Tokens
+from contract.rows.tokenizer import RowError
 from contract.task_spec import Objective
 from tests.worker.corpus import EXAMPLE_BASE
 from worker.data.row_reader import reader_of

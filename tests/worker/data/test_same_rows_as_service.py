@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from contract.row_encoding import RowError, RowReader
+from contract.rows.row_encoding import RowReader
+from contract.rows.tokenizer import RowError
 from contract.task_spec import Objective
 from service.files.folder_tokenizer import FolderTokenizer
 from tests.worker.corpus import EXAMPLE_BASE

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from contract.row_encoding import truncate
+from contract.rows.row_encoding import truncate
 from contract.task_spec import Objective
 from tests.worker import corpus
 from tests.worker.corpus import EXAMPLE_BASE, jsonl

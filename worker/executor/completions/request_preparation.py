@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 
 from contract.messages.completion_messages import CheckpointWeights, CompletionFailed, CompletionWork
-from contract.row_encoding import RowError, RowReader
+from contract.rows.row_encoding import RowReader
+from contract.rows.tokenizer import RowError
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.api_client import LinkError, PlacementLink
 from worker.data.disk_full import DiskFull

@@ -12,65 +12,15 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+from contract.rows.conversation import Conversation, conversation_of
+from contract.rows.ignored_fields import checked_conversation
+from contract.rows.tokenizer import Messages, RowError, Tokenizer, TokenizerError, Tools
+from contract.rows.turn_spans import Rendered, render
 from contract.task_spec import Objective
 
-Messages = list[dict[str, str]]
-Offsets = list[tuple[int, int]]
 SFT = Objective()
-
-# Two texts that differ in their first and in their last character: where their renderings diverge, a turn's content begins.
-_MARKS = ("Amber", "Tulip")
-
-# errors that a wrong or hostile template raises in Jinja's sandbox, besides Jinja's own
-TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-
-class RowError(ValueError):
-    """A row that cannot be turned into tokens. The message says why, without the row's number."""
-
-
-class TokenizerError(RowError):
-    """Rows cannot be tokenized with the base model's tokenizer."""
-
-
-class TemplateError(RowError):
-    """The base model's chat template cannot render the row."""
-
-    @classmethod
-    def missing(cls) -> "TemplateError":
-        return cls("the base model has no chat template; use rows of prompt and completion")
-
-    @classmethod
-    def undated(cls) -> "TemplateError":
-        return cls("the base model's chat template asks for the date, and nobody said when the task was created")
-
-    @classmethod
-    def of(cls, fault: Exception) -> "TemplateError":
-        return cls(f"the base model's chat template fails: {type(fault).__name__}: {fault}")
-
-
-class Tokenizer(Protocol):
-    """The base model's tokenizer and chat template."""
-
-    @property
-    def end(self) -> int | None:
-        """The id of the end-of-sequence token."""
-
-    @property
-    def lead(self) -> list[int]:
-        """Tokens that precede any text: the beginning-of-sequence token, or none."""
-
-    def ids(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text, without special tokens around it."""
-
-    def spans(self, texts: list[str]) -> Iterator[tuple[list[int], Offsets]]:
-        """The tokens of each text and the characters [start, end) that each token covers, without special tokens around it."""
-
-    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
-        """The conversation as the template renders it; its `strftime_now` returns `now`. Raises TemplateError, also if the
-        template asks for a date and `now` is None."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +33,6 @@ class Tokens:
     @property
     def labels(self) -> int:
         return sum(self.learned)
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A chat row's text and the spans of characters [start, end) that are learned."""
-
-    text: str
-    learned: tuple[tuple[int, int], ...]
 
 
 def truncate(row: tuple[Tokens, ...], max_seq_len: int) -> tuple[tuple[Tokens, ...], bool]:
@@ -135,7 +77,7 @@ class RowReader:
 
     def chat_prompt(self, messages: Messages) -> list[int]:
         """The conversation's tokens, up to where the assistant's answer begins. Raises RowError."""
-        return self._tokenizer.ids([self._template(messages, add_generation_prompt=True)])[0]
+        return self._tokenizer.ids([self._tokenizer.chat(messages, add_generation_prompt=True, now=self._now)])[0]
 
     def text_prompt(self, text: str) -> list[int]:
         """A text's tokens, behind those that precede any text."""
@@ -143,49 +85,27 @@ class RowReader:
 
     def _chats(self, row: dict[str, Any], kind: str, objective: Objective) -> list[Rendered]:
         if kind == "chat":
-            return [self.render(row["messages"], last=objective.turns == "last")]
+            return [self.render(row["messages"], tools=row.get("tools"), last=objective.turns == "last")]
         if kind == "preferred":
             asked: Messages = row["input"]["messages"]
             answers = (row["preferred_output"], row["non_preferred_output"])
-            return [self.render([*asked, *answer], after=len(asked)) for answer in answers]
+            tools = row["input"].get("tools")
+            return [self.render([*asked, *answer], tools=tools, after=len(asked)) for answer in answers]
         return []
 
-    def render(self, messages: Messages, after: int = 0, last: bool = False) -> Rendered:
+    def render(self, messages: Messages, after: int = 0, last: bool = False, tools: Tools | None = None) -> Rendered:
         """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
-        last alone. Raises RowError if the template drops the assistant's text."""
-        whole = self._template(messages)
-        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant" and place >= after]
-        return Rendered(whole, tuple(self._span(messages, place, whole) for place in (turns[-1:] if last else turns)))
-
-    def _span(self, messages: Messages, place: int, whole: str) -> tuple[int, int]:
-        """The learned span of the assistant's turn at index `place`, also for templates that render earlier turns
-        differently."""
-        start, end = self._content(messages, place, whole)
-        prompt = self._template(messages[:place], add_generation_prompt=True)
-        if len(prompt) <= start and whole.startswith(prompt):
-            start = len(prompt)
-        if place == len(messages) - 1:
-            return start, len(whole)
-        until = messages[: place + 1]
-        closed = self._template(until)
-        closing = closed[self._content(until, place, closed)[1] :]
-        return start, end + _common(whole[end:], closing)
-
-    def _content(self, messages: Messages, place: int, whole: str) -> tuple[int, int]:
-        """The span of message `place`'s content in the rendering `whole`, found by rendering two marker texts in its place."""
-        one, other = (
-            self._template([*messages[:place], {**messages[place], "content": mark}, *messages[place + 1 :]]) for mark in _MARKS
+        last alone; turns of weight 0 count as none. Raises RowError if the template drops the assistant's text, or anything of
+        tools, calls, tools' answers and a developer's words."""
+        conversation = checked_conversation(
+            lambda text_arguments: conversation_of(messages, tools, self._tokenizer, text_arguments), self._template
         )
-        before, after = _common(one, other), _common(one[::-1], other[::-1])
-        start, end = before, len(whole) - after
-        if one == other or start > end or not whole.startswith(one[:before]) or not whole.endswith(one[len(one) - after :]):
-            raise TemplateError(f"messages[{place}]: the base model's chat template does not write this turn as it stands")
-        return start, end
+        return render(conversation, self._template, after, last)
 
-    def _template(self, messages: Messages, add_generation_prompt: bool = False) -> str:
-        if not messages and not add_generation_prompt:
+    def _template(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
+        if not conversation.messages and not add_generation_prompt:
             return ""
-        return self._tokenizer.chat(messages, add_generation_prompt, self._now)
+        return self._tokenizer.chat(conversation.messages, add_generation_prompt, self._now, conversation.tools)
 
     def _encode_chats(self, chats: list[Rendered]) -> Iterator[Tokens]:
         if not chats:
@@ -249,18 +169,6 @@ def _is_learned(chat: Rendered, start: int, end: int) -> bool:
         start < stop and begin < end <= stop and (start >= begin or chat.text[start:begin].isspace())
         for begin, stop in chat.learned
     )
-
-
-def _common(one: str, other: str) -> int:
-    """Length of two texts' common prefix."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[least:middle] == other[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
 
 
 def _tokens(ids: list[int], learned: list[bool]) -> Tokens:

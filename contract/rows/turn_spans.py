@@ -1,0 +1,149 @@
+"""Which characters of a rendered conversation are learned: the assistant's turns, from the end of the template's generation
+prompt to the end of the turn, closing mark included.
+
+Templates tell nothing of where they write what, so it is found by rendering the conversation with other texts in a turn's place
+and comparing. Knows no tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contract.rows.conversation import Conversation
+from contract.rows.tokenizer import TemplateError
+
+Write = Callable[[Conversation, bool], str]  # the conversation as rendered, with the generation prompt or without
+
+# Two texts that differ in their first and in their last character: where their renderings diverge, a turn's content begins.
+_MARKS = ("Amber", "Tulip")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A chat row's text and the spans of characters [start, end) that are learned."""
+
+    text: str
+    learned: tuple[tuple[int, int], ...]
+
+
+def render(conversation: Conversation, write: Write, after: int = 0, last: bool = False) -> Rendered:
+    """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
+    last alone; turns of weight 0 count as none. Raises TemplateError if the template drops the assistant's text."""
+    turns = _Turns(conversation, write)
+    places = [
+        place
+        for place, message in enumerate(conversation.messages)
+        if message["role"] == "assistant" and place >= after and conversation.learned[place]
+    ]
+    return Rendered(turns.whole, tuple(map(turns.span, places[-1:] if last else places)))
+
+
+class _Turns:
+    """Finds the turns of one conversation in `whole`, its rendering, also where earlier turns are rendered differently."""
+
+    def __init__(self, conversation: Conversation, write: Write) -> None:
+        self._all, self._write = conversation, write
+        self.whole = write(conversation, False)
+
+    def span(self, place: int) -> tuple[int, int]:
+        """The learned span of the assistant's turn at index `place`."""
+        return self._calls(place) if "tool_calls" in self._all.messages[place] else self._answer(place)
+
+    def _answer(self, place: int) -> tuple[int, int]:
+        """Of a turn that is a text alone."""
+        start, end = self._content(self._all, place, self.whole)
+        prompted = self._after_prompt(place, self.whole, start)
+        start = start if prompted is None else prompted
+        if place == len(self._all.messages) - 1:
+            return start, len(self.whole)
+        until = self._all.before(place + 1)
+        closed = self._write(until, False)
+        closing = closed[self._content(until, place, closed)[1] :]
+        return start, end + common_prefix(self.whole[end:], closing)
+
+    def _content(self, within: Conversation, place: int, whole: str) -> tuple[int, int]:
+        """The span of message `place`'s content in the rendering `whole`, found by rendering two marker texts in its place."""
+        one, other = (self._write(_saying(within, place, mark), False) for mark in _MARKS)
+        before, after = common_prefix(one, other), common_prefix(one[::-1], other[::-1])
+        start, end = before, len(whole) - after
+        if one == other or start > end or not whole.startswith(one[:before]) or not whole.endswith(one[len(one) - after :]):
+            raise TemplateError(f"messages[{place}]: the base model's chat template does not write this turn as it stands")
+        return start, end
+
+    def _calls(self, place: int) -> tuple[int, int]:
+        """Of a turn with calls of tools. Their arguments stand nowhere else, so they are where the turn is found; its ends are
+        told by the conversation that ends with this turn, whose rendering is `closed`."""
+        whole, ends = self.whole, place == len(self._all.messages) - 1
+        first, last = self._arguments(self._all, place, whole)
+        until = self._all if ends else self._all.before(place + 1)
+        closed = whole if ends else self._write(until, False)
+        first_closed, last_closed = (first, last) if ends else self._arguments(until, place, closed)
+        if whole[first:last] != closed[first_closed:last_closed]:
+            raise _unclear(place)
+        start = self._opening(self._all, place, whole, first)
+        if start is None:
+            opened = self._opening(until, place, closed, first_closed)
+            if opened is None:
+                opened = self._plain_opening(place, closed)
+            if opened > first_closed or not whole[:first].endswith(closed[opened:first_closed]):
+                raise _unclear(place)
+            start = first - (first_closed - opened)
+        return start, len(whole) if ends else last + common_prefix(whole[last:], closed[last_closed:])
+
+    def _arguments(self, within: Conversation, place: int, text: str) -> tuple[int, int]:
+        """From the first to the last character of `text` that depends on the arguments of message `place`'s calls."""
+        calls = len(within.messages[place]["tool_calls"])
+        others = [self._write(within.called_with(place, [{mark: mark}] * calls), False) for mark in _MARKS]
+        if others[0] == others[1]:
+            raise TemplateError.ignored(f"messages[{place}].tool_calls")
+        first, rest = _unlike(text, others)
+        return first, max(first, len(text) - rest)
+
+    def _opening(self, within: Conversation, place: int, text: str, limit: int) -> int | None:
+        """Where the turn begins in `text`, at most at `limit`: after the generation prompt, or where its content stands or
+        would stand; None if neither tells."""
+        start = self._after_prompt(place, text, limit)
+        if start is not None:
+            return start
+        others = [self._write(_saying(within, place, mark), False) for mark in _MARKS]
+        first, _ = _unlike(text, others)
+        return first if others[0] != others[1] and first <= limit else None
+
+    def _after_prompt(self, place: int, text: str, limit: int) -> int | None:
+        """The end of the turn's generation prompt, if `text` begins with it and goes on to `limit` or further."""
+        prompt = self._write(self._all.before(place), True)
+        return len(prompt) if len(prompt) <= limit and text.startswith(prompt) else None
+
+    def _plain_opening(self, place: int, closed: str) -> int:
+        """Where a turn of text alone would part from `closed`, which ends with turn `place`."""
+        until = self._all.before(place + 1)
+        plain = [until.with_message(place, {"role": "assistant", "content": mark}) for mark in _MARKS]
+        return _unlike(closed, [self._write(one, False) for one in plain])[0]
+
+
+def common_prefix(one: str, other: str) -> int:
+    """Length of two texts' common prefix."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _unlike(text: str, others: list[str]) -> tuple[int, int]:
+    """Lengths of the prefix and the suffix that `text` shares with all of `others`."""
+    before = min(common_prefix(text, other) for other in others)
+    return before, min(common_prefix(text[::-1], other[::-1]) for other in others)
+
+
+def _saying(within: Conversation, place: int, text: str) -> Conversation:
+    return within.with_message(place, {**within.messages[place], "content": text})
+
+
+def _unclear(place: int) -> TemplateError:
+    return TemplateError(
+        f"messages[{place}].tool_calls: where this turn begins or ends cannot be told from what the base model's chat template "
+        "writes; take the row out, or take another base"
+    )

@@ -1,0 +1,94 @@
+"""Values in a line of a data set: the line as JSON, its texts, and what a mistake in them is called. Pure."""
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RowMistake:
+    """One mistake in a row. `path` is within the row, such as messages[1].role; None means the row itself."""
+
+    path: str | None
+    code: str
+    message: str
+
+
+class UnreadableJson(ValueError):
+    """JSON that cannot be read. `code` names the mistake."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def read(line: bytes) -> Any:
+    """A line as JSON. Raises UnreadableJson."""
+    if line.startswith(BOM_UTF8):
+        raise UnreadableJson("byte_order_mark", "begins with a byte order mark, which may only begin the file; remove it")
+    try:
+        source = line.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableJson("not_utf8", f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
+    return decoded(source)
+
+
+def decoded(source: str) -> Any:
+    """A text as JSON, strictly: no key twice, no NaN. Raises UnreadableJson."""
+    try:
+        return _DECODER.decode(source)
+    except json.JSONDecodeError as error:
+        raise UnreadableJson("not_json", f"is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
+    except RecursionError:
+        raise UnreadableJson("not_json", "is nested too deeply") from None
+    except UnreadableJson:
+        raise
+    except ValueError as error:
+        raise UnreadableJson("not_json", f"is not usable JSON: {str(error).partition(';')[0]}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UnreadableJson("duplicate_key", f"has the key {twice!r} twice in one object")
+    return made
+
+
+def _constant(name: str) -> Any:
+    raise UnreadableJson("not_json", f"holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+
+
+def text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowMistake]:
+    """Check the text that `holder` must have under this name."""
+    if name not in holder:
+        yield RowMistake(path, "missing", "is required")
+        return
+    held = holder[name]
+    if not isinstance(held, str):
+        yield RowMistake(path, "not_a_text", f"must be a text, got {kind(held)}")
+    elif not may_be_empty and not held.strip():
+        yield RowMistake(path, "empty", "holds nothing but white space" if held else "is empty")
+    elif has_surrogate(held):
+        yield RowMistake(path, "lone_surrogate", "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether the text has half of a surrogate pair, which UTF-8 cannot write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def kind(value: Any) -> str:
+    """A JSON value's type, in words."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else kinds[type(value)]
