@@ -3,6 +3,7 @@
 The conversation is rendered once with a mark in place of each such field, and each mark looked for.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 from contract.rows.conversation import Conversation
 from contract.rows.tokenizer import TemplateError, Tools
 
+_MARK = r"Amber\d+Tulip"
+_PYTHONIC = re.compile(rf"{{'{_MARK}': '{_MARK}'}}")  # marked arguments as Python writes a mapping
+
 
 class IgnoredFields:
     """A conversation with a mark in place of each field that the template must write."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._marks: dict[str, str] = {}  # by field
-        self._mappings: list[dict[str, str]] = []
         made = conversation
         for place in conversation.checked:
             made = made.with_message(place, made.messages[place] | {"content": self._mark(f"messages[{place}].content")})
@@ -27,12 +30,13 @@ class IgnoredFields:
 
     def takes_arguments(self, text: str) -> bool:
         """Whether `text`, `marked` as the template renders it, holds arguments in other than Python's notation."""
-        return not any(str(mapping) in text for mapping in self._mappings)
+        return self.marked.text_arguments or not _PYTHONIC.search(text)
 
     def check(self, text: str) -> None:
         """`text`: `marked` as the template renders it. Raises TemplateError naming the first field that it lacks."""
+        written = set(re.findall(_MARK, text))  # in one pass: a row may have thousands of marks
         for field, mark in self._marks.items():
-            if mark not in text:
+            if mark not in written:
                 raise TemplateError.ignored(field)
 
     def _mark(self, field: str) -> str:
@@ -47,7 +51,6 @@ class IgnoredFields:
             calls.append(call | {"function": call["function"] | {"name": self._mark(f"{path}.name")}})
             mark = self._mark(f"{path}.arguments")
             arguments.append({mark: mark})
-        self._mappings += [] if made.text_arguments else arguments
         return made.with_message(place, message | {"tool_calls": calls}).called_with(place, arguments)
 
     def _marked_tools(self, tools: Tools | None) -> Tools | None:

@@ -169,6 +169,8 @@ def _tool(path: str, tool: Any) -> Iterator[RowMistake]:
     yield from text(f"{path}.function.name", function, "name")
     if function.get("description") is not None:
         yield from text(f"{path}.function.description", function, "description", may_be_empty=True)
+    if function.get("strict") is not None and not isinstance(function["strict"], bool):
+        yield RowMistake(f"{path}.function.strict", "not_a_bool", f"must be true or false, got {kind(function['strict'])}")
     parameters = function.get("parameters")
     if parameters is None:
         return

@@ -68,6 +68,7 @@ BAD = [
         "lone_surrogate",
     ),
     (chat(USER, ANSWER, tools=[tool(parametres={})]), "tools[0].function.parametres", "unknown_field"),
+    (chat(USER, ANSWER, tools=[tool(strict="\ud800")]), "tools[0].function.strict", "not_a_bool"),
     (chat(USER, ANSWER, parallel_tool_calls=1), "parallel_tool_calls", "not_a_bool"),
     (chat(USER, ANSWER, functions=[{"name": "f"}]), "functions", "old_form"),
     (chat(USER, ANSWER | {"function_call": {"name": "f", "arguments": "{}"}}), "messages[1].function_call", "old_form"),
