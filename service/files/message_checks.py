@@ -20,6 +20,7 @@ _TOOL = '{"type": "function", "function": {"name": "...", "description": "...", 
 _OLD_CALL = f'is the old form of a call; write "tool_calls": [{_CALL}]'
 _OLD_ANSWER = 'is the old form of a tool\'s answer; write {"role": "tool", "tool_call_id": "...", "content": "..."}'
 OLD_TOOLS = f'is the old form of tools; write "tools": [{_TOOL}]'
+_DEEPEST = 64  # levels: whoever reads the row, at whatever depth of calls, stays below Python's recursion limit
 _SURROGATE = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 
 
@@ -187,13 +188,19 @@ def _others(path: str, value: dict[str, Any], known: tuple[str, ...]) -> Iterato
 
 
 def _nested(path: str, value: dict[str, Any]) -> Iterator[RowMistake]:
-    try:
-        written = json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        yield RowMistake(path, "not_json", "is nested too deeply")
-        return
-    if has_surrogate(written):
+    if _depth(value) > _DEEPEST:
+        yield RowMistake(path, "too_deep", f"is nested more than {_DEEPEST} levels deep")
+    elif has_surrogate(json.dumps(value, ensure_ascii=False)):
         yield RowMistake(path, "lone_surrogate", _SURROGATE)
+
+
+def _depth(value: object) -> int:
+    """Levels of nesting, counted no further than one beyond the most allowed."""
+    depth, level = 0, [value]
+    while depth <= _DEEPEST and (nested := [one for one in level if isinstance(one, dict | list)]):
+        depth += 1
+        level = [each for one in nested for each in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _answered(path: str, value: dict[str, Any], called: set[str]) -> Iterator[RowMistake]:

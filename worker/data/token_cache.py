@@ -26,7 +26,7 @@ from worker.data.token_stream import StreamDamaged, StreamWriter, TokenStream, c
 
 log = logging.getLogger(__name__)
 
-_KEY_FORMAT = 1  # to be raised whenever contract/rows/row_encoding.py makes other tokens of the same row
+_KEY_FORMAT = 2  # to be raised whenever contract/rows makes other tokens of the same row
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**20  # a batch ends at the first of both: one call of the tokenizer, and its memory
 _LOOK_SECONDS = 0.2  # between looks at a stream that another process makes
 

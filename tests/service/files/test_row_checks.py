@@ -34,6 +34,10 @@ def calling(id: object = "c1", arguments: object = '{"a": 1}') -> dict[str, obje
 CALL = calling()
 
 
+def nested(levels: int) -> dict[str, object]:
+    return {"a": nested(levels - 1)} if levels > 1 else {}
+
+
 def preference(asked: list[object], preferred: object, **more: object) -> dict[str, object]:
     return {
         "input": {"messages": asked, **more},
@@ -190,3 +194,14 @@ def test_a_right_completion_row(prompt, completion):
 def test_no_line_breaks_the_check(line):
     _, errors = check_row(line)
     assert errors
+
+
+@pytest.mark.parametrize(("levels", "mistakes"), [(64, 0), (65, 1), (900, 1)])
+def test_what_tools_take_and_are_given_is_nested_only_so_deep(levels: int, mistakes: int) -> None:
+    """A reader at another depth of calls would fail on what the check could just read."""
+    for row in (
+        chat(USER, ANSWER, tools=[tool(parameters=nested(levels))]),
+        chat(USER, calling(arguments=json.dumps(nested(levels)))),
+    ):
+        _, errors = check_row(json.dumps(row).encode())
+        assert [error.code for error in errors] == ["too_deep"] * mistakes
