@@ -221,6 +221,8 @@ def test_a_preference_may_have_tools_and_calls(readers_of):
     read = [reader.read([row], Objective(type="dpo")) for reader in readers_of(FAMILIES["tagged"].template)]
     assert read[0] == read[1]
     ours = readers_of(FAMILIES["tagged"].template)[0]
+    prompt = ours.read([{"messages": [user(), ONE], "tools": TOOLS}])
+    assert read[0][0][0] == prompt[0][0], "the preferred answer is read as a chat row's, tools included"
     learned = []
     for answer in (ONE, says("12")):
         made = ours.render([user(), answer], tools=TOOLS, after=1)
@@ -252,10 +254,14 @@ def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path):
     for reader in (RowReader(FolderTokenizer(tmp_path / "base")), reader_of(AutoTokenizer.from_pretrained(tmp_path / "base"))):
         assert reader.render([user(), says("c")]).text.startswith("D[INST]")
         assert reader.render([user(), says("c")], tools=TOOLS).text.startswith("<|im_start|>system")
+        assert reader.render([user(), says("c")], tools=[]).text.startswith("D[INST]")
 
 
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 NAMES_ALONE = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}")
+JOINED_ALONE = PLAIN.replace(
+    "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}{{ '' + c.function.arguments }}{% endfor %}"
+)
 FIRST_ALONE = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}{% endif %}")
 FIRST_TOOL = "{% if tools %}{{ tools[0] | tojson }}{% endif %}" + FIRST_ALONE
 NO_RESULTS = FIRST_ALONE.replace("{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}")
@@ -268,6 +274,7 @@ NO_DEVELOPER = PLAIN.replace("{{ m.content }}", "{% if m.role != 'system' %}{{ m
         (PLAIN, [user(), says("c")], TOOLS, r"tools\[0\]\.function\.name"),
         (PLAIN, [user(), ONE], None, r"messages\[1\]\.tool_calls\[0\]\.function\.name"),
         (NAMES_ALONE, [user(), ONE], None, r"messages\[1\]\.tool_calls\[0\]\.function\.arguments"),
+        (JOINED_ALONE, [user(), ONE], None, r"messages\[1\]\.tool_calls\[0\]\.function\.name"),
         (FIRST_ALONE, [user(), TWO], None, r"messages\[1\]\.tool_calls\[1\]\.function\.name"),
         (FIRST_TOOL, [user(), says("c")], TOOLS, r"tools\[1\]\.function\.name"),
         (NO_RESULTS, [user(), ONE, result("a"), says("c")], None, r"messages\[2\]\.content"),
