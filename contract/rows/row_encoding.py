@@ -103,8 +103,6 @@ class RowReader:
         return render(conversation, self._template, after, last)
 
     def _template(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
-        if not conversation.messages and not add_generation_prompt:
-            return ""
         return self._tokenizer.chat(conversation.messages, add_generation_prompt, self._now, conversation.tools)
 
     def _encode_chats(self, chats: list[Rendered]) -> Iterator[Tokens]:

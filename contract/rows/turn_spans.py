@@ -109,7 +109,10 @@ class _Turns:
         return first if others[0] != others[1] and first <= limit else None
 
     def _after_prompt(self, place: int, text: str, limit: int) -> int | None:
-        """The end of the turn's generation prompt, if `text` begins with it and goes on to `limit` or further."""
+        """The end of the turn's generation prompt, if `text` begins with it and goes on to `limit` or further. A first message
+        has none: transformers renders no conversation without messages."""
+        if place == 0:
+            return None
         prompt = self._write(self._all.before(place), True)
         return len(prompt) if len(prompt) <= limit and text.startswith(prompt) else None
 
