@@ -115,7 +115,11 @@ class ClaimCourier(ABC, Generic[Claimed]):
         number = next(self._numbers)
         with self._changed:
             self._in_flight[number] = claimed
-        threading.Thread(target=self._run, args=(number, claimed), name=f"{self.name} call", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(number, claimed), name=f"{self.name} call", daemon=True).start()
+        except RuntimeError as error:  # there is room for no other thread
+            log.warning("%s works off one row at a time: %s", self.name, error)
+            self._run(number, claimed)
 
     def _run(self, number: int, claimed: Claimed) -> None:
         try:

