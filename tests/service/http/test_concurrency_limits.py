@@ -66,7 +66,8 @@ def test_as_many_compute_as_the_limits_allow() -> None:
 )
 def test_what_computes_much_waits_for_a_semaphore(client, path, method) -> None:
     (route,) = [one for one in client.app.routes if getattr(one, "path", "") == path and method.upper() in one.methods]
-    assert any("_limited." in found.call.__qualname__ for found in route.dependant.dependencies)
+    found = [*route.dependant.dependencies, *(inner for one in route.dependant.dependencies for inner in one.dependencies)]
+    assert any("_limited." in one.call.__qualname__ for one in found)
 
 
 @pytest.mark.parametrize("said", ["application/json", "application/json; charset=utf-8"])

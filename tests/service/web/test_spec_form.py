@@ -51,6 +51,7 @@ EVERYTHING = {
         "eval_every": 7,
         "max_evaluation_share": None,
     },
+    "integrations": [{"type": "mlflow", "server": "ours", "experiment": "a = b", "tags": {"team": "x"}}],
     "evaluation": {
         "metrics": [
             {"type": "regex", "pattern": "a+=\u2028", "name": "found"},
@@ -181,6 +182,7 @@ class Sent(HTMLParser):
 
 
 def test_do_it_again_posts_the_same_spec(signed, tenant):  # noqa: F811
+    assert tenant.post("/v1/tracking-servers", json={"name": "ours", "url": "https://1.1.1.1/"}).status_code == 201
     files = {"file_id": tenant.file(), "validation_file_id": tenant.file(chat_rows(9)[5:])}
     evaluation = EVERYTHING["evaluation"] | {"file_id": tenant.file()}
     spec = EVERYTHING | {"dataset": EVERYTHING["dataset"] | files, "evaluation": evaluation, "objective": {"turns": "last"}}
