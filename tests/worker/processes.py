@@ -17,8 +17,11 @@ def command(pid: int) -> list[str]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """What the process was started with."""
-    words = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
+    """What the process was started with; nothing if it has ended."""
+    try:
+        words = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
     return dict(word.split("=", 1) for word in words if "=" in word)  # Postgres writes its title over what it was started with
 
 
