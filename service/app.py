@@ -24,10 +24,10 @@ import service.members.platform_routes
 import service.members.service_account_routes
 import service.metrics.routes
 import service.mirrors.routes
-import service.openai.completion_routes
-import service.openai.file_routes
-import service.openai.job_routes
-import service.openai.model_routes
+import service.openai.completions.routes
+import service.openai.files.routes
+import service.openai.jobs.routes
+import service.openai.models.routes
 import service.scheduler.routes
 import service.storage.routes
 import service.tasks.routes
@@ -79,10 +79,10 @@ _ROUTERS = (
     service.fleet.routes.router,
     service.metrics.routes.router,
     service.storage.routes.router,
-    service.openai.file_routes.router,
-    service.openai.job_routes.router,
-    service.openai.model_routes.router,
-    service.openai.completion_routes.router,
+    service.openai.files.routes.router,
+    service.openai.jobs.routes.router,
+    service.openai.models.routes.router,
+    service.openai.completions.routes.router,
     service.completions.worker_routes.router,
     health_routes.router,
     *service.web.routes.ROUTERS,

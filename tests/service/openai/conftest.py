@@ -12,7 +12,7 @@ from service.completions.models import CompletionRequest
 from service.fleet.models import BaseModel
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 from tests.service.fleet.scripted import ScriptedNode, ScriptedPlacement, moved
-from tests.service.openai.completion_executor import Executor, asking
+from tests.service.openai.completions.completion_executor import Executor, asking
 
 __all__ = ["dependencies", "new_node", "nothing_left", "plan"]
 

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.fleet.models import BaseModel
-from service.openai.job_requests import JobRequest
+from service.openai.jobs.job_requests import JobRequest
 from tests.service.fleet.scripted import completed, moved, points
 
 FILE = {"model": "small", "training_file": "file_1"}

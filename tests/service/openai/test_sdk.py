@@ -17,7 +17,7 @@ from service.fleet.models import BaseModel
 from service.tasks.models import Task
 from tests.service.fleet.scripted import ScriptedNode, completed, exited, moved, points, throughput
 from tests.service.live_server import Server
-from tests.service.openai.completion_executor import Executor, piece, text
+from tests.service.openai.completions.completion_executor import Executor, piece, text
 
 ROOT = Path(__file__).parents[3]
 NEWEST = "3.54.0"

@@ -8,7 +8,7 @@ from service.completions.models import CompletionRequest
 from service.tenants.member_roles import Role
 from tests.service.fleet.scripted import completed, moved, points
 from tests.service.live_server import until
-from tests.service.openai.completion_executor import Executor, piece, text
+from tests.service.openai.completions.completion_executor import Executor, piece, text
 from tests.service.sample_tasks import jobs_of
 from tests.service.web.page_samples import HOSTILE, drawn
 from tests.service.web.test_accessibility import CUT, violations

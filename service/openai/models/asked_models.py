@@ -10,7 +10,7 @@ from service.adapters.models import Adapter
 from service.completions.requests import AskedModel
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError, Invalid, NotFound, invalid_field
-from service.openai.job_requests import TunedStart
+from service.openai.models.tuned_start import TunedStart
 from service.openai.openai_names import tuned
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import effective, part

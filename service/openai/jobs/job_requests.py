@@ -3,7 +3,6 @@
 For `auto` Motet uses its defaults, which search learning rates. A multiplier of 1 is a learning rate of BASE_LEARNING_RATE.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,11 +21,11 @@ from contract.task_spec import (
     MaxSlowdown,
     Name,
     Objective,
-    Precision,
     TaskSpec,
     Training,
     WarmStart,
 )
+from service.openai.models.tuned_start import TunedStart
 from service.openai.openai_names import ModelName
 
 BASE_LEARNING_RATE = 1e-4
@@ -75,16 +74,6 @@ class Method(Strict):
     def hyperparameters(self) -> Hyperparameters | None:
         own = self.supervised or self.dpo
         return own.hyperparameters if own is not None else None
-
-
-@dataclass(frozen=True)
-class TunedStart:
-    """A tuned model that a job goes on from: its adapter, and the configuration and base that trained it."""
-
-    adapter_id: str
-    base_model: str
-    precision: Precision
-    config: JobConfig
 
 
 class JobRequest(Strict):

@@ -1,4 +1,4 @@
-"""Translates tasks, adapters, files and base models into OpenAI's objects. Times are Unix seconds."""
+"""Translates tasks and adapters into OpenAI's jobs and checkpoints. Times are Unix seconds."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,9 +10,7 @@ from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
 from service.adapters.models import Adapter
-from service.files.models import File
-from service.fleet.models import BaseModel as Base
-from service.openai.job_requests import BASE_LEARNING_RATE
+from service.openai.jobs.job_requests import BASE_LEARNING_RATE
 from service.openai.list_envelope import unix
 from service.openai.openai_names import tuned
 from service.tasks.models import Task
@@ -21,24 +19,6 @@ from service.tasks.stored_specs import part
 
 _STATUSES = {TaskStatus.VALIDATING: "validating_files"}  # the others have the same names; OpenAI has no `paused`
 RESULTS = ("metrics", "jobs", "adapter")
-
-
-class FileObject(BaseModel):
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None = None
-    filename: str
-    purpose: str
-    status: Literal["processed"] = "processed"
-    status_details: str | None = None
-
-
-class FileDeleted(BaseModel):
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
 
 
 class JobObject(BaseModel):
@@ -71,46 +51,6 @@ class CheckpointObject(BaseModel):
     fine_tuning_job_id: str
     metrics: dict[str, float]
     step_number: int
-
-
-class ModelObject(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str
-
-
-class PermissionObject(BaseModel):
-    id: str
-    object: Literal["checkpoint.permission"] = "checkpoint.permission"
-    created_at: int
-    project_id: str
-
-
-class DeletedModel(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    deleted: Literal[True] = True
-
-
-def file_object(file: File) -> FileObject:
-    return FileObject(
-        id=file.id,
-        bytes=file.bytes,
-        created_at=unix(file.created_at),
-        expires_at=unix(file.expires_at) if file.expires_at else None,
-        filename=file.name,
-        purpose="fine-tune",
-    )
-
-
-def model_object(model: Base) -> ModelObject:
-    return ModelObject(id=model.name, created=unix(model.created_at), owned_by="motet")
-
-
-def tuned_object(adapter: Adapter, name: str | None) -> ModelObject:
-    base = str(adapter.manifest["lineage"]["base_model"])
-    return ModelObject(id=tuned(base, name, adapter.id), created=unix(adapter.created_at), owned_by=adapter.tenant_id)
 
 
 def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:

@@ -17,10 +17,10 @@ from service.files.multipart_upload import Upload, receiving
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.idempotency.repeated_requests import claim_key_of_body
-from service.openai import result_files
 from service.openai.error_objects import PREFIX
+from service.openai.files import result_files
+from service.openai.files.file_objects import FileDeleted, FileObject, file_object
 from service.openai.list_envelope import USUAL, After, ListOf, LongLimit, listed
-from service.openai.resource_objects import FileDeleted, FileObject, file_object
 from service.storage.downloads import attachment, send_object
 
 router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False)

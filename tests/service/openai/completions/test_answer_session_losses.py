@@ -13,8 +13,8 @@ from service.completions.models import CompletionRequest
 from service.completions.session_starts import start_for_who_asks
 from service.fleet.answer_sessions import end_over
 from service.fleet.models import AnswerSession, Node
-from tests.service.openai.answerer import ABLE, Answerer, held, lapse, live, waiting
-from tests.service.openai.completion_executor import USER, piece, refused, text
+from tests.service.openai.completions.answerer import ABLE, Answerer, held, lapse, live, waiting
+from tests.service.openai.completions.completion_executor import USER, piece, refused, text
 from tests.service.scraped import samples
 
 pytestmark = pytest.mark.usefixtures("nobody_asks")

@@ -12,7 +12,7 @@ from service.completions.models import CompletionRequest
 from service.fleet.models import AnswerSession
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.live_server import until
-from tests.service.openai.completion_executor import piece, text
+from tests.service.openai.completions.completion_executor import piece, text
 
 ABLE = {"capabilities": sorted(understood())}
 

@@ -12,8 +12,8 @@ from service.completions.models import CompletionRequest
 from service.completions.session_starts import start_for_who_asks
 from service.fleet.answer_sessions import IDLE, SHUT, TAKEN, end_over
 from service.fleet.models import AnswerSession, BaseModel, Node, Placement
-from tests.service.openai.answerer import ABLE, Answerer, held, waiting
-from tests.service.openai.completion_executor import USER, asking, refused
+from tests.service.openai.completions.answerer import ABLE, Answerer, held, waiting
+from tests.service.openai.completions.completion_executor import USER, asking, refused
 
 pytestmark = pytest.mark.usefixtures("nobody_asks")
 PAST = func.clock_timestamp() - timedelta(minutes=5)

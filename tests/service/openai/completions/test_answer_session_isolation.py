@@ -7,8 +7,8 @@ from sqlalchemy import func, select, update
 from service.completions.session_starts import start_for_who_asks
 from service.fleet.models import AnswerSession, Node, Placement
 from tests.service.fleet.scripted import exited
-from tests.service.openai.answerer import ABLE, Answerer, held, lapse, waiting
-from tests.service.openai.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
+from tests.service.openai.completions.answerer import ABLE, Answerer, held, lapse, waiting
+from tests.service.openai.completions.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
 
 pytestmark = pytest.mark.usefixtures("nobody_asks")
 

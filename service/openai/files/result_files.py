@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 from contract.states import TASK_TERMINAL
 from service.adapters.actions import winner_of
 from service.adapters.models import Adapter
+from service.openai.files.file_objects import FileObject
+from service.openai.jobs.job_objects import result_ids
 from service.openai.list_envelope import unix
-from service.openai.resource_objects import FileObject, result_ids
 from service.tasks.curves.curve_reader import Window, curves
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task

@@ -16,12 +16,12 @@ from service.http.concurrency_limits import Submitting
 from service.http.problem_handlers import invalid_body
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import ClaimedKey
-from service.openai.asked_models import as_of_model, starts_of, tuned_start
 from service.openai.error_objects import PREFIX
-from service.openai.event_objects import EventObject, events_page
-from service.openai.job_requests import JobRequest
+from service.openai.jobs.event_objects import EventObject, events_page
+from service.openai.jobs.job_objects import CheckpointObject, JobObject, checkpoint_object, job_object
+from service.openai.jobs.job_requests import JobRequest
 from service.openai.list_envelope import After, Limit, ListOf, listed
-from service.openai.resource_objects import CheckpointObject, JobObject, checkpoint_object, job_object
+from service.openai.models.asked_models import as_of_model, starts_of, tuned_start
 from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.resource import render

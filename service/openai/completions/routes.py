@@ -23,11 +23,11 @@ from service.completions.requests import AskedModel
 from service.database.engine import Database, clock
 from service.http.problems import Problem, invalid_field
 from service.metrics.completion_metrics import Timing
-from service.openai.asked_models import asked_model
-from service.openai.completion_objects import Choice, CompletionAnswer
-from service.openai.completion_requests import ChatRequest, TextRequest
+from service.openai.completions.completion_objects import Choice, CompletionAnswer
+from service.openai.completions.completion_requests import ChatRequest, TextRequest
 from service.openai.error_objects import PREFIX, error_response
 from service.openai.list_envelope import unix
+from service.openai.models.asked_models import asked_model
 from service.tenants.api_keys import Principal
 
 router = APIRouter(prefix=PREFIX, include_in_schema=False, route_class=WriterFirst)

@@ -12,11 +12,11 @@ from service.adapters.models import Adapter
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import BaseModel
 from service.http.problems import invalid_field, shown
-from service.openai.asked_models import tuned_adapter, tuned_model
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import USUAL, After, Limit, ListOf, LongLimit, list_of, unix
+from service.openai.models.asked_models import tuned_adapter, tuned_model
+from service.openai.models.model_objects import DeletedModel, ModelObject, PermissionObject, model_object, tuned_object
 from service.openai.openai_names import tuned
-from service.openai.resource_objects import DeletedModel, ModelObject, PermissionObject, model_object, tuned_object
 from service.tasks.models import Task
 from service.tenants.tenant_scope import scoped
 

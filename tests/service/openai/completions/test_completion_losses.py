@@ -17,7 +17,7 @@ from service.tenants.models import Tenant
 from service.usage.models import CompletionUsage
 from tests.service.fleet.scripted import points
 from tests.service.live_server import PATIENCE, until
-from tests.service.openai.completion_executor import USER, Executor, asking, piece, refused, text
+from tests.service.openai.completions.completion_executor import USER, Executor, asking, piece, refused, text
 
 
 def test_limits_of_requests_and_tokens(ask, executor, tenant, server, app, database, admin, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from service.completions.models import CompletionPieces, CompletionRequest
 from service.tasks.models import Job
 from service.usage.models import CompletionUsage
 from tests.service.fleet.scripted import points
-from tests.service.openai.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
+from tests.service.openai.completions.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
 
 
 def test_a_chat_completion_has_openais_shape_and_is_billed(ask, executor, tenant, database) -> None:

@@ -1,0 +1,37 @@
+"""Translates files into OpenAI's objects. Times are Unix seconds."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from service.files.models import File
+from service.openai.list_envelope import unix
+
+
+class FileObject(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+    status_details: str | None = None
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+def file_object(file: File) -> FileObject:
+    return FileObject(
+        id=file.id,
+        bytes=file.bytes,
+        created_at=unix(file.created_at),
+        expires_at=unix(file.expires_at) if file.expires_at else None,
+        filename=file.name,
+        purpose="fine-tune",
+    )
