@@ -136,7 +136,7 @@ def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidat
         metric = compared.metric or _OF_ROWS[winner.scores.metric]
         value = _interval(winner.scores.estimate(), 1)
         if winner.scores.metric == "error":
-            value = Interval(mean=1 - value.mean, low=1 - value.high, high=1 - value.low)
+            value = Interval(mean=1 - value.mean, low=max(0.0, 1 - value.high), high=min(1.0, 1 - value.low))
     made = Selection(
         metric=metric,
         rule=rule,

@@ -90,6 +90,14 @@ def test_a_text_metric_has_its_name_its_interval_and_its_gain():
     assert said.beats_base
 
 
+def test_the_interval_of_a_share_stays_a_share():
+    """Student's interval of 8 right answers of 9 would reach beyond 1, and that of 1 below 0."""
+    for right, ends in ((8, (0.63, 1.0)), (1, (0.0, 0.37))):
+        texts = RowScores.of_results([float(prompt < right) for prompt in range(9)])
+        _, said = choose([Candidate(0, 8, 1.0, texts)], None, "exact_match")
+        assert (said.value.low, said.value.high) == pytest.approx(ends, abs=0.01)
+
+
 def test_texts_that_cannot_tell_jobs_apart_leave_the_choice_to_the_loss():
     """Prompts are few; the loss is of many rows, and says more than a rank."""
     same = answers(*range(30))
