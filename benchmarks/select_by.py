@@ -3,12 +3,13 @@
     python -m benchmarks.select_by --data FOLDER [--sets mrpc,p3_classification,gsm8k] [--seeds 3] [--kept FILE] [--small]
         [--commit HASH]
 
-On the example base: a search of 20 configurations with the product's defaults (losses decide the cut after warmup); every
-adapter that it keeps answers 64 prompts of the validation rows (the product's default) and all rows of a test part that
-neither training nor selection reads. The winner by the metric and the winner by validation loss, each as the service
-chooses, are compared by the metric on the test part, prompt by prompt. The metric: exact match, and on GSM8K the number
-after its marker; what the base alone reaches is said. The gate: greedy tokens of a winner are those that transformers and
-PEFT find likeliest after the same tokens, in float32.
+On the example base: two searches of the same 20 configurations with the product's defaults, one by validation loss and one
+whose `select_by` is the metric, which also decides its cut after warmup. Adapters that a search by the metric compares, at
+its cut and at its end, answer 64 prompts of the validation rows (the product's default). The winner of each, as the service
+chooses it, answers all rows of a test part that neither training nor selection reads, and so does every other adapter that was
+kept; the two are compared by the metric, prompt by prompt. The metric: exact match, and on GSM8K the number after its marker;
+what the base alone reaches is said. The gate: greedy tokens of the winner by the metric are those that transformers and PEFT
+find likeliest after the same tokens, in float32.
 """
 
 import argparse
@@ -76,64 +77,70 @@ def greedy(base: BaseCopy, prompts: Sequence[Prompt], slot: Slot | None, new_tok
 
 
 class Answers:
-    """What the base and each adapter that a search kept scores on the prompts of rows, by job; None: the base."""
+    """What the base and adapters on it score by the metric, prompt by prompt."""
 
-    def __init__(self, found: KeptSearch, metric: TextMetric, new_tokens: int) -> None:
-        self._found, self._new_tokens = found, new_tokens
+    def __init__(self, base: BaseCopy, metric: TextMetric, new_tokens: int) -> None:
+        self._base, self._new_tokens = base, new_tokens
         self._score = scorer(metric, time.thread_time)
 
-    def of(self, rows: TokenRows, most: int, jobs: Sequence[int | None]) -> dict[int | None, list[float]]:
-        base = self._found.ground.base
-        prompts = [one for one in prompts_of(rows, most, base.decode) if one.text]
+    def of(self, rows: TokenRows, most: int, slot: Slot | None) -> list[float]:
+        """On so many of the rows' prompts at most. slot: None for the base alone."""
+        prompts = [one for one in prompts_of(rows, most, self._base.decode) if one.text]
+        made = greedy(self._base, prompts, slot, self._new_tokens)
+        said = [one.completion.text for one in made if one.completion is not None]
+        return [self._score(text, prompt.reference) for text, prompt in zip(said, prompts, strict=True)]
+
+    def at_cut(self, rows: TokenRows, slot: Slot | None) -> RowScores:
+        """As the service compares jobs where a warmup ends, and at the end."""
+        return RowScores.of_results(self.of(rows, VALIDATION_PROMPTS, slot))
+
+    def kept(self, found: KeptSearch, rows: TokenRows, most: int) -> dict[int, list[float]]:
+        """Of every adapter that the search kept, by job."""
         scores = {}
-        for job in jobs:
-            slot = None if job is None else self._found.hold(job)
-            made = greedy(base, prompts, slot, self._new_tokens)
-            said = [one.completion.text for one in made if one.completion is not None]
-            scores[job] = [self._score(text, prompt.reference) for text, prompt in zip(said, prompts, strict=True)]
-            if slot is not None:
-                base.trainer.arena.detach(slot)
+        for one in found.driver.candidates():
+            slot = found.hold(one.index)
+            scores[one.index] = self.of(rows, most, slot)
+            self._base.trainer.arena.detach(slot)
         return scores
 
 
 def compared(name: str, seed: int, device: torch.device, sets: Path, small: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(row, gate) of one search."""
+    """(row, gate) of one set under one seed."""
     began = time.monotonic()
     rows, metric, new_tokens = COMPARED[name]
     base = load_base(BaseModelRef(name=LLAMA, source=str(BASE), revision=revision_of(BASE)), device)
-    pair = Pair(LLAMA, rows)
-    found = search(base, pair, third_of(pair, seed, small), seed, sets, 80 if small else None)
-    candidates = found.driver.candidates()
-    jobs = [one.index for one in candidates]
-    answers = Answers(found, metric, new_tokens)
-    seen = answers.of(found.ground.data.validation, VALIDATION_PROMPTS, [None, *jobs])
-    unseen = answers.of(found.ground.test, len(found.ground.test), [None, *jobs])
-    by_loss, _ = found.driver.chosen()
-    by_metric, selection = choose(
-        [Candidate(one.index, one.rank, one.val_loss, _errors(seen[one.index])) for one in candidates],
-        _errors(seen[None]),
+    pair, most, answers = Pair(LLAMA, rows), 80 if small else None, Answers(base, metric, new_tokens)
+    asked = {"metrics": [metric.model_dump()], "max_prompts": VALIDATION_PROMPTS, "max_new_tokens": new_tokens}
+    by_metric = third_of(pair, seed, small, evaluation=asked, select_by=metric.type)
+    loss_search = search(base, pair, third_of(pair, seed, small), seed, sets, most)
+    metric_search = search(base, pair, by_metric, seed, sets, most, answers.at_cut)
+    seen = answers.kept(metric_search, metric_search.ground.data.validation, VALIDATION_PROMPTS)
+    test = metric_search.ground.test
+    base_seen = answers.of(metric_search.ground.data.validation, VALIDATION_PROMPTS, None)
+    base_unseen = answers.of(test, len(test), None)
+    loss_unseen, metric_unseen = (answers.kept(one, test, len(test)) for one in (loss_search, metric_search))
+    loss_winner, _ = loss_search.driver.chosen()
+    metric_winner, selection = choose(
+        [
+            Candidate(one.index, one.rank, one.val_loss, RowScores.of_results(seen[one.index]))
+            for one in metric_search.driver.candidates()
+        ],
+        RowScores.of_results(base_seen),
         metric.type,
     )
-    gate = _gate(found, by_loss.index, device)
-    for slot in base.trainer.arena.slots:
-        base.trainer.arena.detach(slot)
-    mine, theirs = unseen[by_metric.index], unseen[by_loss.index]
+    gate = _gate(metric_search, metric_winner.index, device)
+    mine, theirs = metric_unseen[metric_winner.index], loss_unseen[loss_winner.index]
     behind, error = _behind(mine, theirs)
     return {
-        "set": name, "seed": seed, "metric": metric.type, "configurations": len(found.ground.spec.jobs()), "kept": len(jobs),
-        "prompts": [len(seen[None]), len(unseen[None])], "by_metric": by_metric.index, "by_loss": by_loss.index,
-        "unseen": {"base": mean(unseen[None]), "by_metric": mean(mine), "by_loss": mean(theirs),
-                   "best": max(mean(unseen[job]) for job in jobs)},
-        "validation": {"base": mean(seen[None]), "by_metric": mean(seen[by_metric.index]),
-                       "by_loss": mean(seen[by_loss.index])},
+        "set": name, "seed": seed, "metric": metric.type, "configurations": len(by_metric.jobs()),
+        "kept": {"by_metric": sorted(metric_unseen), "by_loss": sorted(loss_unseen)},
+        "prompts": [len(base_seen), len(base_unseen)], "by_metric": metric_winner.index, "by_loss": loss_winner.index,
+        "unseen": {"base": mean(base_unseen), "by_metric": mean(mine), "by_loss": mean(theirs),
+                   "best": max(mean(each) for each in [*loss_unseen.values(), *metric_unseen.values()])},
+        "validation": {"base": mean(base_seen), "by_metric": mean(seen[metric_winner.index])},
         "behind": behind, "standard_error": error, "worse": behind > error, "verdict": selection.verdict,
         "seconds": time.monotonic() - began,
     }, gate  # fmt: skip
-
-
-def _errors(scores: Sequence[float]) -> RowScores:
-    """As the service compares jobs by a metric: 1 minus each prompt's result."""
-    return RowScores(totals=[1 - score for score in scores], weights=[1] * len(scores), metric="error")
 
 
 def _behind(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

@@ -28,6 +28,7 @@ class Entrant:
     history: History = field(default_factory=History)
     rung_losses: list[float] = field(default_factory=list)
     boundary_scores: RowScores | None = None
+    boundary_texts: RowScores | None = None
     settled: int = 0
     best: float = math.inf  # of its trend
     best_step: int = 0
@@ -54,7 +55,8 @@ def schedule_of(spec: TaskSpec, job: int, train_rows: int, like: TaskSpec | None
 
 
 class EarlyExitDriver:
-    """`like`: whose interval of evaluations the policy has, where policies are to be compared under one."""
+    """`like`: whose interval of evaluations the policy has, where policies are to be compared under one. base_texts: what the
+    base alone scores by the spec's metric, where one decides the cut."""
 
     def __init__(self, spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> None:
         self._sweep, rows = sweep, sweep.train_rows
@@ -66,7 +68,9 @@ class EarlyExitDriver:
         self.parts = validation_parts(spec, sweep.train_rows, sweep.validation_rows, cost)
         self.base = sweep.validation(sweep.base, self.parts.full)
         self.evaluated_tokens = sweep.validation_tokens(self.parts.full)  # the base's
-        self._policy = policy_of(spec.early_exit)
+        self.base_texts: RowScores | None = None
+        self._metric = spec.cut_metric
+        self._policy = policy_of(spec.early_exit, self._metric)
 
     @property
     def active(self) -> list[Entrant]:
@@ -103,13 +107,26 @@ class EarlyExitDriver:
         if e.keeps_adapter and e.best_totals is not None and not (e.boundary_scores and e.best_step in e.schedule.rungs[:1]):
             self.evaluated_tokens += self._sweep.validation_tokens(self.parts.full)
 
+    @property
+    def texts_due(self) -> list[Entrant]:
+        """Entrants whose texts are to be scored before ranks are decided: where a metric decides the cut, those who stand at it
+        once every warmup has ended."""
+        here = self._contenders
+        if self._metric is None or not all(e.rung_losses for e in here):
+            return []
+        return [e for e in here if e.waits and e.reason is None and e.settled == 0 and e.boundary_texts is None]
+
+    @property
+    def _contenders(self) -> list[Entrant]:
+        return [e for e in self.entrants.values() if e.schedule.has_boundary and (e.rung_losses or e.reason is None)]
+
     def decide_ranks(self) -> None:
         """Apply the verdicts on jobs that wait at a rung."""
-        here = [e for e in self.entrants.values() if e.schedule.has_boundary and (e.rung_losses or e.reason is None)]
+        here = self._contenders
         if not any(e.waits and e.reason is None for e in here):
             return
-        standings = [Standing(e.index, tuple(e.rung_losses), e.boundary_scores) for e in here]
-        settled = self._policy.decide_ranks(standings, self.base)
+        standings = [Standing(e.index, tuple(e.rung_losses), e.boundary_scores, e.boundary_texts) for e in here]
+        settled = self._policy.decide_ranks(standings, self.base, self.base_texts)
         for e in here:
             if e.waits and e.reason is None and e.index in settled:
                 verdict = settled[e.index]

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.quality.base_set_pairs import Pair, spec_of
 from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.recorded_sweep import Sweep
-from benchmarks.quality.sweep_training import Ground, blank, ground_of, train
+from benchmarks.quality.sweep_training import Ground, Texts, blank, ground_of, train
 from contract.task_spec import TaskSpec
 from worker.adapters.arena_growth import allocate_slot
 from worker.model.arena import AdapterState, Slot
@@ -40,8 +40,11 @@ def third_of(pair: Pair, seed: int = 0, small: bool = False, **asked: object) ->
     return TaskSpec.model_validate(told | {"search_space": {"method": "list", "jobs": jobs[:: 1 if small else 3]}})
 
 
-def search(base: BaseCopy, pair: Pair, spec: TaskSpec, seed: int, sets: Path, rows: int | None = None) -> KeptSearch:
-    """Search with the product's policy. sets: the folder of the sets; rows: at most, of a set."""
+def search(
+    base: BaseCopy, pair: Pair, spec: TaskSpec, seed: int, sets: Path, rows: int | None = None, texts: Texts | None = None
+) -> KeptSearch:
+    """Search with the product's policy. sets: the folder of the sets; rows: at most, of a set; texts: of a spec whose cut after
+    warmup goes by a metric."""
     ground = ground_of(base, spec, pair.set, sets, rows, _go_on)
     sweep = blank(ground, pair.name, "default", seed, _go_on)
     driver = EarlyExitDriver(spec, sweep)
@@ -51,7 +54,7 @@ def search(base: BaseCopy, pair: Pair, spec: TaskSpec, seed: int, sets: Path, ro
         if driver.entrants[job].best_step == driver.entrants[job].step:
             adapters[job] = base.trainer.arena.master[slot.used].to("cpu", torch.float32, copy=True)
 
-    train(ground, sweep, driver, {}, _go_on, keep)
+    train(ground, sweep, driver, {}, _go_on, keep, texts)
     return KeptSearch(ground, sweep, driver, adapters)
 
 

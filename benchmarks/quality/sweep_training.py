@@ -16,6 +16,7 @@ from benchmarks.quality.base_set_pairs import RowSet
 from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.set_rows import rows_of
+from contract.row_scores import RowScores
 from contract.task_spec import JobSchedule, TaskSpec
 from worker.data.dataset import DataSet, TokenRows, load
 from worker.data.token_cache import Reading, loose_stream
@@ -35,6 +36,7 @@ _AT_ONCE = 12  # jobs evaluated in one call, which bounds the results that it ho
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65536}  # of a pass
 
 Tick = Callable[[], None]  # called again and again meanwhile; may raise OutOfTime
+Texts = Callable[[TokenRows, Slot | None], RowScores]  # 1 minus a metric's results on validation rows; None: the base's
 
 
 class OutOfTime(Exception):
@@ -132,15 +134,19 @@ def train(
     watched: Mapping[int, Iterable[int]],
     tick: Tick,
     evaluated: Callable[[int, Slot], None] = lambda job, slot: None,
+    texts: Texts | None = None,
 ) -> None:
     """Train the driver's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
 
-    `evaluated` is called after each evaluation that the driver was told of. Raises OutOfTime from `tick`.
+    `evaluated` is called after each evaluation that the driver was told of. `texts`: of a spec whose cut goes by a metric.
+    Raises OutOfTime from `tick`.
     """
     began, spec = time.monotonic(), ground.spec
     trainer, runs = ground.base.trainer, _attach(ground)
     curves = {curve.job: curve for curve in sweep.curves}
     also = {job: set(steps) for job, steps in watched.items()}
+    if texts is not None:
+        driver.base_texts = texts(ground.data.validation, None)
     while active := [runs[entrant.index] for entrant in driver.active]:
         stepped = step(trainer, [JobStep(run.job, run.slot, run.step) for run in active], ground.budget, tick)
         sweep.tokens += sum(work.tokens for work in stepped.work.values())
@@ -160,6 +166,9 @@ def train(
             if driver.entrants[run.index].due:
                 driver.evaluated(run.index, *curves[run.index].at(run.step))
                 evaluated(run.index, run.slot)
+        for entrant in driver.texts_due:
+            assert texts is not None, "a cut by a metric wants texts"
+            entrant.boundary_texts = texts(ground.data.validation, runs[entrant.index].slot)
         driver.decide_ranks()
         for run in list(runs.values()):
             if driver.entrants[run.index].reason is not None:
