@@ -96,20 +96,22 @@ def once(dependencies: Dependencies) -> None:
 
 
 def give_up_silent_nodes(dependencies: Dependencies) -> None:
-    """Mark nodes without a heartbeat for a lease's length as lost, and end their placements."""
+    """Mark nodes without a heartbeat for a lease's length as lost, and end their placements. No loss is counted against those
+    whose worker had said that it stops."""
     with dependencies.db.begin() as session:
         since = clock(session) - timedelta(seconds=dependencies.settings.lease_seconds)
         silent = select(Node).where(Node.status == "ready", Node.heartbeat_at < since)
         for node in session.scalars(silent.with_for_update(skip_locked=True, **NODE_LOCK)):
-            log.warning("node %s is lost: no heartbeat since %s", node.name, node.heartbeat_at)
+            why = "lost" if node.stopping_since is None else "away, as its worker said"
+            log.warning("node %s is %s: no heartbeat since %s", node.name, why, node.heartbeat_at)
             node.status = "lost"
             request_plan(session, dependencies.queue, "node_lost")
     with dependencies.db.begin() as session:
-        on_lost = select(Placement.id, Node.name).join(Node, Node.id == Placement.node_id)
+        on_lost = select(Placement.id, Node.name, Node.stopping_since).join(Node, Node.id == Placement.node_id)
         left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost").order_by(Node.name)).all()
     counted = ""
-    for placement_id, name in left:
-        loss = None if name == counted else ExecutorLoss.NODE
+    for placement_id, name, stopping in left:
+        loss = None if stopping or name == counted else ExecutorLoss.NODE
         if lose(dependencies, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
             counted = name  # a silent node counts as one loss, however many placements it had
 

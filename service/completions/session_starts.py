@@ -72,7 +72,7 @@ def _try(session: Session, dependencies: Dependencies, wanted: Wanted, tenants: 
 def _hold(session: Session, dependencies: Dependencies, wanted: Wanted, payer: str, node: Node, now: datetime) -> bool | None:
     session.refresh(node, with_for_update=NODE_LOCK)
     free = by_trust(node, free_devices(session, [node])[node.id])
-    if not free or node.status != "ready" or node.drained_at is not None:
+    if not free or node.status != "ready" or node.takes_nothing_new:
         return None
     made = AnswerSession(
         id=new_id("answers"),

@@ -22,6 +22,8 @@ from service.http.response_schemas import problems
 from service.scheduler.models import Plan
 from service.settings import Settings
 
+_OF_READY = ("stopping", "not_applying")  # what only a node can be whose heartbeats come
+
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
 
 
@@ -39,9 +41,10 @@ class NodeResource(BaseModel):
     name: str
     status: str = Field(
         description=(
-            "ready; lost after it missed its heartbeats; quarantined after it lost three placements in a row; resting for a "
-            "moment after a loss; disk_full while what runs there waits for room; not_applying where its heartbeats come but "
-            "it does not act upon what it should run"
+            "ready; lost after it missed its heartbeats; stopping while its worker gives back what it runs, and stopped once "
+            "that was away for a lease; quarantined after it lost three placements in a row; resting for a moment after a "
+            "loss; disk_full while what runs there waits for room; not_applying where its heartbeats come but it does not act "
+            "upon what it should run"
         )
     )
     trouble: str | None = Field(description="Why it is not ready, or what it lost lately, in a sentence")
@@ -146,8 +149,8 @@ def _node(node: models.Node, running: list[RunningTask], trouble: Trouble | None
     return NodeResource(
         id=node.id,
         name=node.name,
-        status=node.status if lost or trouble is None else trouble.status,
-        trouble=None if trouble is None or (lost and trouble.status == "not_applying") else trouble.sentence,
+        status=node.presence if lost or trouble is None else trouble.status,
+        trouble=None if trouble is None or (lost and trouble.status in _OF_READY) else trouble.sentence,
         devices=[Device.model_validate(device) for device in node.devices],
         versions=node.versions,
         protocol=node.protocol,

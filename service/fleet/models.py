@@ -11,6 +11,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    and_,
     any_,
     case,
     column,
@@ -83,6 +84,7 @@ class Node(Base):
     losing: Mapped[list[str]] = mapped_column(JSONB, default=list, server_default=text("'[]'"))  # tasks lost here in a row
     proved_at: Mapped[At | None]  # when a placement here last saved a checkpoint or ended a job
     rests_until: Mapped[At | None]  # takes no placements before then
+    stopping_since: Mapped[At | None] = mapped_column()  # its worker said that it stops: it takes nothing until it registers
     quarantined_at: Mapped[At | None]
     quarantine_reason: Mapped[str | None] = mapped_column(Text)
     # by device index: executors lost on it since a placement there last saved a checkpoint or ended a job
@@ -93,10 +95,20 @@ class Node(Base):
     bases: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # on its disk, by content; null: not reported
     base_rate: Mapped[float | None]  # bytes per second at which it fetched bases, as it measured
 
+    # ready; lost once its heartbeats were missed; stopped where its worker had said before that it stops
+    presence: Mapped[str] = column_property(
+        case((and_(status != "ready", stopping_since.is_not(None)), "stopped"), else_=status)
+    )
+
     @property
     def device_type(self) -> str:
         """The type of its devices, which are all of one."""
         return str(self.devices[0]["type"])
+
+    @property
+    def takes_nothing_new(self) -> bool:
+        """Whether an admin drains it, or its worker is being stopped."""
+        return self.drained_at is not None or self.stopping_since is not None
 
 
 # How nodes are locked: FOR NO KEY UPDATE. A report writes its placement more than once, and from the second time on Postgres

@@ -1,7 +1,7 @@
 """Nodes: registration, heartbeats that renew leases, and loss. Each step is a short transaction of its own."""
 
 import logging
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
@@ -37,15 +37,14 @@ from service.tasks.lifecycle.task_trace import pulled
 log = logging.getLogger(__name__)
 
 _STALL_STEPS = 20
-_STOPPING_LEASES = 2  # longer than a node that stopped counts as ready
 
 
 def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
     """Register a node under a new credential, after releasing all that the service thought it ran. Raises JoinRefused.
 
     A daemon registers when it runs nothing: at its start, or after it ended all executors. It proposes its credential, so that
-    it can register again if the answer got lost. A node that rests, because of losses or because its worker was
-    stopped, is tried with a task at once, unless its previous boot ended with a live placement.
+    it can register again if the answer got lost. A quarantined node is tried with a task at once, unless its previous boot
+    ended with a live placement, which counts as a loss unless the worker had said that it stops.
     """
     check_protocol(said.protocol, f"node {said.name} (motet {said.versions.get('motet', 'of a version that it does not say')})")
     credential = said.credential or mint_credential()
@@ -56,13 +55,14 @@ def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | N
             token = join_tokens.authorize(session, said.name, node, bearer)
             node = node or _make_node(session, said.name)
             node.status = "lost"  # no plan may use it while its placements are released
+            stopping = node.stopping_since is not None
             left = _live(session, node.id)
             if not left:
                 if token is not None:
                     token.used_at = clock(session)
                 answer_sessions.end(session, answer_sessions.ANEW, AnswerSession.node_id == node.id)
                 _welcome(session, node, said, credential_hash(credential))
-                if loss is not None and node.rests_until is not None:
+                if loss is not None and node.quarantined_at is not None:
                     node.rests_until = node.joined_at
                 request_plan(session, dependencies.queue, "node_joined")
                 log.info("node %s joined as %s with %d devices", node.name, node.id, len(said.devices))
@@ -75,7 +75,8 @@ def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | N
                     protocol=PROTOCOL,
                 )
         for placement_id in left:
-            if lose(dependencies, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew", loss):
+            counts = None if stopping else loss
+            if lose(dependencies, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew", counts):
                 loss = None  # a reboot counts as one loss, however many placements it ended
 
 
@@ -105,6 +106,7 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
     node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
     node.protocol, node.capabilities, node.bases = said.protocol, said.capabilities, said.bases
     node.applied_version = node.applied_at = node.behind_since = node.waits_for = node.waits_since = None
+    node.stopping_since = None
     node.devices = [device.model_dump(mode="json") for device in said.devices]
     node.credential_hash = credential_hash
     node.desired_version += 1
@@ -210,16 +212,19 @@ def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, 
 
 def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
-    since, or whose fence is newer, are left alone."""
+    since, or whose fence is newer, are left alone. A node that stops gives back besides what it has not taken up."""
     loss: ExecutorLoss | None = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
     with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
         session.refresh(node, with_for_update=NODE_LOCK)  # before its sessions, as everywhere
-        if said.stopping:  # or its tasks would be given back to it until its heartbeats are missed
-            rest = clock(session) + timedelta(seconds=_STOPPING_LEASES * dependencies.settings.lease_seconds)
-            node.rests_until = max(node.rests_until or rest, rest)
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
+        if said.stopping:  # or its tasks would be given back to it until its heartbeats are missed
+            if node.stopping_since is None:
+                node.stopping_since = clock(session)
+                request_plan(session, dependencies.queue, "node_stopping")
+            untaken = Placement.acknowledged_at.is_(None), Placement.ended_at.is_(None), Placement.id.not_in(lost)
+            lost += session.scalars(select(Placement.id).where(Placement.node_id == node_id, *untaken))
         gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))
         if answer_sessions.end(session, said.detail or "its executor ended", *gone):
             after_commit(session, lambda: dependencies.queue.wake(QueueJob.ANSWER))  # who waited for it gets another

@@ -78,7 +78,8 @@ class FleetMetrics:
         yield self._one("motet_scheduler_slowest_plan_seconds", "Longest time to solve of the last hour", slowest)
 
     def _fleet(self) -> Iterator[Metric]:
-        yield self._by("motet_nodes", "Nodes by status", select(Node.status, func.count()).group_by(Node.status), ["status"])
+        by_presence = select(Node.presence, func.count()).group_by(Node.presence)
+        yield self._by("motet_nodes", "Nodes: ready, lost, or stopped in order", by_presence, ["status"])
         yield self._in_trouble()
         devices = func.jsonb_array_length(Node.devices)
         total = select(func.coalesce(func.sum(devices), 0)).where(Node.status == "ready")
@@ -86,7 +87,7 @@ class FleetMetrics:
         held = select(Placement.node_id, func.unnest(Placement.device_indexes)).where(Placement.ended_at.is_(None)).distinct()
         busy = select(func.count()).select_from(held.subquery())
         yield self._one("motet_devices_in_use", "Devices that placements hold, alone or together", busy)
-        beat = _age(func.min(Node.heartbeat_at)).where(Node.status == "ready")
+        beat = _age(func.min(Node.heartbeat_at)).where(Node.status == "ready", Node.stopping_since.is_(None))
         yield self._one("motet_nodes_oldest_heartbeat_seconds", "Age of the oldest last heartbeat of a ready node", beat)
 
     def _in_trouble(self) -> Metric:

@@ -100,7 +100,7 @@ def _nodes(client: Client) -> Iterator[Finding]:
     except NoCredentials:
         yield Finding(True, "the machines are not looked at: that needs an admin key (MOTET_ADMIN_KEY)")
         return
-    if all(node.status == "lost" for node in nodes):
+    if all(node.status in ("lost", "stopped") for node in nodes):
         mend = "`motet up` brings one along; elsewhere start `python -m worker` on it (docs/OPERATIONS.md)"
         yield Finding(False, "no machine is ready to train", mend)
     for node in nodes:
@@ -112,6 +112,8 @@ def _nodes(client: Client) -> Iterator[Finding]:
             yield Finding(True, f"node {node.name} is ready, has {_gpus(node)} and {runs}")
             yield from _numerics(node)
             yield from _devices(node)
+        elif node.status in ("stopping", "stopped"):
+            yield Finding(True, f"node {node.name} is {node.status}: its worker said so; it takes tasks once it starts again")
         elif node.status in _TROUBLES:
             yield Finding(False, f"node {node.name} is {node.status}: {node.trouble}", _TROUBLES[node.status])
         else:

@@ -177,11 +177,14 @@ class Trouble:
     probing: bool = False
 
 
-TROUBLES = ("quarantined", "not_applying", "disk_full", "resting")  # every status that `trouble_of` gives
+TROUBLES = ("stopping", "quarantined", "not_applying", "disk_full", "resting")  # every status that `trouble_of` gives
 
 
 def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
     """What is wrong with a node that still sends heartbeats; None if nothing is."""
+    if node.stopping_since is not None:
+        said = f"its worker is being stopped since {node.stopping_since:%H:%M:%S} UTC; it takes nothing until it starts again"
+        return Trouble("stopping", said)
     resting = node.rests_until is not None and node.rests_until > now
     if node.quarantined_at is not None:
         again = f"at {node.rests_until:%H:%M:%S} UTC" if resting else "now"
@@ -195,8 +198,8 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
             "disk_full", f"it has waited for room on its disk since {node.waits_since:%H:%M:%S} UTC: {node.waits_for}"
         )
     if resting:
-        why = f"it lost {len(node.losing)} placements in a row, and" if len(node.losing) > 1 else "its worker was stopped; it"
-        return Trouble("resting", f"{why} takes the next at {node.rests_until:%H:%M:%S} UTC")
+        said = f"it lost {len(node.losing)} placements in a row, and takes the next at {node.rests_until:%H:%M:%S} UTC"
+        return Trouble("resting", said)
     return None
 
 

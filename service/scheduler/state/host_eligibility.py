@@ -92,5 +92,5 @@ def delayed(widths: Sequence[Width], more: Sequence[int]) -> list[Width]:
 def _host(node: Node, trouble: Trouble | None, busy: bool) -> Host:
     given = CAPABILITIES_0_1 if node.capabilities is None else frozenset(node.capabilities)
     tried = trouble is not None and trouble.probing
-    bar = None if trouble is None or tried else _BARS[trouble.status]
+    bar = None if trouble is None or tried or trouble.status == "stopping" else _BARS[trouble.status]  # as if drained
     return Host(node.id, node.boot_id, given, len(node.losing), bar, tried, busy)

@@ -171,7 +171,7 @@ class _SnapshotBuilder:
         worths = worth(gpus)
         self._worth = {node.id: worths[node.device_type] for node in self._nodes.values()}
         fleet = tuple(
-            p.PlanNode(node.id, len(node.devices), node.drained_at is not None, self._worth[node.id])
+            p.PlanNode(node.id, len(node.devices), node.takes_nothing_new, self._worth[node.id])
             for node in self._nodes.values()
         )
         quotas = limits(self._session, {task.tenant_id for task in self._queued})

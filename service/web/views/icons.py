@@ -18,6 +18,8 @@ _SHAPES = {
     "exited": '<path fill="none" d="M3 3v10M13 8H6M9 5L6 8l3 3"/>',
     "ready": '<circle class="fill" cx="8" cy="8" r="4"/>',
     "lost": '<path fill="none" d="M4 4l8 8M12 4l-8 8"/>',
+    "stopped": '<path fill="none" d="M3 8h10"/>',
+    "stopping": '<path class="fill" d="M4 3h3v10H4zM9 3h3v10H9z"/>',
     "quarantined": '<path fill="none" d="M8 2l6 11H2zM8 6v3M8 11v.5"/>',
     "resting": '<path class="fill" d="M4 3h3v10H4zM9 3h3v10H9z"/>',
     "not_applying": '<path fill="none" d="M8 2l6 11H2zM8 6v3M8 11v.5"/>',
