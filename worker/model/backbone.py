@@ -97,7 +97,7 @@ class Backbone:
             shape=_shape(family, config),
             rotaries=tuple(RotaryTable.of(config, head_size(config), kind, embedding) for kind in family.rope_kinds(config)),
             max_positions=config.max_position_embeddings,
-            targets=_targets(config),
+            targets=targets_of(config),
             embedding_scale=_rounded(config.hidden_size**0.5, embedding) if family.scaled_embedding else None,
             logit_cap=family.number(config, family.logit_cap),
         )
@@ -197,7 +197,7 @@ def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: in
     )
 
 
-def _targets(config: PreTrainedConfig) -> tuple[Target, ...]:
+def targets_of(config: PreTrainedConfig) -> tuple[Target, ...]:
     """Every linear map of every layer, in the order a row holds them."""
     found = []
     for layer in range(config.num_hidden_layers):

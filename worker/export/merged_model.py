@@ -1,0 +1,133 @@
+"""A base and a LoRA adapter merged: W + scale B A, summed in float32 and rounded to bf16. Writes safetensors; stores nothing.
+
+Shards are laid out from the shapes alone, so that a merge that begins anew writes the same files. A shard is written tensor by
+tensor: memory holds one of them, whatever the size of the base. The sum has the bits of PEFT's merge_and_unload in float32,
+rounded to bf16; a base in other numbers than bf16 is rounded as well.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from worker.adapters.warm_start import WarmStartError, read_peft
+from worker.model.arena_layout import Layout
+from worker.model.backbone import targets_of
+from worker.model.base_weight_reader import INDEX, WHOLE, Weights, in_folder, shapes_of
+from worker.model.families import UnsupportedModelError, family_of
+
+SHARD_BYTES = 5 * 10**9  # as save_pretrained has it, so that tools find files of the size that they know
+CONFIG = "config.json"
+# of a base's folder, taken over as they are: what tokenises, how texts are generated, and what the base's owner asks to pass on
+BESIDE = (
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+    *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md"),
+)
+_BF16_BYTES = 2
+
+
+class MergeError(ValueError):
+    """Base and adapter cannot be merged, and another try would fail the same way."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A safetensors file to be written: the names of its tensors, in order."""
+
+    name: str
+    tensors: tuple[str, ...]
+
+
+class MergedModel:
+    """`base`: a model folder. `adapter`: the files of a PEFT folder, by name. Raises MergeError where they do not fit."""
+
+    def __init__(self, base: Path, adapter: Mapping[str, Path], shard_bytes: int = SHARD_BYTES) -> None:
+        self._base = base
+        try:
+            config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+            family = family_of(config)
+            self._shapes = dict(sorted(shapes_of(family, config).items()))
+            self._weights = Weights(in_folder(base), self._shapes)
+            start = read_peft(adapter, Layout(targets_of(config)))
+        except (UnsupportedModelError, OSError) as error:
+            raise MergeError(f"the base: {error}") from None
+        except WarmStartError as error:
+            raise MergeError(f"the adapter {error}") from None
+        self._scale = start.scale
+        halves = start.layout.split(start.weights)
+        self._added = {f"{t.name}.weight": halves[t.name] for t in start.layout.targets if t.module in start.modules}
+        self.shards = _divided(self._shapes, shard_bytes)
+
+    def write(self, shard: Shard, path: Path, check: Callable[[], None]) -> None:
+        """Write a shard. `check` is called before each tensor, and may raise. Raises OSError, and MergeError for weights that
+        are not finite."""
+        with path.open("wb") as file:
+            file.write(_header({name: self._shapes[name] for name in shard.tensors}))
+            for name in shard.tensors:
+                check()
+                file.write(self._tensor(name).contiguous().view(torch.uint8).numpy().data)
+
+    def texts(self) -> dict[str, bytes]:
+        """The files beside the shards, by name: configuration, the index of several shards, the tokenizer's, the licence."""
+        found = {name: (self._base / name).read_bytes() for name in BESIDE if (self._base / name).is_file()}
+        config = json.loads((self._base / CONFIG).read_text())
+        named = [name for name in ("dtype", "torch_dtype") if name in config] or ["torch_dtype"]
+        found[CONFIG] = _json(config | dict.fromkeys(named, "bfloat16"))
+        if len(self.shards) > 1:
+            numbers = sum(math.prod(shape) for shape in self._shapes.values())
+            where = {name: shard.name for shard in self.shards for name in shard.tensors}
+            found[INDEX] = _json(
+                {"metadata": {"total_parameters": numbers, "total_size": _BF16_BYTES * numbers}, "weight_map": where}
+            )
+        return found
+
+    def _tensor(self, name: str) -> Tensor:
+        weight = self._weights[name]
+        if name in self._added:
+            a_RK, b_NR = self._added[name]
+            weight = (b_NR.contiguous() @ a_RK.contiguous()).mul_(self._scale).add_(weight)  # in place: one in float32 is held
+        merged = weight.to(torch.bfloat16)
+        if not torch.isfinite(merged).all():
+            raise MergeError(f"{name} is not finite once it is merged; the adapter's weights are too large for bf16")
+        return merged
+
+
+def _bytes(shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _BF16_BYTES
+
+
+def _divided(shapes: Mapping[str, tuple[int, ...]], most: int) -> tuple[Shard, ...]:
+    """Fill shards in order, up to `most` bytes each; a tensor that is larger has one of its own."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for name, shape in shapes.items():
+        if parts[-1] and size + _bytes(shape) > most:
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+        size += _bytes(shape)
+    if len(parts) == 1:
+        return (Shard(WHOLE, tuple(parts[0])),)
+    return tuple(Shard(f"model-{i:05d}-of-{len(parts):05d}.safetensors", tuple(part)) for i, part in enumerate(parts, 1))
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """What a safetensors file begins with: the header's length in 8 bytes, and the header, padded to a multiple of 8."""
+    said: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        said[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + _bytes(shape)]}
+        offset += _bytes(shape)
+    text = json.dumps(said, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
