@@ -28,6 +28,7 @@ import service.openai.completions.routes
 import service.openai.files.routes
 import service.openai.jobs.routes
 import service.openai.models.routes
+import service.openai.uploads.routes
 import service.scheduler.routes
 import service.storage.routes
 import service.tasks.routes
@@ -80,6 +81,7 @@ _ROUTERS = (
     service.metrics.routes.router,
     service.storage.routes.router,
     service.openai.files.routes.router,
+    service.openai.uploads.routes.router,
     service.openai.jobs.routes.router,
     service.openai.models.routes.router,
     service.openai.completions.routes.router,

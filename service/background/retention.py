@@ -15,7 +15,7 @@ from service.adapters.models import Adapter
 from service.audit.models import AuditEntry
 from service.completions.models import CompletionRequest
 from service.database.engine import Base, Database, clock, id_at
-from service.files.models import File, FileImport
+from service.files.models import ChunkedUpload, File, FileImport
 from service.graders.models import EndpointGrader, TextGrading
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.metrics.models import EndedTotalsThrough
@@ -28,6 +28,7 @@ from service.usage.models import RolledUpThrough
 from service.webhooks.models import Delivery
 
 BATCH = 1000  # rows of a transaction
+UPLOADS_KEPT = timedelta(days=1)  # after they expire; a repeated request is told of their end
 COMPLETIONS_KEPT = timedelta(hours=1)  # longer than any lasts; limits count those of the last minutes
 _TASKS = 50  # deleted tasks per batch
 
@@ -75,6 +76,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
         "placements": _forget_placements(db, now - keep.placements),
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
+        "uploads": delete_in_batches(db, ChunkedUpload, ChunkedUpload.expires_at < now - UPLOADS_KEPT),
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),
         "endpoint_graders": delete_in_batches(db, EndpointGrader, _TASK_ENDED, ~_WAITED_FOR),
         "point_chunks": _forget_hidden(db, now - keep.deleted),

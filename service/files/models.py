@@ -1,4 +1,5 @@
-"""The tables of files: immutable JSONL with one training example a row, stored under its sha256; and of those to come."""
+"""The tables of files: immutable JSONL with one training example a row, stored under its sha256; and of those to come, imported
+or uploaded in parts."""
 
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -57,3 +58,42 @@ class FileImport(Base):
     ended_at: Mapped[At | None]
 
     __table_args__ = (Index("ix_file_imports_open", "next_at", postgresql_where=text("status = 'importing'")),)
+
+
+class ChunkedUpload(Base):
+    """A file that is uploaded in parts, until `expires_at`. `received_bytes`: of all parts, some perhaps sent twice.
+    `completed_part_ids`: those that became the file."""
+
+    __tablename__ = "uploads"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(String(255))
+    mime_type: Mapped[str] = mapped_column(String(255))
+    bytes: Mapped[Big]  # that the file is to have
+    status: Mapped[str] = mapped_column(String(16))  # pending, completed or cancelled
+    received_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")
+    part_count: Mapped[int] = mapped_column(default=0, server_default="0")
+    file_lasts_seconds: Mapped[int | None]
+    file_id: Mapped[str | None] = mapped_column(String(40))
+    completed_part_ids: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
+    created_at: Mapped[Now]
+    expires_at: Mapped[At]
+
+    __table_args__ = (
+        Index("ix_uploads_open", "tenant_id", postgresql_where=text("status = 'pending'")),
+        Index("ix_uploads_expires_at", "expires_at"),
+    )
+
+
+class ChunkedUploadPart(Base):
+    """An object of storage that nothing else refers to. It goes with its upload, and once that has ended."""
+
+    __tablename__ = "upload_parts"
+
+    id: Mapped[Id]
+    upload_id: Mapped[str] = mapped_column(ForeignKey("uploads.id", ondelete="CASCADE"), index=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    bytes: Mapped[Big]
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[Now]

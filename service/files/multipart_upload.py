@@ -5,7 +5,7 @@ Knows no rows of a data set and no tables.
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 from python_multipart.exceptions import MultipartParseError
@@ -16,7 +16,7 @@ from service.app_state import Config, Store
 from service.authentication import Db, Writer
 from service.database.engine import Database
 from service.files.dataset_intake import FileTooLarge, Intake, IntakeLimits
-from service.http.problems import BadRequest, invalid_field, shown
+from service.http.problems import BadRequest, TooLarge, invalid_field, shown
 from service.http.request_bodies import blocks
 from service.idempotency import idempotency_store
 from service.tenants.api_keys import Principal
@@ -31,6 +31,12 @@ class NotMultipart(BadRequest):
     code = "not_multipart"
 
 
+class Sink(Protocol):
+    """Takes a file's bytes as they arrive."""
+
+    def feed(self, block: bytes) -> None: ...
+
+
 @dataclass
 class Upload:
     """A completely received file whose check is not finished, and the text parts sent with it."""
@@ -43,11 +49,11 @@ class Upload:
 class Parts:
     """The multipart parser's state: the current part, and the parts' contents. `feed` may be called from any thread.
 
-    `known` names the parts allowed besides the file.
+    `known` names the parts allowed besides the file's, `file`.
     """
 
-    def __init__(self, boundary: bytes, intake: Intake, known: Sequence[str]) -> None:
-        self.intake = intake
+    def __init__(self, boundary: bytes, intake: Sink, known: Sequence[str] = (), file: str = "file") -> None:
+        self.intake, self.file = intake, file
         self.seen: set[str] = set()
         self.filename: str | None = None
         self.complete = False
@@ -103,19 +109,19 @@ class Parts:
     def _headers_end(self) -> None:
         _, options = parse_options_header(self._disposition)
         self._part = options.get(b"name", b"").decode(errors="backslashreplace")
-        if self._part != "file" and self._part not in self._known:
-            message = f"is not a part of an upload: {', '.join(('file', *self._known))} are"
+        if self._part != self.file and self._part not in self._known:
+            message = f"is not a part of an upload; it has {', '.join((self.file, *self._known))}"
             raise invalid_field(shown(self._part) or "(unnamed part)", "unknown_field", message)
         if self._part in self.seen:
             raise invalid_field(self._part, "repeated", "was sent twice; upload one file at a time")
         self.seen.add(self._part)
-        if self._part != "file":
+        if self._part != self.file:
             self._texts[self._part] = bytearray()
         elif b"filename" in options:
             self.filename = options[b"filename"].decode(errors="replace")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        if self._part == "file":
+        if self._part == self.file:
             self.intake.feed(data[start:end])
             return
         held = self._texts[self._part]
@@ -127,6 +133,17 @@ class Parts:
         self.complete = True
 
 
+async def receive_parts(request: Request, parts: Parts, limit: int, refusal: TooLarge, wanted: str) -> None:
+    """Feed the whole body to `parts`: `limit` bytes of the file at most, beyond them `refusal`. `wanted`: what the file is.
+    Raises NotMultipart, and Invalid where the file is missing."""
+    async for block in blocks(request, limit + _OVERHEAD, refusal):
+        await run_in_threadpool(parts.feed, block)
+    if not parts.complete:
+        raise NotMultipart("The multipart body ends before its last boundary.")
+    if parts.file not in parts.seen:
+        raise invalid_field(parts.file, "missing", f"is required: {wanted}, as a part called {parts.file}")
+
+
 def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
     """A dependency that receives an upload with these parts besides the file. It removes the stored bytes unless the route
     finishes the intake."""
@@ -134,21 +151,16 @@ def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
     async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
         limits = IntakeLimits.of(settings)
         await run_in_threadpool(_must_have_room, db, writer, request.headers.get("idempotency-key"))
-        refusal = FileTooLarge.bytes(limits.bytes)
-        boundary = _boundary(request)
-        parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits), known)
+        boundary = boundary_of(request, "a part called file: curl -F file=@train.jsonl ...")
+        intake = Intake(await run_in_threadpool(storage.receive), limits)
+        parts = Parts(boundary, intake, known)
         try:
-            async for block in blocks(request, limits.bytes + _OVERHEAD, refusal):
-                await run_in_threadpool(parts.feed, block)
-            if not parts.complete:
-                raise NotMultipart("The multipart body ends before its last boundary.")
-            if "file" not in parts.seen:
-                raise invalid_field("file", "missing", "is required: the data set, as a part called file")
+            await receive_parts(request, parts, limits.bytes, FileTooLarge.bytes(limits.bytes), "the data set")
             texts = parts.texts()
             name = texts.get("name", parts.filename or "data.jsonl")
-            yield Upload(parts.intake, sane_name(name), texts)
+            yield Upload(intake, sane_name(name), texts)
         finally:
-            await run_in_threadpool(parts.intake.abandon)
+            await run_in_threadpool(intake.abandon)
 
     return received
 
@@ -167,10 +179,11 @@ def _must_have_room(db: Database, writer: Principal, key: str | None) -> None:
 Received = Annotated[Upload, Depends(receiving("name"))]
 
 
-def _boundary(request: Request) -> bytes:
+def boundary_of(request: Request, wanted: str) -> bytes:
+    """The boundary of the request's parts. `wanted`: what it is to hold. Raises NotMultipart."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise NotMultipart("An upload is multipart/form-data with a part called file: curl -F file=@train.jsonl ...")
+        raise NotMultipart(f"An upload is multipart/form-data with {wanted}")
     return options[b"boundary"]
 
 
@@ -181,9 +194,9 @@ def _decoded(part: str, held: bytes) -> str:
         raise invalid_field(part, "not_utf8", "is not UTF-8") from None
 
 
-def sane_name(name: str) -> str:
-    """The uploaded file's own name, without folders. Raises Invalid."""
+def sane_name(name: str, field: str = "name") -> str:
+    """The uploaded file's own name, without folders. `field`: where it stands. Raises Invalid."""
     name = name.replace("\\", "/").rpartition("/")[2].strip()  # old browsers send the whole path
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
-        raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters beside its folders")
+        raise invalid_field(field, "bad_name", f"must have 1 to {MAX_NAME} printable characters beside its folders")
     return name

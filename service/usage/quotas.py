@@ -10,7 +10,7 @@ from contract.batch_spec import MOST_TASKS
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
-from service.files.models import File, FileImport
+from service.files.models import ChunkedUpload, File, FileImport
 from service.http.problems import Forbidden
 from service.tasks.models import TASK_IS_OPEN, Job, Task
 from service.tenants.api_keys import Principal
@@ -93,7 +93,7 @@ def count_waiting_tasks(session: Session, principal: Principal) -> int:
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:
-    """Bytes of the tenant's undeleted files and adapters and its jobs' newest checkpoints.
+    """Bytes of the tenant's undeleted files and adapters, its jobs' newest checkpoints, and the files that it is uploading.
 
     Only open tasks have checkpoints, so that sum reads few rows. Adapters are summed by their index, without a join: those of
     deleted tasks, which are few until their rows go too, are taken off.
@@ -106,7 +106,10 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     checkpoints = scoped(held.where(TASK_IS_OPEN, Job.checkpoint.is_not(None)), Task, principal)
     coming = select(func.sum(FileImport.reserved_bytes)).where(FileImport.status == "importing")
     imports = scoped(coming, FileImport, principal)
-    return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints, imports))
+    arriving = select(func.sum(func.greatest(ChunkedUpload.bytes, ChunkedUpload.received_bytes)))
+    is_open = (ChunkedUpload.status == "pending", ChunkedUpload.expires_at > func.clock_timestamp())
+    uploads = scoped(arriving.where(*is_open), ChunkedUpload, principal)
+    return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints, imports, uploads))
 
 
 def _lock_tenant_quota(session: Session, principal: Principal) -> None:

@@ -5,7 +5,10 @@ from typing import Literal
 from pydantic import BaseModel
 
 from service.files.models import File
+from service.http.problems import invalid_field
 from service.openai.list_envelope import unix
+
+SOONEST_EXPIRY, LATEST_EXPIRY = 3600, 2592000  # seconds; OpenAI's own bounds of expires_after
 
 
 class FileObject(BaseModel):
@@ -24,6 +27,12 @@ class FileDeleted(BaseModel):
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
+
+
+def require_fine_tune(purpose: str) -> None:
+    """Raise Invalid for any other purpose of a file."""
+    if purpose != "fine-tune":
+        raise invalid_field("purpose", "invalid_purpose", f"must be 'fine-tune', got {purpose!r}")
 
 
 def file_object(file: File) -> FileObject:

@@ -19,7 +19,14 @@ from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyK
 from service.idempotency.repeated_requests import claim_key_of_body
 from service.openai.error_objects import PREFIX
 from service.openai.files import result_files
-from service.openai.files.file_objects import FileDeleted, FileObject, file_object
+from service.openai.files.file_objects import (
+    LATEST_EXPIRY,
+    SOONEST_EXPIRY,
+    FileDeleted,
+    FileObject,
+    file_object,
+    require_fine_tune,
+)
 from service.openai.list_envelope import USUAL, After, ListOf, LongLimit, listed
 from service.storage.downloads import attachment, send_object
 
@@ -27,15 +34,12 @@ router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False)
 
 Form = Annotated[Upload, Depends(receiving("purpose", "expires_after[anchor]", "expires_after[seconds]"))]
 
-_SOONEST, _LATEST = 3600, 2592000  # OpenAI's own bounds of expires_after
 _MEDIA = {"metrics": "text/csv", "jobs": "application/jsonl"}
 
 
 @router.post("")
 def create_file(writer: Writer, upload: Form, db: Db, request: Request, idempotency_key: IdempotencyKey = None) -> FileObject:
-    purpose = upload.texts.get("purpose", "")
-    if purpose != "fine-tune":
-        raise invalid_field("purpose", "invalid_purpose", f"must be 'fine-tune', got {purpose!r}")
+    require_fine_tune(upload.texts.get("purpose", ""))
     lasts = _expires_after(upload)
     data = upload.intake.finish()
     said = (data.stored.sha256, upload.name, str(lasts))
@@ -52,8 +56,13 @@ def _expires_after(upload: Form) -> timedelta | None:
         return None
     if anchor != "created_at":
         raise invalid_field("expires_after[anchor]", "invalid_anchor", "must be 'created_at'")
-    if seconds is None or not (seconds.isascii() and seconds.isdigit()) or not _SOONEST <= int(seconds[:9]) <= _LATEST:
-        raise invalid_field("expires_after[seconds]", "out_of_range", f"must be a number from {_SOONEST} to {_LATEST}")
+    if (
+        seconds is None
+        or not (seconds.isascii() and seconds.isdigit())
+        or not SOONEST_EXPIRY <= int(seconds[:9]) <= LATEST_EXPIRY
+    ):
+        message = f"must be a number from {SOONEST_EXPIRY} to {LATEST_EXPIRY}"
+        raise invalid_field("expires_after[seconds]", "out_of_range", message)
     return timedelta(seconds=int(seconds))
 
 

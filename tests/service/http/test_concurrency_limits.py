@@ -21,6 +21,7 @@ class WaitingApp:
         self.app.post("/estimates")(self.estimate)
         self.app.post("/completions")(self.complete)
         self.app.post("/imports")(self.find_source)
+        self.app.post("/assemblies")(self.assemble)
 
     async def submit(self, limited: concurrency_limits.Submitting) -> None:
         await self.stay("submissions")
@@ -36,6 +37,9 @@ class WaitingApp:
 
     async def find_source(self, limited: concurrency_limits.Importing) -> None:
         await self.stay("imports")
+
+    async def assemble(self, limited: concurrency_limits.Assembling) -> None:
+        await self.stay("assemblies")
 
     async def stay(self, kind: str) -> None:
         self.inside[kind] += 1

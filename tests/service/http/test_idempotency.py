@@ -138,11 +138,18 @@ def delivery(admin: Caller) -> str:
     return f"{parent}/deliveries/{admin.post(f'{parent}/test').json()['id']}/replay"
 
 
+def part(admin: Caller) -> str:
+    return f"/openai/v1/uploads/{admin.post('/openai/v1/uploads', json=UPLOAD).json()['id']}/parts"
+
+
+UPLOAD = {"bytes": 9, "filename": "x.jsonl", "mime_type": "text/jsonl", "purpose": "fine-tune"}
 WEBHOOK = {"url": "https://1.1.1.1/hook", "events": ["task.succeeded"]}
 FILE = {"files": {"file": ("train.jsonl", jsonl(*[PAIR] * 3))}}
 MAKES = {  # beside tasks: the path, made ready by an admin, and the request's body; what is the last one's own is rotated away
     "files": (lambda admin: "/v1/files", FILE),
     "openai_files": (lambda admin: "/openai/v1/files", FILE | {"data": {"purpose": "fine-tune"}}),
+    "openai_uploads": (lambda admin: "/openai/v1/uploads", {"json": UPLOAD}),
+    "openai_parts": (part, {"files": {"data": ("blob", b"123456789")}}),
     "webhooks": (lambda admin: "/v1/webhooks", {"json": WEBHOOK}),
     "tracking_servers": (lambda admin: "/v1/tracking-servers", {"json": {"name": "lab", "url": "https://1.1.1.1"}}),
     "secrets": (lambda admin: f"/v1/webhooks/{webhook(admin)}/rotate", {}),

@@ -14,7 +14,8 @@ from tests.service.openai.walk_sync import ENDED, ROWS, SPACE
 async def main() -> None:
     key, url = os.environ["KEY"], os.environ["BASE_URL"]
     async with AsyncOpenAI(base_url=url, api_key=key, _strict_response_validation=True, max_retries=0) as client:
-        file = await client.files.create(file=("train.jsonl", ROWS), purpose="fine-tune")
+        said = {"filename": "train.jsonl", "bytes": len(ROWS), "mime_type": "text/jsonl", "purpose": "fine-tune"}
+        file = (await client.uploads.upload_file_chunked(file=ROWS, part_size=300, **said)).file
         jobs = client.fine_tuning.jobs
         made = await jobs.create(model="small", training_file=file.id, extra_body={"search_space": SPACE})
         while (now := await jobs.retrieve(made.id)).status not in ENDED:

@@ -3,13 +3,16 @@
 Run as a program against BASE_URL and KEY with one version of the SDK on its path; ends with that version on its last line.
 """
 
+import hashlib
 import io
 import json
 import os
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import openai
 import pytest
@@ -43,6 +46,29 @@ def files(client: OpenAI) -> str:
     assert wrong.param == "purpose"
     refused(openai.BadRequestError, "file_invalid", lambda: client.files.create(file=b"{}\n", purpose="fine-tune"))
     return file.id
+
+
+def uploads(client: OpenAI, file_id: str) -> None:
+    said = {"filename": "parts.jsonl", "bytes": len(ROWS), "mime_type": "text/jsonl", "purpose": "fine-tune"}
+    digest = hashlib.md5(ROWS, usedforsecurity=False).hexdigest()
+    upload = client.uploads.upload_file_chunked(file=ROWS, part_size=300, md5=digest, **said)
+    assert (upload.status, upload.bytes, upload.expires_at) == ("completed", len(ROWS), upload.created_at + 3600)
+    assert (upload.file.filename, upload.file.bytes) == ("parts.jsonl", len(ROWS))
+    assert client.files.content(upload.file.id).content == ROWS
+    assert client.files.delete(upload.file.id).deleted
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "disk.jsonl")
+        path.write_bytes(ROWS)
+        upload = client.uploads.upload_file_chunked(file=path, mime_type="text/jsonl", purpose="fine-tune")
+    assert client.files.delete(upload.file.id).deleted
+    upload = client.uploads.create(**said)
+    last, first = (client.uploads.parts.create(upload.id, data=data) for data in (ROWS[100:], ROWS[:100]))
+    assert last.upload_id == first.upload_id == upload.id
+    ids = [last.id, first.id]
+    refused(openai.BadRequestError, "file_invalid", lambda: client.uploads.complete(upload.id, part_ids=ids))
+    assert client.uploads.cancel(upload.id).status == "cancelled"
+    refused(openai.BadRequestError, "upload_ended", lambda: client.uploads.complete(upload.id, part_ids=ids))
+    assert [file.id for file in client.files.list()] == [file_id]
 
 
 def job(client: OpenAI, file_id: str):
@@ -143,6 +169,7 @@ def mistakes(client: OpenAI, file_id: str) -> None:
 def main() -> None:
     client = OpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["KEY"], _strict_response_validation=True, max_retries=0)
     file_id = files(client)
+    uploads(client, file_id)
     ended = job(client, file_id)
     told(client, ended)
     results(client, ended)

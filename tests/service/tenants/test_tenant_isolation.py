@@ -23,6 +23,7 @@ FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 ADMINS = ("/v1/admin/", "/metrics")
 OPEN = {"/livez", "/readyz", "/openapi.json", "/v1/sign-in", "/v1/sign-in/device", "/v1/sign-in/device/token"}
 READING_POSTS = {"/v1/tasks/estimate", "/v1/batches/estimate", "/v1/files/preview", "/v1/sign-in-links"}
+UPLOAD = {"bytes": 9, "filename": "x.jsonl", "mime_type": "text/jsonl", "purpose": "fine-tune"}
 SHARED = ("/v1/models", "/openai/v1/models")  # the allow-list is everybody's
 
 
@@ -69,6 +70,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "adapter_id": made.id,
         "checkpoint": made.id,
         "permission_id": "cp_1",
+        "upload_id": other.post("/openai/v1/uploads", json=UPLOAD).json()["id"],
         "path": "adapter_config.json",
         "webhook_id": webhook.id,
         "server_id": other.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).json()["id"],
@@ -92,6 +94,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
 
 
 BODIES = {
+    "/openai/v1/uploads/{upload_id}/complete": {"part_ids": ["part_1"]},
     "/v1/members/{user_id}": {"role": "viewer"},
     "/v1/service-accounts/{account_id}": {"role": "viewer"},
     "/openai/v1/fine_tuning/checkpoints/{checkpoint:path}/permissions": {"project_ids": ["proj_1"]},
