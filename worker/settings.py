@@ -51,7 +51,7 @@ class Settings(BaseSettings):
     worker_checkpoint_seconds: Seconds = 30
     worker_stop_seconds: Seconds = 30  # after SIGTERM, for a last checkpoint of all jobs
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
-    worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.08  # of training's time, for completions beside it
+    worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.08  # of training's time, for all generation
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
     # the hub of base models, by huggingface_hub's own variables
     hf_endpoint: Annotated[str, AfterValidator(_base_url)] = Field(

@@ -2,10 +2,9 @@
 
     while jobs: admit -> pack -> step -> record -> evaluate -> rank -> release
 
-One step is an optimizer step of every job that holds arena rows, on all replicas in parallel. The loop decides with the pure
-policies, and slow work (network, disk, tokenising) runs in background threads, which queue callbacks for the loop. A job ends
-early for a training loss that is not finite (`_record_step`), by its own curve after an evaluation (`_apply_evaluation` asks
-Policy.on_evaluation), or by its rank at a rung (`_apply_rank_decisions`, by Policy.decide_ranks). Rules: policy/early_exit/.
+One step is an optimizer step of every job that holds arena rows, on all replicas in parallel. Slow work (network, disk,
+tokenising) runs in background threads, which queue callbacks for the loop. A job ends early for a training loss that is not
+finite (`_record_step`), by its own curve (`_apply_evaluation`), or by its rank at a rung (`_apply_rank_decisions`).
 """
 
 import contextlib
@@ -27,6 +26,7 @@ from worker.executor.completions.completion_batch import Completions
 from worker.executor.evaluation.baseline_evaluation import Baselines
 from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
+from worker.executor.generation.generation_turns import GenerationTurns
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_run import PlacementRun
@@ -63,7 +63,8 @@ class Executor:
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._evaluations = JobEvaluations(self._attached, self._attached.progress)
         self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}))
-        self._completions = Completions(link, self._cache, settings.worker_completion_share, self._inbox.put)
+        self._completions = Completions(link, self._cache, self._inbox.put)
+        self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room
@@ -78,13 +79,12 @@ class Executor:
                     self._iterate(self._replicas)
 
     def _iterate(self, replicas: Replicas) -> None:
-        self._texts.advance(replicas)
         if self._baselines:
             self._advance_baseline(replicas)
         if self._recheck_admission:
             self._admit(replicas)
         runs = self._active()
-        self._completions.advance(training=bool(runs))
+        self._generation.advance(replicas, training=bool(runs))
         if runs:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
@@ -193,7 +193,7 @@ class Executor:
         runs, slices = self._scheduler.choose(replicas, placements, runs)
         stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
         self._scheduler.record_duration(stepped.seconds)
-        self._completions.trained(stepped.seconds)
+        self._generation.trained(stepped.seconds)
         self._recheck_admission |= stepped.grew
         self._fail_unrunnable(replicas, unrunnable)
         return stepped

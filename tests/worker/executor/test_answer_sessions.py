@@ -78,17 +78,17 @@ def test_isolation_an_adapter_that_is_asked_when_the_session_changes_goes_with_i
         hold(fleet, executor, tiny_base, "own")
         assert ask(fleet, "first", adapter=files)
         completions, begun = executor._completions, threading.Event()
-        run_pass = completions._pass
+        run_pass = completions.advance
 
-        def held_back() -> None:
+        def held_back(replicas) -> None:
             """No pass before the next session has come."""
             if completions._placement_id == "own":
-                completions._begin_waiting(completions._replicas)
+                completions._begin_waiting(replicas)
                 begun.set()
             else:
-                run_pass()
+                run_pass(replicas)
 
-        monkeypatch.setattr(completions, "_pass", held_back)
+        monkeypatch.setattr(completions, "advance", held_back)
         with fleet.lock:
             fleet.asked.append(chat("tuned", adapter=files))
         assert begun.wait(60)

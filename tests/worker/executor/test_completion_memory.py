@@ -1,6 +1,5 @@
-"""Completions beside training: what they hold, what they give back, and how much of the time they take."""
+"""Completions beside training: what they hold, and what they give back."""
 
-import math
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from worker.executor.completions import completion_batch
 from worker.executor.completions.completion_batch import Completions
 from worker.generate.paged_cache import PagedCache
 from worker.pipe_messages import Detach
-from worker.policy.generation_share import SAVED_SECONDS, GenerationShare
 from worker.replicas.replica_set import Replicas
 
 
@@ -100,20 +98,3 @@ def test_jobs_get_the_rows_that_idle_adapters_held(fleet, placing, trained, tmp_
     assert over(fleet, "q")
     assert sum(dropped) == 1
     assert all(one.of(Attached) and one.ended for one in reported)
-
-
-def test_requests_take_at_most_their_share_beside_training() -> None:
-    share, taken, trained_for, longest = GenerationShare(0.1), 0.0, 0.0, 0.03
-    for step in range(1000):
-        while share.allows:
-            seconds = longest if step % 3 else longest / 4
-            share.generated(seconds)
-            taken += seconds
-        share.trained(0.1)
-        trained_for += 0.1
-        assert taken <= 0.1 * trained_for + SAVED_SECONDS + longest
-    assert taken > 0.09 * trained_for
-    none = GenerationShare(0.0)
-    none.generated(math.nextafter(SAVED_SECONDS, 1))
-    none.trained(1e9)
-    assert not none.allows

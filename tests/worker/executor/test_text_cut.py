@@ -250,22 +250,28 @@ def test_a_neighbour_steps_between_any_two_passes_of_the_texts(fleet, placing, t
         {**SPACE, "learning_rate": [1e-3]}, rows(40, seed=3), training={"epochs": 8}, early_exit={"policy": "none"}
     )
     alone = [Inside(fleet, tmp_path / str(at)).run(one)[0] for at, one in enumerate((ours, neighbour))]
-    told, step, generate = [], Replicas.step, TextGeneration.advance
+    told, step, generate, clock = [], Replicas.step, TextGeneration.advance, [0.0]
 
     def stepping(self, jobs, *how):
         told.append({job.key.placement for job, _ in jobs})
-        return step(self, jobs, *how)
+        stepped, lost = step(self, jobs, *how)
+        stepped.seconds = 10.0
+        return stepped, lost
 
     def generating(self):
         told.append("pass")
+        clock[0] += 1.0  # a step earns less
         return generate(self)
+
+    def timed(executor):
+        executor._generation._clock = lambda: clock[0]
 
     monkeypatch.setattr(Replicas, "step", stepping)
     monkeypatch.setattr(TextGeneration, "advance", generating)
     pair = [
         one.model_copy(update={"placement_id": f"s{at}", "token": f"token-s{at}"}) for at, one in enumerate((ours, neighbour))
     ]
-    together = Inside(fleet, tmp_path / "together").run(*pair)
+    together = Inside(fleet, tmp_path / "together").run(*pair, prepare=timed)
     theirs = [at for at, one in enumerate(told) if "s1" in one]
     beside = told[theirs[0] : theirs[-1]]
     assert ("pass", {"s1"}) in pairwise(beside), "it stepped while all of ours were parked"

@@ -1,7 +1,7 @@
 """Answers requests on the base that the executor holds: one continuous batch of all tenants' requests, a pass at a time.
 
-While jobs train, passes run between steps, within the share of policy/generation_share.py; otherwise one after another.
-Takes rows of the arena for the adapters and pages of a cache for the keys, and gives both up where training needs them.
+Takes rows of the arena for the adapters and pages of a cache for the keys, and gives both up where training needs them. Knows
+no share of the time: passes run when it is given turns.
 """
 
 import logging
@@ -24,7 +24,6 @@ from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.sequence import Sequence
 from worker.model.out_of_memory import is_out_of_memory
-from worker.policy.generation_share import GenerationShare
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import PAGE_TOKENS, PREFILL_TOKENS, generator_of
@@ -40,11 +39,8 @@ _NO_MEMORY = CompletionFailed(code="no_memory", message="the executor has no mem
 class Completions:
     """`hand_over` queues a callback for the training loop, from which all else is called."""
 
-    def __init__(
-        self, link: PlacementLink, cache: NodeCache, share: float, hand_over: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, link: PlacementLink, cache: NodeCache, hand_over: Callable[[Callable[[], None]], None]) -> None:
         self._hand_over = hand_over
-        self._share = GenerationShare(share)
         self._channel = RequestChannel(
             link,
             lambda works: hand_over(partial(self._given, works)),
@@ -68,6 +64,11 @@ class Completions:
     def __bool__(self) -> bool:
         """Whether a pass can run."""
         return bool(self._waiting or self._running)
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose requests can run."""
+        return frozenset(run.prepared.work.tenant_id for run in (*self._waiting, *self._running.values()))
 
     @property
     def at_hand(self) -> frozenset[str]:
@@ -165,24 +166,9 @@ class Completions:
 
     # ---- passes ------------------------------------------------------------------------------------------------------
 
-    def trained(self, seconds: float) -> None:
-        """A training step took so long."""
-        self._share.trained(seconds)
-
-    def advance(self, training: bool) -> None:
-        """Run the passes that are due: while jobs train, as many as the share allows; else one."""
-        if not training:
-            if self:
-                self._pass()
-            return
-        while self and self._share.allows:
-            began = time.monotonic()
-            self._pass()
-            self._share.generated(time.monotonic() - began)
-
-    def _pass(self) -> None:
-        replicas = self._replicas
-        assert replicas is not None
+    def advance(self, replicas: Replicas) -> None:
+        """Begin requests that have room, and run one pass."""
+        assert replicas is self._replicas
         self._begin_waiting(replicas)
         if self._generator is None or not self._running:
             return

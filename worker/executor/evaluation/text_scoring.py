@@ -1,9 +1,9 @@
 """Text evaluations that tasks ask for: of the base when a task begins, of jobs at milestones, at their boundary where a text
 metric ranks them there, and of each adapter that is kept, before it is stored.
 
-All that wait are answered in one batch, one pass between two training steps; a batch that finds no memory is split. Texts are
-scored here, SLICE_SECONDS between two steps, and reported. An adapter whose texts could not be generated is kept all the same,
-and the report says why it has no scores.
+All that wait are answered in one batch, pass by pass when it is given turns; a batch that finds no memory is split. Texts are
+scored here, SLICE_SECONDS a turn, and reported. An adapter whose texts could not be generated is kept all the same, and the
+report says why it has no scores.
 """
 
 import time
@@ -27,7 +27,7 @@ from worker.policy.job_record import BoundaryTextsScored, JobKey, MilestonePasse
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import AdapterWeights, CannotGenerate, TextGeneration
 
-SLICE_SECONDS = 0.02  # of scoring between two training steps; a text more
+SLICE_SECONDS = 0.02  # of scoring in a turn; a text more
 
 
 class TextEvaluations:
@@ -48,6 +48,11 @@ class TextEvaluations:
 
     def __contains__(self, task: PlacementRun) -> bool:
         return any(asked.task is task for asked in self._all())
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose evaluations are at hand."""
+        return frozenset(asked.task.placement.tenant_id for asked in self._all())
 
     def _all(self) -> Iterator[AskedTexts]:
         yield from chain(self._waiting, *self._batches, self._under_way.values())
