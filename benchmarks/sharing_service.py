@@ -1,6 +1,7 @@
 """Tenants' OpenAI-style jobs through the whole service on one device: with joins, against exclusive placement.
 
-    python -m benchmarks.sharing_service [--jobs 24] [--rows 100 500] [--load 1.5] [--shape 1b] [--device cuda] [--commit HASH]
+    python -m benchmarks.sharing_service [--jobs 24] [--rows 100 500] [--epochs 2 3] [--load 1.5] [--shape 1b] [--device cuda]
+        [--commit HASH]
 
 Real API, planner, Postgres, Valkey and worker with their defaults and local storage; random weights. Three tenants post the
 same jobs of one configuration each four times: all at once, and at Poisson times that offer `--load` times what the device does
@@ -68,13 +69,13 @@ class Ran:
         return self.ended - self.placed
 
 
-def drawn(count: int, rows: tuple[int, int], seed: int) -> list[Job]:
-    """Jobs of sizes between these, evenly in the logarithm, for the tenants in turn."""
+def drawn(count: int, rows: tuple[int, int], seed: int, epochs: tuple[int, int] = (2, 3)) -> list[Job]:
+    """Jobs of sizes between these, evenly in the logarithm, for the tenants in turn, each of one of these numbers of epochs."""
     made, draw = [], random.Random(seed)
     low, high = map(math.log, rows)
     for number in range(count):
         size = round(math.exp(draw.uniform(low, high)))
-        made.append(Job(number % TENANTS, size, draw.choice((2, 3)), draw.choice((1, 2, 4)), draw.choice((0.5, 1.0, 2.0))))
+        made.append(Job(number % TENANTS, size, draw.choice(epochs), draw.choice((1, 2, 4)), draw.choice((0.5, 1.0, 2.0))))
     return made
 
 
@@ -185,7 +186,7 @@ def gate_of(exclusive: Sequence[Ran], joined: Sequence[Ran]) -> dict[str, Any]:
 
 def measure(given: argparse.Namespace, motet: RunningStack) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
     tenants = Tenants(motet, "random")
-    jobs = drawn(given.jobs, tuple(given.rows), given.seed)
+    jobs = drawn(given.jobs, tuple(given.rows), given.seed, tuple(given.epochs))
     warm = [Job(number, given.rows[0], 1, size, 1.0) for number, size in enumerate((1, 2, 4))]
     tenants.upload([*jobs, *warm])
     tenants.run(warm, [0.0] * len(warm), EXCLUSIVE)  # load the base, and teach the planner what a step takes
@@ -223,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=24)
     parser.add_argument("--rows", type=int, nargs=2, default=[100, 500], help="the fewest and the most rows of a job's file")
+    parser.add_argument("--epochs", type=int, nargs=2, default=[2, 3], help="one of which a job takes")
     parser.add_argument("--load", type=float, default=1.5, help="of the Poisson arrivals; 0 leaves them out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shape", choices=SHAPES, default="1b")

@@ -88,6 +88,10 @@ class RowScores(Message):
         difference = self.minus(best)
         return difference.mean <= difference.standard_error * _ROUNDING
 
+    def surely_worse_than(self, other: "RowScores") -> bool:
+        """Whether the whole 95 % interval of the paired difference is above 0. Raises ValueError as `minus`."""
+        return self.minus(other).interval[0] > 0
+
 
 def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> MeanEstimate:
     """sum(totals) / sum(weights) with its standard error over rows, by linearisation (Cochran 1977, Sampling Techniques, 6.3);

@@ -110,9 +110,9 @@ class TaskSpec(Strict):
         default=VAL_LOSS,
         description=(
             "What the winner is chosen by, and who goes on after warmup: val_loss, or the name of one of evaluation.metrics, "
-            "but for an endpoint's. Jobs within one standard error of the highest result count as equal; of these the one with "
-            "the lowest validation loss goes first. By a metric, jobs wait at the end of warmup until all are scored. Asha's "
-            "later rungs, and what ends a job by its own curve, go by validation losses in either case."
+            "but for an endpoint's. Jobs that a paired test over the prompts (95 %) does not part from the best result count "
+            "as equal; of these the lowest validation loss goes first. By a metric, jobs wait at the end of warmup until all "
+            "are scored. Asha's later rungs, and what ends a job by its own curve, go by validation losses in either case."
         ),
     )
     gpus: Gpus = Field(

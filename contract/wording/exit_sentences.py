@@ -13,13 +13,21 @@ def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
         case ExitReason.UNDERPERFORMING:
             said = _behind(evidence)
             if said is not None:
-                lacking = evidence.get("unscored_by")
-                return said + (f"; no job's texts could be scored by {lacking}, so validation decided" if lacking else "")
+                return said + _why_validation(evidence)
         case ExitReason.OVERFITTING if _holds(evidence, "gap", "tau_gap"):
             return f"validation loss {evidence['gap']:.0%} above training loss, {evidence['tau_gap']:.0%} is the limit"
         case ExitReason.DIVERGING if _holds(evidence, "train_slope", "val_slope"):
             return f"both losses rise, {evidence['train_slope']:+.2f} and {evidence['val_slope']:+.2f} per evaluation"
     return str(evidence.get("pattern", "see its evidence"))
+
+
+def _why_validation(evidence: Mapping[str, Any]) -> str:
+    """Why validation decided although the task selects by a text metric; empty where it does not, or the metric decided."""
+    if lacking := evidence.get("unscored_by"):
+        return f"; no job's texts could be scored by {lacking}, so validation decided"
+    if tied := evidence.get("tied_by"):
+        return f"; {tied} does not tell it from the best, so validation decided"
+    return ""
 
 
 def _behind(evidence: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from contract.row_scores import MeanEstimate, RowScores
 from contract.task_spec import VAL_LOSS
 from service.tasks.pairwise_wins import PairwiseWins
 
-Rule = Literal["one_standard_error", "lowest_loss", "highest_score"]
+Rule = Literal["one_standard_error", "not_surely_worse", "lowest_loss", "highest_score"]
 _OF_ROWS = {"loss": VAL_LOSS, "error": "val_accuracy"}  # metrics of validation rows
 _NAMES = {VAL_LOSS: "validation loss", "val_accuracy": "validation accuracy"}
 
@@ -48,9 +48,9 @@ class Selection(BaseModel):
     )
     rule: Rule = Field(
         description="one_standard_error: among jobs within one standard error of the best, by paired differences, the smallest "
-        "rank, or by a text metric the lowest validation loss, since prompts are few. lowest_loss: where a worker of another "
-        "version reported no losses by row. highest_score: the highest mean of a text metric, where adapters answered "
-        "different numbers of prompts"
+        "rank. not_surely_worse: of a text metric, whose prompts are few: among jobs that a paired test at 95 % does not part "
+        "from the best, the lowest validation loss. lowest_loss: where a worker of another version reported no losses by row. "
+        "highest_score: the highest mean of a text metric, where adapters answered different numbers of prompts"
     )
     rows: int | None = Field(description="Validation rows that it was judged on; prompts, of a text metric")
     value: Interval | None = Field(description="The winner's metric")
@@ -59,7 +59,7 @@ class Selection(BaseModel):
         "holds for all jobs that kept an adapter at once, since the winner is the best of them"
     )
     beats_base: bool | None = Field(description="Whether the whole interval of `gain` is above 0; null where it is unknown")
-    tied: list[int] = Field(description="Indexes of the jobs within one standard error of the best, the winner among them")
+    tied: list[int] = Field(description="Indexes of the jobs that the rule counts as equal to the best, the winner among them")
     unscored: list[int] = Field(
         default=[],
         description="Indexes of jobs that kept an adapter whose texts could not be scored, and so could not win by them",
@@ -98,10 +98,13 @@ def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str 
         winner = min(judged, key=_order if metric is not None else _by_loss)
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
     best = min(judged, key=_order)
-    tied = [one for one in judged if one is best or _scored(one).as_good_as(_scored(best))]
+    if metric is not None:
+        tied = [one for one in judged if one is best or not _scored(one).surely_worse_than(_scored(best))]
+    else:
+        tied = [one for one in judged if one is best or _scored(one).as_good_as(_scored(best))]
     better = [one for one in tied if _beats(one, base, len(judged))]
     winner = min(better or tied, key=_by_loss if metric is not None else lambda one: (one.rank, *_order(one)))
-    return winner, _selection(compared, winner, tied, "one_standard_error")
+    return winner, _selection(compared, winner, tied, "not_surely_worse" if metric is not None else "one_standard_error")
 
 
 def _order(one: Candidate) -> tuple[float, float, int]:
@@ -175,7 +178,8 @@ def _verdict(winner: Candidate, made: Selection) -> str:
             f"by {made.rows} {'prompts' if made.of_texts else 'rows'}, which does not exclude 0{lacking}"
         )
     others = len(made.tied) - 1
-    ties = f"; {others} other{'s' * (others > 1)} within one standard error of the best" if others else ""
+    near = "not surely worse than the best" if made.rule == "not_surely_worse" else "within one standard error of the best"
+    ties = f"; {others} other{'s' * (others > 1)} {near}" if others else ""
     return f"job {winner.index} won: {value}, better than the base by {_words(made.gain)}{ties}{lacking}"
 
 

@@ -83,7 +83,7 @@ def test_a_text_metric_has_its_name_its_interval_and_its_gain():
     base = answers(*range(10))
     good, bad = answers(*range(60)), answers(*range(5, 40))
     winner, said = choose([Candidate(0, 64, 1.5, good), Candidate(1, 4, 0.5, bad)], base, "rouge")
-    assert (winner.index, said.metric, said.rule, said.of_texts) == (0, "rouge", "one_standard_error", True)
+    assert (winner.index, said.metric, said.rule, said.of_texts) == (0, "rouge", "not_surely_worse", True)
     assert said.value.mean == pytest.approx(0.6)
     assert said.gain.mean == pytest.approx(0.5)
     assert 0.3 < said.gain.low < 0.5 < said.gain.high < 0.7
@@ -104,6 +104,14 @@ def test_texts_that_cannot_tell_jobs_apart_leave_the_choice_to_the_loss():
     jobs = [Candidate(0, 8, 1.5, same), Candidate(1, 8, 1.2, same), Candidate(2, 64, 1.1, same)]
     winner, said = choose(jobs, answers(), "rouge")
     assert (winner.index, said.tied) == (2, [0, 1, 2])
+
+
+@pytest.mark.parametrize(("ahead", "wins"), [(3, 1), (5, 0)])
+def test_the_metric_overrules_the_loss_only_where_it_is_sure(ahead, wins):
+    """So many prompts more of 100, and none less: three are 1.7 standard errors, five are 2.3."""
+    jobs = [Candidate(0, 8, 1.5, answers(*range(30 + ahead))), Candidate(1, 8, 1.2, answers(*range(30)))]
+    winner, said = choose(jobs, answers(), "rouge")
+    assert (winner.index, said.tied) == ((1, [0, 1]) if wins else (0, [0]))
 
 
 def test_a_job_without_texts_cannot_win_by_them():

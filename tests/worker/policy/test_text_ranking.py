@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.early_exit_policy import EarlyExitPolicy
-from contract.row_scores import RowScores
+from contract.row_scores import RowScores, t_quantile
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
 from worker.policy.early_exit.policy_interface import Standing
@@ -18,8 +18,10 @@ EIGHTHS = st.integers(0, 8).map(lambda eighths: eighths / 8)
 PROMPTS = 16
 
 
-def standing(job: int, loss: float, results: list[float] | None) -> Standing:
-    return Standing(job, (loss,), RowScores(totals=[loss] * 4), RowScores.of_results(results) if results is not None else None)
+def standing(job: int, loss: float, results: list[float] | None, validated: bool = True) -> Standing:
+    """validated: whether it has scores of validation rows, which are its loss in each, so that any difference is sure."""
+    texts = RowScores.of_results(results) if results is not None else None
+    return Standing(job, (loss,), RowScores(totals=[loss] * 4) if validated else None, texts)
 
 
 def hits(right: int, shift: int = 0) -> list[float]:
@@ -33,18 +35,18 @@ def reference(jobs: dict[int, tuple[float, list[float] | None]]) -> list[int]:
     order: list[int] = []
     while left:
         best = min(left, key=lambda job: (-sum(map(Fraction, jobs[job][1])), jobs[job][0], job))
-        equal = [job for job in left if job == best or within_one_error(jobs[job][1], jobs[best][1])]
+        equal = [job for job in left if job == best or not surely_worse(jobs[job][1], jobs[best][1])]
         order += sorted(equal, key=lambda job: (jobs[job][0], job))
         left -= set(equal)
     return order + sorted((job for job, (_, results) in jobs.items() if results is None), key=lambda job: (jobs[job][0], job))
 
 
-def within_one_error(own: list[float], best: list[float]) -> bool:
+def surely_worse(own: list[float], best: list[float]) -> bool:
     worse = [Fraction(there) - Fraction(here) for here, there in zip(own, best, strict=True)]
     n, mean = len(worse), sum(worse) / len(worse)
     if n < 2 or mean <= 0:
-        return True
-    return mean * mean <= sum((one - mean) ** 2 for one in worse) / (n - 1) / n
+        return False
+    return mean * mean > Fraction(t_quantile(n - 1)) ** 2 * sum((one - mean) ** 2 for one in worse) / (n - 1) / n
 
 
 @given(
@@ -71,7 +73,7 @@ def test_one_more_right_answer_is_just_one_standard_error_whatever_their_number(
 
 
 def verdicts(policy: str, standings: list[Standing], base: RowScores | None = None, base_loss: float = -9.0, **how):
-    """base_loss: by it every job is worse than the base, which must not matter where texts are scored."""
+    """base_loss: by it every job with scores is worse than the base, which must not matter where texts are scored."""
     made = policy_of(EarlyExitPolicy(policy=policy, **how), "found")
     return made.decide_ranks(standings, RowScores(totals=[base_loss] * 4), base)
 
@@ -102,7 +104,7 @@ def test_among_equals_the_lowest_loss_goes_first():
 
 def test_between_floor_and_ceiling_the_paired_test_over_prompts_decides():
     """Three of 16 are equal by the metric, though their losses are the highest; the others are surely worse."""
-    jobs = [standing(job, 20.0 - job if job < 3 else 0.1 * job, hits(16 if job < 3 else 2)) for job in range(16)]
+    jobs = [standing(job, 20.0 if job < 3 else 0.1 * job, hits(16 if job < 3 else 2)) for job in range(16)]
     decided = verdicts("alto_guarded", jobs)
     assert kept(decided) == {0, 1, 2}
     evidence = decided[3].evidence
@@ -112,16 +114,31 @@ def test_between_floor_and_ceiling_the_paired_test_over_prompts_decides():
     assert said == "worse than the best at the end of warmup by 0.69 to 1.1 in found (95 %, 16 prompts)"
 
 
+def test_whom_the_metric_does_not_part_from_the_best_validation_does():
+    """All 16 have as many right answers, of other prompts; by validation all but the first are surely worse. The floor is 2."""
+    decided = verdicts("alto_guarded", [standing(job, 1.0 + job, hits(8, job)) for job in range(16)])
+    assert kept(decided) == {0, 1}
+    evidence = decided[2].evidence
+    assert (evidence["tied_by"], evidence["val_loss"], evidence["best_val_loss"], evidence["rows"]) == ("found", 3, 1, 4)
+    said = exit_sentence(ExitReason.UNDERPERFORMING, evidence)
+    assert said == (
+        "worse than the best at the end of warmup by 2 to 2 (95 %, 4 validation rows); "
+        "found does not tell it from the best, so validation decided"
+    )
+    assert len(kept(verdicts("alto_guarded", [standing(job, 1.0, hits(8, job)) for job in range(16)]))) == 6, "nothing decides"
+
+
 def test_a_paired_test_is_against_the_best_by_the_metric_not_the_first_of_its_equals():
-    """Job 1 goes first by its loss, and is within one standard error of job 0; job 2 is surely worse than job 0 alone."""
-    jobs = [standing(0, 5.0, hits(16)), standing(1, 1.0, hits(15)), standing(2, 2.0, hits(12))]
+    """Job 1 goes first by its loss, and is not surely worse than job 0; job 2 is surely worse than job 0 alone."""
+    results = ((5.0, 16), (1.0, 15), (2.0, 12))
+    jobs = [standing(job, loss, hits(right), validated=False) for job, (loss, right) in enumerate(results)]
     assert [place.job for place in by_texts(jobs)] == [1, 0, 2]
     assert jobs[2].texts.minus(jobs[0].texts).interval[0] > 0 >= jobs[2].texts.minus(jobs[1].texts).interval[0]
     assert kept(verdicts("alto_guarded", jobs, keep_fraction=2 / 3)) == {0, 1}
 
 
 def test_a_search_that_only_harms_the_metric_ends_and_keeps_the_lowest_loss_of_its_best():
-    jobs = [standing(job, 3.0 - job, hits(job == 0)) for job in range(3)]
+    jobs = [standing(job, 3.0 - job, hits(job == 0), validated=False) for job in range(3)]
     decided = verdicts("alto_guarded", jobs, RowScores.of_results(hits(12)))
     assert [decided[job].keeps_adapter_though_ranked_out for job in range(3)] == [False, False, True]
     said = exit_sentence(decided[0].reason, decided[0].evidence)

@@ -5,6 +5,7 @@ Pure: losses, row scores and counts in, verdicts with their evidence out. Knows 
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from contract.row_scores import MeanEstimate, RowScores
 from contract.states import ExitReason
@@ -17,10 +18,11 @@ class GuardedAlto(Alto):
     """As `Alto`, but a pattern ends a job only after `guard_patience` evaluations without a new lowest validation loss: "the
     validation loss turns upward" (5.1), which Algorithm 1 leaves out, and which noise on few held-out rows can feign.
 
-    The cut keeps every job that is not surely worse than the best by a paired test over the validation rows, or by a text
-    metric over the prompts, and no fewer and no more than `survivors` of the policy's parameters says. The bounds are half and
-    one and a half times ALTO's quarter, so that a cut keeps a quarter on average. Without the floor an early test would decide
-    a late outcome; without the ceiling a test of too few rows would keep everybody.
+    The cut keeps every job that is not surely worse than the best by a paired test over the validation rows, and no fewer and
+    no more than `survivors` of the policy's parameters says. The bounds are half and one and a half times ALTO's quarter, so
+    that a cut keeps a quarter on average. Without the floor an early test would decide a late outcome; without the ceiling a
+    test of too few rows would keep everybody. By a text metric the test is over the prompts, and jobs that it cannot tell from
+    the best are compared over the validation rows with the first of them: prompts are few, and leave most jobs equal.
     """
 
     def _guard_passed(self, history: History) -> bool:
@@ -64,22 +66,14 @@ class GuardedAlto(Alto):
         if difference is None:
             keep = math.ceil(self._p.keep_fraction * len(ranked))
             return None if ahead < keep else self._underperforming(measure, ranked, ahead, keep, len(ranked))
-        low, high = difference.interval
-        if low <= 0:
-            return None
-        over = "validation rows" if measure.metric is None else "prompts"
-        evidence: Evidence = {
-            "pattern": f"worse than the best at the warmup boundary, by a paired test over the {over} at 95 %",
-            **measure.evidence(one),
-            **measure.told(best.value, "best_"),
-            "difference": difference.mean,
-            "difference_low": low,
-            "difference_high": high,
-            measure.rows: difference.rows,
-            "rank": ahead + 1,
-            "alive": len(ranked),
-        }
-        return Verdict(ExitReason.UNDERPERFORMING, evidence)
+        if difference.interval[0] > 0:
+            return _worse(measure, one, best, difference, ahead, len(ranked))
+        if measure.metric is not None:
+            own, first = (replace(place, value=place.val_loss, scores=place.validation) for place in (one, ranked[0]))
+            difference = _paired(own.scores, first.scores)
+            if difference is not None and difference.interval[0] > 0:
+                return _worse(Measure(tied=measure.metric), own, first, difference, ahead, len(ranked))
+        return None
 
 
 def _paired(own: RowScores | None, other: RowScores | None) -> MeanEstimate | None:
@@ -90,8 +84,25 @@ def _paired(own: RowScores | None, other: RowScores | None) -> MeanEstimate | No
 
 
 def _surely_worse(own: RowScores | None, other: RowScores) -> bool:
-    difference = _paired(own, other)
-    return difference is not None and difference.interval[0] > 0
+    return own is not None and own.comparable(other) and own.surely_worse_than(other)
+
+
+def _worse(measure: Measure, one: Place, best: Place, difference: MeanEstimate, ahead: int, alive: int) -> Verdict:
+    """The verdict on a job that the paired test parts from the best."""
+    over = "validation rows" if measure.metric is None else "prompts"
+    low, high = difference.interval
+    evidence: Evidence = {
+        "pattern": f"worse than the best at the warmup boundary, by a paired test over the {over} at 95 %",
+        **measure.evidence(one),
+        **measure.told(best.value, "best_"),
+        "difference": difference.mean,
+        "difference_low": low,
+        "difference_high": high,
+        measure.rows: difference.rows,
+        "rank": ahead + 1,
+        "alive": alive,
+    }
+    return Verdict(ExitReason.UNDERPERFORMING, evidence)
 
 
 def _nothing_learned(measure: Measure, one: Place, base: RowScores, best: bool) -> Verdict:

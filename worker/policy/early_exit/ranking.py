@@ -14,21 +14,24 @@ from worker.policy.early_exit.policy_interface import Evidence, Standing
 @dataclass(frozen=True)
 class Place:
     """A job at a rung. value: what ranks it, lower is better; inf where it has no scores by what ranks the others. val_loss:
-    its validation loss there. scores: those behind the value, where they are known."""
+    its validation loss there. scores: those behind the value, where they are known. validation: those of validation rows, where
+    texts are behind the value."""
 
     job: int
     value: float
     val_loss: float
     scores: RowScores | None = None
+    validation: RowScores | None = None
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What jobs were ranked by. metric: the text metric; None: validation losses or scores. lacking: the text metric by which
-    no job could be scored, so that validation decided."""
+    """What jobs were ranked by. metric: the text metric; None: validation losses or scores, since no job could be scored by the
+    text metric `lacking`, or since the text metric `tied` does not tell the job from the best."""
 
     metric: str | None = None
     lacking: str | None = None
+    tied: str | None = None
 
     @property
     def rows(self) -> str:
@@ -45,7 +48,8 @@ class Measure:
         """What it was, and the job's own value."""
         if self.metric is not None:
             return {"metric": self.metric, **self.told(place.value), "val_loss": place.val_loss}
-        return self.told(place.value) | ({"unscored_by": self.lacking} if self.lacking is not None else {})
+        why = {"unscored_by": self.lacking, "tied_by": self.tied}
+        return self.told(place.value) | {name: metric for name, metric in why.items() if metric is not None}
 
 
 Order = Callable[[Sequence[Standing]], list[Place]]
@@ -81,14 +85,14 @@ def by_scores(standings: Sequence[Standing]) -> list[Place]:
 
 
 def by_texts(standings: Sequence[Standing]) -> list[Place]:
-    """By a text metric, as the winner is chosen by one (service/tasks/selection.py): the jobs within one standard error of the
-    best, paired over the prompts, count as equal, and of these the one with the best validation goes first; then the same for
-    those that are left. Jobs without scores come last, by validation.
+    """By a text metric, as the winner is chosen by one (service/tasks/selection.py): the jobs that are not surely worse than
+    the best, by a paired test over the prompts, count as equal, and of these the one with the best validation goes first; then
+    the same for those that are left. Jobs without scores come last, by validation.
 
     Not as `by_losses`: a later arrival may join jobs that were apart, or part jobs that were equal.
     """
     validated = {place.job: (place.value, place.job) for place in by_scores(standings)}
-    found = [Place(one.job, _mean(one.texts), one.losses[0], one.texts) for one in standings if one.losses]
+    found = [Place(one.job, _mean(one.texts), one.losses[0], one.texts, one.scores) for one in standings if one.losses]
     left = sorted(found, key=lambda place: (place.value, validated[place.job]))
     order: list[Place] = []
     while left:
@@ -105,7 +109,7 @@ def _mean(scores: RowScores | None) -> float:
 def _equal(place: Place, best: Place) -> bool:
     if place.scores is None or best.scores is None:
         return place.scores is best.scores
-    return place is best or (place.scores.comparable(best.scores) and place.scores.as_good_as(best.scores))
+    return place is best or (place.scores.comparable(best.scores) and not place.scores.surely_worse_than(best.scores))
 
 
 def _by_value(place: Place) -> tuple[float, int]:
