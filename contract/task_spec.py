@@ -65,7 +65,7 @@ class Objective(Strict):
 
 
 class WarmStart(Strict):
-    """The adapter that every job starts from: one that an earlier task made."""
+    """The adapter that every job starts from: one that an earlier task made, or one that was uploaded (`POST /v1/adapters`)."""
 
     adapter_id: Name
 

@@ -8,6 +8,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 import service.adapters.routes
+import service.adapters.upload_routes
 import service.audit.routes
 import service.batches.routes
 import service.completions.worker_routes
@@ -62,6 +63,7 @@ _ROUTERS = (
     service.files.routes.router,
     service.scheduler.routes.router,
     service.adapters.routes.router,
+    service.adapters.upload_routes.router,
     service.webhooks.routes.router,
     service.mirrors.routes.router,
     service.fleet.base_models.routes.router,

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from contract.compatibility.version import VERSION
 from motet.api.errors import ApiError, MotetError
-from motet.commands import account, asking, cluster, exit_codes, local, stored, submitting, tasks
+from motet.commands import account, asking, cluster, exit_codes, local, submitting, tasks
 from motet.commands.admin import admin
 from motet.commands.exit_codes import ExitCode
 from motet.commands.files import files
 from motet.commands.members import accounts, members, whoami
 from motet.commands.models import models
+from motet.commands.stored import adapters
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own, whatever package it lives in
 _GROUPS = {
@@ -25,7 +26,7 @@ _GROUPS = {
         *(tasks.tasks, tasks.jobs, tasks.watch, tasks.logs, tasks.events, tasks.compare, tasks.evaluations),
         *(tasks.pause, tasks.resume, tasks.cancel, tasks.download, tasks.delete),
     ),
-    "Adapters": (asking.ask, stored.adapters),
+    "Adapters": (asking.ask,),
     "Fleet": (cluster.cluster, cluster.schedule, cluster.nodes),
     "Account": (account.login, account.logout, account.use, account.services, account.dashboard, whoami, account.usage),
     "This machine": (local.up, local.demo, local.doctor),
@@ -65,6 +66,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, epilog=e
 for _group, _commands in _GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_group)(_command)
+app.add_typer(adapters, name="adapters", rich_help_panel="Adapters")
 app.add_typer(files, name="files", rich_help_panel="Stored")
 app.add_typer(models, name="models", rich_help_panel="Fleet")
 app.add_typer(account.keys, name="keys", rich_help_panel="Account")

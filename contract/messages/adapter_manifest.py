@@ -1,10 +1,11 @@
-"""AdapterManifest: a committed adapter's files and its lineage. Knows no storage and no tensors."""
+"""An adapter's files and what it was made from: trained by a job, or uploaded by a tenant. Knows no storage and no tensors."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
 from contract.compatibility.lenient_documents import ShownConfig
+from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, PeftSettings
 from contract.strict import Message, Sha256
 
 
@@ -16,25 +17,27 @@ class AdapterFile(Message):
     bytes: Annotated[int, Field(ge=0)]
 
 
-class Lineage(Message):
+class AdapterBase(Message):
+    """The base that the adapter is for."""
+
+    base_model: str
+    base_revision: str
+
+
+class Lineage(AdapterBase):
     """What the adapter was trained from."""
 
     task_id: str
     job_id: str
-    base_model: str
-    base_revision: str
     dataset_sha256: Sha256
     config: ShownConfig
 
 
-class AdapterManifest(Message):
-    """A PEFT folder: adapter_config.json and adapter_model.safetensors, kept at the job's best validation loss."""
+class PeftFolder(Message):
+    """A PEFT folder, whoever made it: adapter_config.json and adapter_model.safetensors, and the base that they are for."""
 
     files: Annotated[list[AdapterFile], Field(min_length=1, max_length=16)]
-    step: int  # the optimizer step after which it was saved; 0 is before the first
-    val_loss: float  # mean nats per completion token over the validation rows
-    lineage: Lineage
-    arena_rows: tuple[int, int] | None = None  # [first, stop) on its executor, in which it trained; older workers leave it out
+    lineage: AdapterBase
 
     @field_validator("files")
     @classmethod
@@ -42,7 +45,37 @@ class AdapterManifest(Message):
         paths = [f.path for f in files]
         if len(set(paths)) != len(paths):
             raise ValueError("two files have the same path")
-        missing = {"adapter_config.json", "adapter_model.safetensors"} - set(paths)
+        missing = {CONFIG_FILE, WEIGHTS_FILE} - set(paths)
         if missing:
             raise ValueError(f"misses {', '.join(sorted(missing))}")
         return files
+
+
+class AdapterManifest(PeftFolder):
+    """The adapter that a job trained, kept at its best validation loss."""
+
+    step: int  # the optimizer step after which it was saved; 0 is before the first
+    val_loss: float  # mean nats per completion token over the validation rows
+    lineage: Lineage
+    arena_rows: tuple[int, int] | None = None  # [first, stop) on its executor, in which it trained; older workers leave it out
+
+    @property
+    def settings(self) -> PeftSettings:
+        """What its adapter_config.json says."""
+        config = self.lineage.config
+        modules = [str(module) for module in config.target_modules]
+        return PeftSettings(rank=config.rank, alpha=config.alpha, rslora=config.rslora, target_modules=modules)
+
+
+class UploadedManifest(PeftFolder):
+    """An adapter that a tenant uploaded. Only the service writes it."""
+
+    settings: PeftSettings
+
+    def stored(self) -> dict[str, Any]:
+        """The document with what 0.2 expects of every adapter, so that its processes still hand this one to workers during an
+        upgrade, and read its base, rank and modules. From 0.4 on, `model_dump` is enough."""
+        shape = self.settings.model_dump(mode="json")
+        unknown = {"task_id": "", "job_id": "", "dataset_sha256": "0" * 64, "config": shape}
+        document = self.model_dump(mode="json")
+        return document | {"step": 0, "val_loss": 0.0, "lineage": document["lineage"] | unknown}

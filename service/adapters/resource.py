@@ -5,33 +5,40 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage, UploadedManifest
+from contract.messages.peft_settings import PeftSettings
 from service.adapters.models import Adapter
 
 
 class AdapterResource(BaseModel):
     object: Literal["adapter"] = "adapter"
     id: str
-    task_id: str
-    job_id: str
-    step: int = Field(description="The optimizer step it was taken after")
-    val_loss: float = Field(description="Mean nats per completion token over the validation rows")
+    name: str | None = Field(default=None, description="Of an uploaded one, as its uploader calls it")
+    base_model: str
+    task_id: str | None = Field(description="The task that made it; null if it was uploaded, as are the fields of its training")
+    job_id: str | None
+    step: int | None = Field(description="The optimizer step it was taken after")
+    val_loss: float | None = Field(description="Mean nats per completion token over the validation rows")
     bytes: int
     files: list[AdapterFile]
-    lineage: Lineage
+    lineage: Lineage | None
+    settings: PeftSettings | None = Field(default=None, description="Of an uploaded one; the others' are in their lineage")
     created_at: datetime
 
     @classmethod
     def of(cls, adapter: Adapter) -> "AdapterResource":
-        manifest = AdapterManifest.model_validate(adapter.manifest)
+        manifest = adapter.folder
         return cls(
             id=adapter.id,
+            name=adapter.name,
+            base_model=manifest.lineage.base_model,
             task_id=adapter.task_id,
             job_id=adapter.job_id,
             step=adapter.step,
             val_loss=adapter.val_loss,
             bytes=adapter.bytes,
             files=manifest.files,
-            lineage=manifest.lineage,
+            lineage=manifest.lineage if isinstance(manifest, AdapterManifest) else None,
+            settings=manifest.settings if isinstance(manifest, UploadedManifest) else None,
             created_at=adapter.created_at,
         )

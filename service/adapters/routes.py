@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import PeftFolder
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters import actions
 from service.adapters.adapter_archive import tar_gz
@@ -50,11 +50,15 @@ class NoAdapter(NotFound):
     code, title = "no_adapter", "The task has no adapter"
 
 
+Origin = Literal["trained", "uploaded", "any"]
+
+
 @router.get("/adapters", operation_id="list_adapters", summary="List adapters, the newest first", responses=problems(422))
 def list_adapters(
     reader: Reader,
     db: Db,
     task_id: Annotated[str | None, Query(max_length=128, description="Only those of this task")] = None,
+    origin: Annotated[Origin, Query(description="Uploaded ones are listed if asked for: older clients cannot")] = "trained",
     cursor: Cursor = None,
     limit: Limit = 20,
 ) -> Page[AdapterResource]:
@@ -62,6 +66,8 @@ def list_adapters(
         adapters = adapters_of(reader)
         if task_id is not None:
             adapters = adapters.where(Adapter.task_id == task_id)
+        if origin != "any":
+            adapters = adapters.where(Adapter.task_id.is_(None) if origin == "uploaded" else Adapter.task_id.is_not(None))
         return page(session, adapters, Adapter, cursor, limit, lambda rows: [AdapterResource.of(a) for a in rows])
 
 
@@ -99,7 +105,7 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, st
     with db.begin() as session:
         adapter = actions.find_adapter(session, reader, adapter_id)
         texts = additional_files(session, reader, adapter) if path == NAME else {}
-    files = {file.path: file for file in AdapterManifest.model_validate(adapter.manifest).files}
+    files = {file.path: file for file in PeftFolder.model_validate(adapter.manifest).files}
     if path in texts:
         return Response(texts[path], media_type="text/markdown")
     if path not in files:
@@ -151,8 +157,10 @@ def _why_none(task: Task) -> str:
 def additional_files(session: Session, principal: Principal, adapter: Adapter) -> dict[str, bytes]:
     """The archive's additional files, by name: a generated README, once the task has ended and its content is final.
 
-    Empty if the adapter was uploaded with its own README.
+    Empty if a worker stored the adapter with its own README, or a tenant uploaded it.
     """
+    if adapter.task_id is None or adapter.job_id is None:
+        return {}
     task = session.get_one(Task, adapter.task_id)
     if task.status not in TASK_TERMINAL or any(file["path"] == NAME for file in adapter.manifest["files"]):
         return {}
@@ -170,7 +178,7 @@ def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Ma
 
     Raises ObjectLost.
     """
-    files = AdapterManifest.model_validate(adapter.manifest).files
+    files = PeftFolder.model_validate(adapter.manifest).files
     named = [*(f"{file.path} {file.sha256}" for file in files), *(f"{n} {sha256(t).hexdigest()}" for n, t in texts.items())]
     identity = "\n".join([adapter.id, *named])
     etag = f'"{sha256(identity.encode()).hexdigest()}"'

@@ -80,6 +80,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),
         "endpoint_graders": delete_in_batches(db, EndpointGrader, _TASK_ENDED, ~_WAITED_FOR),
         "point_chunks": _forget_hidden(db, now - keep.deleted),
+        "adapters": delete_in_batches(db, Adapter, Adapter.task_id.is_(None), Adapter.deleted_at < now - keep.deleted),
         "boundary_scores": _forget_scores(db),
     }
     removed["tasks"] = _empty_deleted_tasks(db, now - keep.deleted)

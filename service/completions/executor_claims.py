@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import and_, select, update
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import PeftFolder
 from contract.messages.completion_messages import CheckpointWeights, CompletionsWanted, CompletionWork
 from contract.messages.placement_messages import CheckpointRef
 from service.adapters.models import Adapter
@@ -141,7 +141,7 @@ def _work(session: Session, request: CompletionRequest) -> CompletionWork | None
         adapter = session.get(Adapter, request.adapter_id)
         if adapter is None or adapter.tenant_id != request.tenant_id or adapter.deleted_at is not None:
             return None
-        return work.model_copy(update={"adapter": AdapterManifest.model_validate(adapter.manifest).files})
+        return work.model_copy(update={"adapter": PeftFolder.model_validate(adapter.manifest).files})
     if request.job_id is not None:
         job = session.get(Job, request.job_id)
         if job is None or job.tenant_id != request.tenant_id or job.checkpoint is None:

@@ -131,6 +131,9 @@ class RowCheck:
 class Intake:
     """One upload. `abandon` removes it unless `finish` succeeded."""
 
+    wanted = "the data set"
+    usual_name = "data.jsonl"
+
     def __init__(self, incoming: Incoming, limits: IntakeLimits) -> None:
         self._incoming, self._check, self._limits = incoming, RowCheck(limits), limits
         self._bytes = 0

@@ -1,11 +1,11 @@
-"""Streaming multipart uploads: parses parts as they arrive and passes the file's bytes straight to the intake.
+"""Streaming multipart uploads: parses parts as they arrive and passes the file's bytes straight to an intake.
 
-Knows no rows of a data set and no tables.
+Knows no tables, and of what a file holds only that its intake checks it.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Generic, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from python_multipart.exceptions import MultipartParseError
@@ -19,12 +19,15 @@ from service.files.dataset_intake import FileTooLarge, Intake, IntakeLimits
 from service.http.problems import BadRequest, TooLarge, invalid_field, shown
 from service.http.request_bodies import blocks
 from service.idempotency import idempotency_store
+from service.settings import Settings
+from service.storage.object_store import Incoming
 from service.tenants.api_keys import Principal
 from service.usage.quotas import admit_bytes
 
 MAX_NAME = 255
 _MAX_HEADER = 8192  # bytes of one header of a part
-_OVERHEAD = 2**16  # bytes allowed besides the file's: boundaries, part headers, the name
+_MOST_BYTES = 4  # of a character in UTF-8
+_OVERHEAD = 2**16  # bytes allowed besides the file's and the texts': boundaries, part headers
 
 
 class NotMultipart(BadRequest):
@@ -37,11 +40,26 @@ class Sink(Protocol):
     def feed(self, block: bytes) -> None: ...
 
 
+class Checked(Sink, Protocol):
+    """Checks a file's bytes as they arrive, and stores them. wanted: what the file is; usual_name: where it has no name."""
+
+    @property
+    def wanted(self) -> str: ...
+
+    @property
+    def usual_name(self) -> str: ...
+
+    def abandon(self) -> None: ...
+
+
+I = TypeVar("I", bound=Checked)  # noqa: E741
+
+
 @dataclass
-class Upload:
+class Upload(Generic[I]):
     """A completely received file whose check is not finished, and the text parts sent with it."""
 
-    intake: Intake
+    intake: I
     name: str
     texts: Mapping[str, str]
 
@@ -49,15 +67,15 @@ class Upload:
 class Parts:
     """The multipart parser's state: the current part, and the parts' contents. `feed` may be called from any thread.
 
-    `known` names the parts allowed besides the file's, `file`.
+    `known` are the text parts allowed besides the file's, `file`, and the most characters of each.
     """
 
-    def __init__(self, boundary: bytes, intake: Sink, known: Sequence[str] = (), file: str = "file") -> None:
+    def __init__(self, boundary: bytes, intake: Sink, known: Mapping[str, int] | None = None, file: str = "file") -> None:
         self.intake, self.file = intake, file
         self.seen: set[str] = set()
         self.filename: str | None = None
         self.complete = False
-        self._known = known
+        self._known = known or {}
         self._texts: dict[str, bytearray] = {}
         self._part = ""
         self._header, self._value = bytearray(), bytearray()
@@ -80,6 +98,11 @@ class Parts:
             self._parser.write(block)
         except MultipartParseError as error:
             raise NotMultipart(f"The multipart body is broken: {error}.") from None
+
+    @property
+    def text_bytes(self) -> int:
+        """The most that the text parts may have together."""
+        return _MOST_BYTES * sum(self._known.values())
 
     def texts(self) -> dict[str, str]:
         """The text parts besides the file, by name. Raises Invalid."""
@@ -126,8 +149,8 @@ class Parts:
             return
         held = self._texts[self._part]
         held += data[start:end]
-        if len(held) > 4 * MAX_NAME:  # UTF-8 has up to four bytes a character
-            raise invalid_field(self._part, "too_long", f"has more than {MAX_NAME} characters")
+        if len(held) > _MOST_BYTES * (most := self._known[self._part]):
+            raise invalid_field(self._part, "too_long", f"has more than {most} characters")
 
     def _ends(self) -> None:
         self.complete = True
@@ -136,7 +159,7 @@ class Parts:
 async def receive_parts(request: Request, parts: Parts, limit: int, refusal: TooLarge, wanted: str) -> None:
     """Feed the whole body to `parts`: `limit` bytes of the file at most, beyond them `refusal`. `wanted`: what the file is.
     Raises NotMultipart, and Invalid where the file is missing."""
-    async for block in blocks(request, limit + _OVERHEAD, refusal):
+    async for block in blocks(request, limit + parts.text_bytes + _OVERHEAD, refusal):
         await run_in_threadpool(parts.feed, block)
     if not parts.complete:
         raise NotMultipart("The multipart body ends before its last boundary.")
@@ -144,25 +167,44 @@ async def receive_parts(request: Request, parts: Parts, limit: int, refusal: Too
         raise invalid_field(parts.file, "missing", f"is required: {wanted}, as a part called {parts.file}")
 
 
-def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
-    """A dependency that receives an upload with these parts besides the file. It removes the stored bytes unless the route
-    finishes the intake."""
+@dataclass(frozen=True)
+class Kind(Generic[I]):
+    """A kind of upload. limit: a file's bytes; refusal: of a larger one; begin: its intake; texts: see Parts.known."""
 
-    async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
-        limits = IntakeLimits.of(settings)
+    limit: Callable[[Settings], int]
+    refusal: Callable[[int], TooLarge]
+    begin: Callable[[Incoming, Settings], I]
+    texts: Mapping[str, int]
+
+
+def receiving(kind: Kind[I]) -> Callable[..., AsyncIterator[Upload[I]]]:
+    """A dependency that receives an upload. It removes the stored bytes unless the route finishes the intake."""
+
+    async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload[I]]:
+        limit = kind.limit(settings)
         await run_in_threadpool(_must_have_room, db, writer, request.headers.get("idempotency-key"))
         boundary = boundary_of(request, "a part called file: curl -F file=@train.jsonl ...")
-        intake = Intake(await run_in_threadpool(storage.receive), limits)
-        parts = Parts(boundary, intake, known)
+        intake = kind.begin(await run_in_threadpool(storage.receive), settings)
+        parts = Parts(boundary, intake, kind.texts)
         try:
-            await receive_parts(request, parts, limits.bytes, FileTooLarge.bytes(limits.bytes), "the data set")
+            await receive_parts(request, parts, limit, kind.refusal(limit), intake.wanted)
             texts = parts.texts()
-            name = texts.get("name", parts.filename or "data.jsonl")
+            name = texts.get("name", parts.filename or intake.usual_name)
             yield Upload(intake, sane_name(name), texts)
         finally:
             await run_in_threadpool(intake.abandon)
 
     return received
+
+
+def data_set(*texts: str) -> Kind[Intake]:
+    """An upload of rows, with these text parts besides the file."""
+    return Kind(
+        lambda settings: settings.max_file_bytes,
+        FileTooLarge.bytes,
+        lambda incoming, settings: Intake(incoming, IntakeLimits.of(settings)),
+        dict.fromkeys(texts, MAX_NAME),
+    )
 
 
 def _must_have_room(db: Database, writer: Principal, key: str | None) -> None:
@@ -176,7 +218,7 @@ def _must_have_room(db: Database, writer: Principal, key: str | None) -> None:
         admit_bytes(session, writer, 1)
 
 
-Received = Annotated[Upload, Depends(receiving("name"))]
+Received = Annotated[Upload[Intake], Depends(receiving(data_set("name")))]
 
 
 def boundary_of(request: Request, wanted: str) -> bytes:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import PeftFolder
 from contract.messages.placement_messages import (
     CheckpointRef,
     DesiredState,
@@ -101,7 +101,7 @@ def warm_start(session: Session, task: Task) -> WarmStartRef | None:
     adapter = session.get(Adapter, wanted) if wanted is not None else None
     if adapter is None or adapter.tenant_id != task.tenant_id:
         return None
-    files = AdapterManifest.model_validate(adapter.manifest).files
+    files = PeftFolder.model_validate(adapter.manifest).files
     return WarmStartRef(adapter_id=adapter.id, files=files)
 
 

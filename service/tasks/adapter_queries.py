@@ -1,4 +1,4 @@
-"""Which adapters of its tasks a caller may see and start from."""
+"""Which adapters a caller may see and start from: those of its tasks, and those that were uploaded."""
 
 from sqlalchemy import Select, select
 
@@ -15,5 +15,5 @@ def adapters_of(principal: Principal) -> Select[Adapter]:
 
 def undeleted_tasks_adapters(principal: Principal) -> Select[Adapter]:
     """The caller's adapters, deleted ones too, without those of deleted tasks."""
-    there = select(Adapter).join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
+    there = select(Adapter).outerjoin(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
     return scoped(there, Adapter, principal)

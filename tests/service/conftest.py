@@ -1,6 +1,7 @@
 """A migrated database for each test (copied from a template that is migrated once), tenants with keys, and a client."""
 
 import itertools
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from service.tenants.api_keys import Principal, Scope, mint_key
 from service.tenants.member_roles import Role
 from service.tenants.models import Tenant
 from tests import free_ports
+from tests.service.adapters.adapter_uploads import BASE
 from tests.service.api import Caller
 from tests.service.live_server import PATIENCE, Server, live
 
@@ -220,6 +222,25 @@ def small_model(database) -> str:
             )
         )
     return "small"
+
+
+@pytest.fixture(scope="module")
+def toy(database, tmp_path_factory) -> Path:
+    """The folder of a base "toy" of the allow-list, which has a configuration and no weights."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "config.json").write_text(json.dumps(BASE))
+    with database.begin() as session:
+        session.add(
+            BaseModel(
+                name="toy",
+                source=str(folder),
+                revision="b" * 64,
+                architecture="LlamaForCausalLM",
+                parameters=1000,
+                max_position=256,
+            )
+        )
+    return folder
 
 
 @pytest.fixture(scope="module")

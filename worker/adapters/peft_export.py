@@ -10,12 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
 from contract.search_space import JobConfig
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena_layout import Target
-
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 def export_peft(

@@ -1,39 +1,24 @@
 """The adapter that a task starts from: reads a PEFT folder into arena columns, checks it against base and jobs. Fetches
 nothing.
 
-Safetensors only. Refuses what PEFT can express and this worker cannot do (DoRA, rank patterns, modules saved whole, biases).
+Safetensors only. Refuses what PEFT can express and Motet cannot do: contract.messages.peft_settings says what.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, NotPlainLora, PeftSettings
 from contract.search_space import MODULES, JobConfig
-from worker.adapters.peft_export import CONFIG_FILE, WEIGHTS_FILE
 from worker.model.arena_layout import Layout, Target
 
 _PREFIX = "base_model.model."
-_PLAIN: dict[str, tuple[Any, ...]] = {  # settings that change what an adapter is, and their values in plain LoRA
-    "peft_type": ("LORA",),
-    "bias": (None, "none"),
-    "use_dora": (None, False),
-    "fan_in_fan_out": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layers_to_transform": (None, []),
-    "trainable_token_indices": (None, []),
-    "target_parameters": (None, []),
-    "lora_bias": (None, False),
-}
 
 
 class WarmStartError(ValueError):
@@ -83,13 +68,15 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
         if name not in files:
             raise WarmStartError(f"has no {name}; only safetensors are read")
     try:
-        config = json.loads(files[CONFIG_FILE].read_text())
+        settings = PeftSettings.read(files[CONFIG_FILE].read_bytes())
         tensors = load_file(files[WEIGHTS_FILE])
-    except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except SafetensorError as error:
         raise WarmStartError(f"cannot be read: {error}") from None
-    rank, scale = _numbers(config)
+    except NotPlainLora as error:
+        raise WarmStartError(str(error)) from None
+    rank = settings.rank
     weights = torch.zeros(rank, layout.width)
-    views, modules = layout.split(weights), set()
+    views, named = layout.split(weights), set()
     for target in layout.targets:
         names = [f"{_PREFIX}{target.name}.lora_{factor}.weight" for factor in "AB"]
         if not any(name in tensors for name in names):
@@ -97,28 +84,13 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
         shapes = ((rank, target.in_features), (target.out_features, rank))
         for name, shape, view in zip(names, shapes, views[target.name], strict=True):
             view.copy_(_checked(tensors.pop(name, None), name, shape))
-        modules.add(target.module)
+        named.add(target.name)
     if tensors:
         raise WarmStartError(f"holds {min(tensors)}, which is no matrix of the base; was it made for another one?")
-    _check_whole(layout.targets, modules, views)
+    modules = _whole_modules(layout.targets, named)
     said = hashlib.sha256(b"".join(files[name].read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)))
     ordered = tuple(module for module in MODULES if module in modules)
-    return StartAdapter(weights, rank, scale, ordered, said.hexdigest(), layout)
-
-
-def _numbers(config: Any) -> tuple[int, float]:
-    """Rank and scale of a configuration of plain LoRA. Raises WarmStartError for any other."""
-    if not isinstance(config, dict):
-        raise WarmStartError(f"has a {CONFIG_FILE} that is no object")
-    for name, harmless in _PLAIN.items():
-        if config.get(name, harmless[0]) not in harmless:
-            raise WarmStartError(f"has {name} = {config[name]!r:.80} in its {CONFIG_FILE}; only plain LoRA can be gone on with")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= 256:
-        raise WarmStartError(f"has r = {rank!r:.40} in its {CONFIG_FILE}; it must be a whole number from 1 to 256")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < float("inf"):
-        raise WarmStartError(f"has lora_alpha = {alpha!r:.40} in its {CONFIG_FILE}; it must be a number above 0")
-    return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    return StartAdapter(weights, rank, settings.scale, ordered, said.hexdigest(), layout)
 
 
 def _checked(tensor: Tensor | None, name: str, shape: tuple[int, int]) -> Tensor:
@@ -131,10 +103,12 @@ def _checked(tensor: Tensor | None, name: str, shape: tuple[int, int]) -> Tensor
     return tensor
 
 
-def _check_whole(targets: tuple[Target, ...], modules: set[str], views: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def _whole_modules(targets: tuple[Target, ...], named: set[str]) -> set[str]:
+    """The modules of the named targets. Raises WarmStartError where a layer lacks one."""
+    modules = {target.module for target in targets if target.name in named}
     if not modules:
         raise WarmStartError("holds no matrix of the base")
     for target in targets:
-        a, b = views[target.name]
-        if target.module in modules and not (a.any() or b.any()):
+        if target.module in modules and target.name not in named:
             raise WarmStartError(f"lacks {target.name}, though other layers have {target.module}")
+    return modules

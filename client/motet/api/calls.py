@@ -108,8 +108,9 @@ class Batches(Calls[D]):
 
 
 class Adapters(Calls[D]):
-    """Committed adapters."""
+    """Committed adapters: trained here, or uploaded."""
 
+    upload = Call(adapters.upload)
     get = Call(adapters.adapter)
     list = Paginated(adapters.adapters)
     delete = Call(adapters.delete_adapter)

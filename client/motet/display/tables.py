@@ -152,13 +152,23 @@ def adapters_table(adapters: Iterable[Adapter]) -> RenderableType:
     columns = (
         Column("adapter"),
         Column("task", need=1),
+        Column("base", need=5),
         Column("step", need=3, right=True),
         Column("val loss", right=True),
         Column("bytes", need=2, right=True),
         Column("stored", need=4),
     )
     rows = [
-        (one.id, one.task_id, str(one.step), f"{one.val_loss:.4f}", f"{one.bytes:,}", ago(one.created_at)) for one in adapters
+        (
+            one.id,
+            one.task_id or f"uploaded{f': {one.name}' if one.name else ''}",
+            one.base_model or "",
+            str(one.step) if one.step is not None else "",
+            f"{one.val_loss:.4f}" if one.val_loss is not None else "",
+            f"{one.bytes:,}",
+            ago(one.created_at),
+        )
+        for one in adapters
     ]
     return Columns(columns, rows)
 

@@ -12,8 +12,9 @@ from service.app_state import Store
 from service.authentication import Db, Reader, Writer
 from service.database.engine import clock
 from service.files import actions
+from service.files.dataset_intake import Intake
 from service.files.models import File
-from service.files.multipart_upload import Upload, receiving
+from service.files.multipart_upload import Upload, data_set, receiving
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.idempotency.repeated_requests import claim_key_of_body
@@ -32,7 +33,8 @@ from service.storage.downloads import attachment, send_object
 
 router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False)
 
-Form = Annotated[Upload, Depends(receiving("purpose", "expires_after[anchor]", "expires_after[seconds]"))]
+_TEXTS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+Form = Annotated[Upload[Intake], Depends(receiving(data_set(*_TEXTS)))]
 
 _MEDIA = {"metrics": "text/csv", "jobs": "application/jsonl"}
 

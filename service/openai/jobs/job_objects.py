@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from contract.compatibility.lenient_documents import read_leniently
+from contract.messages.adapter_manifest import AdapterManifest
 from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
@@ -54,13 +55,14 @@ class CheckpointObject(BaseModel):
 
 
 def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:
+    made = AdapterManifest.model_validate(adapter.manifest)
     return CheckpointObject(
         id=adapter.id,
         created_at=unix(adapter.created_at),
         fine_tuned_model_checkpoint=tuned(task.base_model, task.name, adapter.id),
         fine_tuning_job_id=task.id,
-        metrics={"step": float(adapter.step), "valid_loss": adapter.val_loss, "full_valid_loss": adapter.val_loss},
-        step_number=adapter.step,
+        metrics={"step": float(made.step), "valid_loss": made.val_loss, "full_valid_loss": made.val_loss},
+        step_number=made.step,
     )
 
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation
 from contract.integrations import Integrations
-from contract.search_space import BatchSize, Beta, JobConfig, SearchSpace, Seed
+from contract.messages.peft_settings import PeftSettings
+from contract.search_space import BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
     VAL_LOSS,
@@ -165,7 +166,7 @@ def _space(wanted: Hyperparameters, seed: int) -> SearchSpace:
     )
 
 
-def _in_shape_of(start: JobConfig, space: SearchSpace) -> SearchSpace:
+def _in_shape_of(start: PeftSettings, space: SearchSpace) -> SearchSpace:
     """The space with the adapter's rank, scale and modules where it says none itself."""
     shape = {name: getattr(start, name) for name in ("rank", "alpha", "target_modules", "rslora")}
     said = space.model_dump(exclude_unset=True)

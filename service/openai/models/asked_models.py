@@ -1,17 +1,20 @@
 """What a request's `model` names: a base, a tuned model, an adapter, or a job whose newest checkpoint is asked."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterManifest
 from service.adapters.models import Adapter
 from service.completions.requests import AskedModel
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError, Invalid, NotFound, invalid_field
+from service.openai.list_envelope import unix
+from service.openai.models.model_objects import ModelObject
 from service.openai.models.tuned_start import TunedStart
 from service.openai.openai_names import tuned
+from service.tasks.adapter_queries import adapters_of
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import effective, part
 from service.tasks.submission.spec_checks import SpecRefused
@@ -20,18 +23,43 @@ from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
 
 
-def tuned_adapter(session: Session, principal: Principal, name: str) -> tuple[Adapter, Task]:
-    """The adapter of this tuned model's name or id, and its task. Raises NotFound."""
+@dataclass(frozen=True)
+class TunedModel:
+    """An adapter at this face. task: the one that made it, None where it was uploaded: then its base may be held in any
+    precision."""
+
+    adapter: Adapter
+    task: Task | None
+
+    @property
+    def name(self) -> str:
+        label = self.adapter.name if self.task is None else self.task.name
+        return tuned(str(self.adapter.manifest["lineage"]["base_model"]), label, self.adapter.id)
+
+    def asked(self, precision: str | None) -> AskedModel:
+        """What a request for it asks. Raises Invalid."""
+        if self.task is not None:
+            return _with(self.task, precision, adapter_id=self.adapter.id)
+        base = self.adapter.folder.lineage
+        return AskedModel(base.base_model, base.base_revision, precision or "bf16", self.adapter.id)
+
+
+def tuned_object(model: TunedModel) -> ModelObject:
+    return ModelObject(id=model.name, created=unix(model.adapter.created_at), owned_by=model.adapter.tenant_id)
+
+
+def tuned_adapter(session: Session, principal: Principal, name: str) -> TunedModel:
+    """The tuned model of this name, or with the adapter of this id. Raises NotFound."""
     found = _adapter(session, principal, name) if ":" not in name else tuned_model(session, principal, name)
     if found is None:
         raise missing("model", name)
     return found
 
 
-def tuned_model(session: Session, principal: Principal, name: str) -> tuple[Adapter, Task]:
-    """The adapter that a tuned model's name stands for, and its task. Raises NotFound."""
+def tuned_model(session: Session, principal: Principal, name: str) -> TunedModel:
+    """The tuned model of this name. Raises NotFound."""
     found = _adapter(session, principal, name.rpartition(":")[2])
-    if found is None or name != tuned(found[1].base_model, found[1].name, found[0].id):
+    if found is None or name != found.name:
         raise missing("model", name)
     return found
 
@@ -41,11 +69,11 @@ def tuned_start(session: Session, principal: Principal, name: str) -> TunedStart
     if not name.startswith(("ft:", "adapter_")) or session.scalar(select(BaseModel.name).where(BaseModel.name == name)):
         return None
     try:
-        adapter, task = tuned_adapter(session, principal, name)
+        found = tuned_adapter(session, principal, name)
     except NotFound as error:
         raise SpecRefused([FieldError(field="base_model", code="model_unknown", message=error.detail)]) from None
-    config = AdapterManifest.model_validate(adapter.manifest).lineage.config
-    return TunedStart(adapter.id, task.base_model, task.precision, config)
+    folder, precision = found.adapter.folder, found.task.precision if found.task is not None else "bf16"
+    return TunedStart(found.adapter.id, folder.lineage.base_model, precision, folder.settings)
 
 
 def as_of_model(refused: SpecRefused) -> SpecRefused:
@@ -60,8 +88,8 @@ def starts_of(session: Session, tasks: Sequence[Task]) -> dict[str, str]:
     ids = {id for id in wanted.values() if id is not None}
     if not ids:
         return {}
-    made = select(Adapter.id, Task.base_model, Task.name).join(Task, Task.id == Adapter.task_id).where(Adapter.id.in_(ids))
-    names = {row.id: tuned(row.base_model, row.name, row.id) for row in session.execute(made)}
+    made = select(Adapter, Task).outerjoin(Task, Task.id == Adapter.task_id).where(Adapter.id.in_(ids))
+    names = {row.Adapter.id: TunedModel(row.Adapter, row.Task).name for row in session.execute(made)}
     return {task_id: names[id] for task_id, id in wanted.items() if id in names}
 
 
@@ -72,15 +100,14 @@ def asked_model(session: Session, principal: Principal, name: str, precision: st
         return AskedModel(base.name, base.revision, precision or "bf16")
     if name.startswith("job_"):
         return _job(session, principal, name, precision)
-    adapter, task = tuned_adapter(session, principal, name)
-    return _with(task, precision, adapter_id=adapter.id)
+    return tuned_adapter(session, principal, name).asked(precision)
 
 
-def _adapter(session: Session, principal: Principal, id: str) -> tuple[Adapter, Task] | None:
-    own = select(Adapter, Task).join(Task, Task.id == Adapter.task_id).where(Adapter.id == id)
-    own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
-    found = session.execute(scoped(own, Adapter, principal)).one_or_none()
-    return (found.Adapter, found.Task) if found is not None else None
+def _adapter(session: Session, principal: Principal, id: str) -> TunedModel | None:
+    adapter = session.scalar(adapters_of(principal).where(Adapter.id == id))
+    if adapter is None:
+        return None
+    return TunedModel(adapter, session.get_one(Task, adapter.task_id) if adapter.task_id is not None else None)
 
 
 def _job(session: Session, principal: Principal, id: str, precision: str | None) -> AskedModel:

@@ -1,13 +1,11 @@
-"""Translates base models and adapters into OpenAI's models. Times are Unix seconds."""
+"""Base models and adapters as OpenAI's models. Times are Unix seconds."""
 
 from typing import Literal
 
 from pydantic import BaseModel
 
-from service.adapters.models import Adapter
 from service.fleet.models import BaseModel as Base
 from service.openai.list_envelope import unix
-from service.openai.openai_names import tuned
 
 
 class ModelObject(BaseModel):
@@ -32,8 +30,3 @@ class DeletedModel(BaseModel):
 
 def model_object(model: Base) -> ModelObject:
     return ModelObject(id=model.name, created=unix(model.created_at), owned_by="motet")
-
-
-def tuned_object(adapter: Adapter, name: str | None) -> ModelObject:
-    base = str(adapter.manifest["lineage"]["base_model"])
-    return ModelObject(id=tuned(base, name, adapter.id), created=unix(adapter.created_at), owned_by=adapter.tenant_id)

@@ -1,10 +1,11 @@
-"""/openai/v1/models: the enabled base models, and the tenant's winning adapters; who else may use a tuned model: nobody."""
+"""/openai/v1/models: the enabled bases, the tenant's uploaded and winning adapters; who else may use a tuned model: nobody."""
 
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
 
 from contract.strict import Strict
 from service.adapters import actions
@@ -14,14 +15,19 @@ from service.fleet.models import BaseModel
 from service.http.problems import invalid_field, shown
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import USUAL, After, Limit, ListOf, LongLimit, list_of, unix
-from service.openai.models.asked_models import tuned_adapter, tuned_model
-from service.openai.models.model_objects import DeletedModel, ModelObject, PermissionObject, model_object, tuned_object
+from service.openai.models.asked_models import TunedModel, tuned_adapter, tuned_model, tuned_object
+from service.openai.models.model_objects import DeletedModel, ModelObject, PermissionObject, model_object
 from service.openai.openai_names import tuned
+from service.tasks.adapter_queries import adapters_of
 from service.tasks.models import Task
+from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
 _PERMISSIONS = "/fine_tuning/checkpoints/{checkpoint:path}/permissions"
 _NOT_SHARED = "tuned models are their tenant's alone: projects that could share them do not exist here"
+
+# as long as a ModelName
+AfterModel = Annotated[str | None, Query(max_length=400, description="Name of the last entry of the page before")]
 
 router = APIRouter(prefix=PREFIX, include_in_schema=False)
 
@@ -31,38 +37,55 @@ class NewPermission(Strict):
 
 
 @router.get("/models")
-def list_models(reader: Reader, db: Db, after: After = None, limit: LongLimit = USUAL) -> ListOf[ModelObject]:
-    """The bases, then the winning adapters, those of the newest tasks first. OpenAI's list of models has no pages: a client
-    that knows none gets the newest and `has_more`; every other one can be retrieved by its name."""
+def list_models(reader: Reader, db: Db, after: AfterModel = None, limit: LongLimit = USUAL) -> ListOf[ModelObject]:
+    """The bases, then up to `limit` uploaded adapters, the newest first, and winning ones, those of the newest tasks first.
+
+    OpenAI's list of models has no pages: a client that knows none gets the newest and `has_more`.
+    """
     with db.begin() as session:
-        own = select(Adapter.id, Adapter.tenant_id, Adapter.created_at, Task.base_model, Task.name)
-        own = own.select_from(Task).join(Adapter, Adapter.job_id == Task.winner_job_id)
-        own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
         bases: list[ModelObject] = []
         if after is None:
             enabled = select(BaseModel).where(BaseModel.enabled).order_by(BaseModel.name)
             bases = [model_object(base) for base in session.scalars(enabled)]
-        else:
-            _, last = tuned_model(session, reader, after)
-            own = own.where(tuple_(Task.created_at, Task.id) < tuple_(last.created_at, last.id))
-        newest = scoped(own.order_by(Task.created_at.desc(), Task.id.desc()).limit(limit + 1), Task, reader)
-        found = session.execute(newest).all()
-    winners = [
+        last = tuned_model(session, reader, after) if after is not None else None
+        found = _uploads(session, reader, last, limit + 1)
+        found += _winners(session, reader, last, limit + 1 - len(found))
+    return list_of([*bases, *found[:limit]], len(found) > limit)
+
+
+def _uploads(session: Session, reader: Principal, last: TunedModel | None, most: int) -> list[ModelObject]:
+    """The newest uploaded adapters after the last one that was listed; none once winners were."""
+    own = adapters_of(reader).where(Adapter.task_id.is_(None))
+    if last is not None:
+        if last.task is not None:
+            return []
+        own = own.where(tuple_(Adapter.created_at, Adapter.id) < tuple_(last.adapter.created_at, last.adapter.id))
+    newest = session.scalars(own.order_by(Adapter.created_at.desc(), Adapter.id.desc()).limit(most))
+    return [tuned_object(TunedModel(adapter, None)) for adapter in newest]
+
+
+def _winners(session: Session, reader: Principal, last: TunedModel | None, most: int) -> list[ModelObject]:
+    """The winning adapters of the newest tasks after the last one that was listed."""
+    own = select(Adapter.id, Adapter.tenant_id, Adapter.created_at, Task.base_model, Task.name)
+    own = own.select_from(Task).join(Adapter, Adapter.job_id == Task.winner_job_id)
+    own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
+    if last is not None and last.task is not None:
+        own = own.where(tuple_(Task.created_at, Task.id) < tuple_(last.task.created_at, last.task.id))
+    newest = scoped(own.order_by(Task.created_at.desc(), Task.id.desc()).limit(most), Task, reader)
+    return [
         ModelObject(id=tuned(row.base_model, row.name, row.id), created=unix(row.created_at), owned_by=row.tenant_id)
-        for row in found[:limit]
+        for row in session.execute(newest)
     ]
-    return list_of([*bases, *winners], len(found) > limit)
 
 
 @router.get("/models/{model_id:path}")
 def get_model(model_id: str, reader: Reader, db: Db) -> ModelObject:
-    """A base model, or any adapter of the tenant's by the name that its job or checkpoint gave it."""
+    """A base model, or any adapter of the tenant's by the name that its job, checkpoint or upload gave it."""
     with db.begin() as session:
         base = session.scalar(select(BaseModel).where(BaseModel.name == model_id, BaseModel.enabled))
         if base is not None:
             return model_object(base)
-        adapter, task = tuned_model(session, reader, model_id)
-        return tuned_object(adapter, task.name)
+        return tuned_object(tuned_model(session, reader, model_id))
 
 
 @router.delete("/models/{model_id:path}")
@@ -71,8 +94,7 @@ def delete_model(model_id: str, writer: Writer, db: Db) -> DeletedModel:
     with db.begin() as session:
         if session.scalar(select(BaseModel.name).where(BaseModel.name == model_id)) is not None:
             raise invalid_field("model", "not_deletable", f"{model_id!r} is a base model; only tuned models can be deleted")
-        adapter, _ = tuned_model(session, writer, model_id)
-        actions.delete(session, writer, adapter.id)
+        actions.delete(session, writer, tuned_model(session, writer, model_id).adapter.id)
     return DeletedModel(id=model_id)
 
 

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from contract.search_space import JobConfig
+from contract.messages.peft_settings import PeftSettings
 from contract.task_spec import Precision
 
 
 @dataclass(frozen=True)
 class TunedStart:
-    """A tuned model that a job goes on from: its adapter, and the configuration and base that trained it."""
+    """A tuned model that a job goes on from: its adapter, that one's shape, and its base."""
 
     adapter_id: str
     base_model: str
     precision: Precision
-    config: JobConfig
+    config: PeftSettings

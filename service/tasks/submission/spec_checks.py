@@ -124,6 +124,14 @@ def for_preview(
     return file, model
 
 
+def for_adapter(session: Session, base_model: str) -> BaseModelRow:
+    """The base of an adapter that is uploaded. Raises SpecRefused."""
+    model = _find_model(session, base_model)
+    if model is None:
+        raise SpecRefused(list(_model_unknown(session, base_model)))
+    return model
+
+
 def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Found:
     """The files by id that the spec names, and its base model, as far as they exist."""
     asked = spec.evaluation.file_id if spec.evaluation is not None else None

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterManifest
-from contract.search_space import JobConfig, SearchSpace
+from contract.messages.peft_settings import PeftSettings
+from contract.search_space import SearchSpace
 from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
 from service.fleet.models import BaseModel
@@ -31,23 +31,22 @@ def warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, mo
         message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
         yield FieldError(field=FIELD, code="adapter_unknown", message=message)
         return
-    lineage = AdapterManifest.model_validate(adapter.manifest).lineage
+    folder = adapter.folder
+    lineage = folder.lineage
     if lineage.base_revision != model.revision:
-        message = (
-            f"was trained on {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
-        )
+        message = f"is for {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
         yield FieldError(field=FIELD, code="adapter_of_other_base", message=message)
-    yield from _shape_errors(spec.search_space, lineage.config)
+    yield from _shape_errors(spec.search_space, folder.settings)
 
 
-def _shape_errors(space: SearchSpace, start: JobConfig) -> Iterator[FieldError]:
+def _shape_errors(space: SearchSpace, start: PeftSettings) -> Iterator[FieldError]:
     """A job continues an adapter of its own rank, and of no module that it leaves out."""
     for field, rank in _tried(space, "rank"):
         if rank != start.rank:
             message = f"is {rank}, but the adapter to start from has rank {start.rank}; set it to {start.rank}"
             yield FieldError(field=field, code="rank_differs", message=message)
     for field, modules in _tried(space, "target_modules"):
-        if missing := [module for module in start.target_modules if module not in modules]:
+        if missing := [module for module in start.target_modules or () if module not in modules]:
             message = f"leaves out {', '.join(missing)}, for which the adapter to start from has matrices; name them too"
             yield FieldError(field=field, code="modules_left_out", message=message)
 

@@ -95,12 +95,13 @@ def delete_file(file_id: str, writer: Writer, db: Db) -> Response:
 @router.get("/adapters")
 def list_adapters(viewer: Looking, db: Db, request: Request, cursor: str | None = None) -> Response:
     reader = viewer.principal
-    shown = adapter_routes.list_adapters(reader, db, None, cursor, _PAGE)
+    shown = adapter_routes.list_adapters(reader, db, None, "any", cursor, _PAGE)
     with db.begin() as session:
         total = session.scalars(select(func.count()).select_from(adapters_of(reader).subquery())).one()
         among = scoped(select(Task.id, Task.name, Task.winner_job_id).where(among_ids(Task.id)), Task, reader)
-        tasks = {id: (name, won) for id, name, won in session.execute(among, {"ids": [one.task_id for one in shown.data]})}
-    rows = [adapter_row(one, *tasks.get(one.task_id, (None, None))) for one in shown.data]
+        ids = [one.task_id for one in shown.data if one.task_id is not None]
+        tasks = {id: (name, won) for id, name, won in session.execute(among, {"ids": ids})}
+    rows = [adapter_row(one, *tasks.get(one.task_id or "", (None, None))) for one in shown.data]
     return render(request, "adapters.html", rows=rows, total=total, next_cursor=shown.next_cursor)
 
 

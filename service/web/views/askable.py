@@ -35,7 +35,9 @@ def askable(
     index = {job.id: job.index for job in jobs}
     kept = sorted(adapters, key=lambda row: not row.wins)
     models = [
-        (row.adapter.id, f"{'the winner, ' if row.wins else ''}job {index[row.adapter.job_id]} ({row.label})") for row in kept
+        (row.adapter.id, f"{'the winner, ' if row.wins else ''}job {index[row.adapter.job_id]} ({row.label})")
+        for row in kept
+        if row.adapter.job_id is not None
     ]
     stored = select(Job.id, Job.index).where(
         Job.task_id == task.id, Job.checkpoint.is_not(None), Job.status.not_in(JOB_TERMINAL)

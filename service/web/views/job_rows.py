@@ -123,18 +123,22 @@ def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None
 
 @dataclass(frozen=True)
 class AdapterRow:
-    """A stored adapter: of which job, with which configuration, and whether it is its task's winner."""
+    """A stored adapter: of which task (None: uploaded), with which configuration, and whether it is its task's winner."""
 
     adapter: AdapterResource
-    task: str
+    task: str | None
     label: str
     wins: bool
 
 
 def adapter_row(adapter: AdapterResource, task: str | None, winner_job_id: str | None) -> AdapterRow:
     """task: its name."""
-    said = label(adapter.lineage.config, MAIN)
-    return AdapterRow(adapter, task or adapter.task_id, said, adapter.job_id == winner_job_id)
+    if adapter.lineage is not None:
+        said = label(adapter.lineage.config, MAIN)
+        return AdapterRow(adapter, task or adapter.task_id, said, adapter.job_id == winner_job_id)
+    settings = adapter.settings
+    words = f"rank {settings.rank}, {', '.join(settings.target_modules or ())}" if settings is not None else ""
+    return AdapterRow(adapter, None, words, False)
 
 
 def importance(table: JobTable) -> list[Worth]:

@@ -8,6 +8,7 @@ import pytest
 import typer
 from motet.cli import app
 
+from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
 from tests.client.scripted_server import Script, serving
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web.page_samples import FOLDER
@@ -17,6 +18,7 @@ NO_SERVICE = {("schema",), ("services",), ("use",), ("logout",), ("login",)}  # 
 VALUES = {
     "spec": "spec.yaml",
     "folder": ".",
+    "base": "small",
     "source": "hf://datasets/o/n",
     "role": "viewer",
     "url": "http://127.0.0.1:1",
@@ -47,7 +49,9 @@ def _required(command):
 
 
 def _words(path, given="task_x"):
-    return (*path, *(VALUES.get(name, given) for name in _required(COMMANDS[path])))
+    options = [one for one in COMMANDS[path].params if one.param_type_name == "option" and one.required]
+    said = [word for one in options for word in (one.opts[0], VALUES[one.name])]
+    return (*path, *(VALUES.get(name, given) for name in _required(COMMANDS[path])), *said)
 
 
 OWNERS = {("members", "invite"), ("members", "invitations"), ("members", "take-back")}  # a tenant's own key has no role
@@ -65,6 +69,12 @@ def complaint(ended):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr("motet.api.steps.PAUSES", ())
+
+
+@pytest.fixture(autouse=True)
+def adapter_folder(home):
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        (home / name).write_text("{}")
 
 
 def test_there_are_commands_to_ask():

@@ -7,6 +7,7 @@ import stat
 import pytest
 from motet.api import keyring
 
+from tests.service.adapters.adapter_uploads import CONFIG, safetensors, tensors
 from tests.service.live_server import Server
 
 
@@ -171,3 +172,17 @@ def test_a_shell_completes_commands_and_tasks(known, monkeypatch):
         monkeypatch.setenv("COMP_WORDS", typed)
         monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
         assert offered in known().out.split()
+
+
+def test_an_adapter_is_uploaded_and_listed(known, toy, home):
+    folder = home / "peft"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG))
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(tensors()))
+    made = known("adapters", "upload", "peft", "--base", "toy", "--name", "mine", "--json").json
+    assert (made["base_model"], made["name"], made["settings"]["rank"]) == ("toy", "mine", 2)
+    assert [one["id"] for one in known("adapters", "--json").json] == [made["id"]]
+    assert "uploaded: mine" in known("adapters").out
+    assert "is not on the list of base models" in known("adapters", "upload", "peft", "--base", "none").err
+    assert known("adapters", "upload", "peft").code == 2
+    assert known("delete", made["id"]).code == 0

@@ -1,11 +1,9 @@
 """A fine-tuning job's request as a task's spec, and the face's own errors and lists."""
 
 import pytest
-from sqlalchemy import select, update
 
-from service.fleet.models import BaseModel
 from service.openai.jobs.job_requests import JobRequest
-from tests.service.fleet.scripted import completed, moved, points
+from tests.service.fleet.scripted import moved, points
 
 FILE = {"model": "small", "training_file": "file_1"}
 
@@ -187,106 +185,3 @@ def test_a_jobs_expected_end_is_told_while_it_waits_and_while_it_runs(tenant, ne
     events = tenant.get(f"/openai/v1/fine_tuning/jobs/{running['id']}/events").json()["data"]
     metrics = next(event for event in events if event["type"] == "metrics")["data"]
     assert (metrics["step"], metrics["train_loss"], metrics["valid_loss"]) == (2, 2.5, 2.75)
-
-
-@pytest.fixture
-def tuned_model(tenant, new_node, plan):
-    """Trains a job of one configuration; returns its model's name."""
-    node = new_node()
-
-    def train(**shape: object) -> str:
-        body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3], **shape}}
-        job = tenant.post("/openai/v1/fine_tuning/jobs", json=body).json()["id"]
-        plan()
-        taken = node.take(job)
-        taken.report(taken.attached(), moved(0, "warmup"), points(0, [1]))
-        taken.report(taken.adapter(0, 1.25), completed(0, 20, 18, 1.25))
-        return str(tenant.get(f"/openai/v1/fine_tuning/jobs/{job}").json()["fine_tuned_model"])
-
-    return train
-
-
-def test_the_list_of_models_has_pages(tenant, tuned_model):
-    """Bases come on the first page, besides its models."""
-    first, second = tuned_model(), tuned_model()
-    newest = tenant.get("/openai/v1/models", params={"limit": 1}).json()
-    bases = [model["id"] for model in newest["data"] if model["owned_by"] == "motet"]
-    assert ([model["id"] for model in newest["data"]], newest["has_more"]) == ([*bases, second], True)
-    assert "small" in bases
-    rest = tenant.get("/openai/v1/models", params={"limit": 1, "after": newest["last_id"]}).json()
-    assert ([model["id"] for model in rest["data"]], rest["has_more"]) == ([first], False)
-
-
-def test_a_job_goes_on_from_a_tuned_model(tenant, new_tenant, tuned_model, new_node, plan):
-    name = tuned_model(rank=[8], target_modules=[["q_proj", "v_proj"]])
-    ask, jobs = {"model": name, "training_file": tenant.file()}, "/openai/v1/fine_tuning/jobs"
-    made = [tenant.post(jobs, json=ask | {"model": model}).json() for model in (name, name.rpartition(":")[2])]
-    assert [job["model"] for job in made] == [name, name], made
-    spec = tenant.get(f"/v1/tasks/{made[0]['id']}").json()["spec"]
-    assert (spec["base_model"], spec["warm_start"]) == ("small", {"adapter_id": name.rpartition(":")[2]})
-    shape = {key: spec["search_space"][key] for key in ("rank", "alpha", "target_modules", "learning_rate")}
-    modules = [["q_proj", "v_proj"]]
-    assert shape == {"rank": [8], "alpha": [16], "target_modules": modules, "learning_rate": [5e-5, 2e-4, 1e-3]}
-    listed = {"method": "list", "jobs": [{"learning_rate": 1e-4}, {"learning_rate": 2e-4, "alpha": 4}]}
-    made = tenant.post(jobs, json=ask | {"search_space": listed}).json()
-    found = tenant.get(f"/v1/tasks/{made['id']}").json()["spec"]["search_space"]["jobs"]
-    assert [(job["rank"], job["alpha"], job["target_modules"]) for job in found] == [(8, 16, modules[0]), (8, 4, modules[0])]
-
-    space = {"learning_rate": [1e-3], "rank": [8, 16], "target_modules": [["q_proj"]]}
-    for said, param, words in (
-        ({"search_space": space | {"target_modules": modules}}, "search_space.rank[1]", "has rank 8; set it to 8"),
-        ({"search_space": space | {"rank": [8]}}, "search_space.target_modules[0]", "leaves out v_proj"),
-        ({"warm_start": {"adapter_id": "adapter_1"}}, "warm_start", "leave warm_start out"),
-        ({"model": name + "0"}, "model", "There is no model"),
-        ({"model": "adapter_0"}, "model", "There is no model"),
-    ):
-        refused = tenant.post(jobs, json=ask | said)
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, param), error
-        assert words in error["message"]
-    other = new_tenant()
-    told = [
-        other.post(jobs, json={"model": model, "training_file": other.file()}).json()["error"]["message"].replace(model, "")
-        for model in (name, name + "0")
-    ]
-    assert told[0] == told[1], "another tenant's model is as an unknown one"
-
-
-def test_a_tuned_model_of_a_base_that_changed_is_refused_as_the_model(tenant, tuned_model, database):
-    name = tuned_model()
-    with database.begin() as session:
-        revision = session.scalar(select(BaseModel.revision).where(BaseModel.name == "small"))
-        session.execute(update(BaseModel).where(BaseModel.name == "small").values(revision="c" * 64))
-    try:
-        refused = tenant.post("/openai/v1/fine_tuning/jobs", json={"model": name, "training_file": tenant.file()})
-    finally:
-        with database.begin() as session:
-            session.execute(update(BaseModel).where(BaseModel.name == "small").values(revision=revision))
-    error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, "model"), error
-    assert "another revision" in error["message"]
-
-
-def test_a_tuned_model_is_deleted_by_its_name_and_a_base_is_not(tenant, new_tenant, tuned_model):
-    name = tuned_model()
-    assert new_tenant().delete(f"/openai/v1/models/{name}").status_code == 404
-    assert tenant.delete(f"/openai/v1/models/{name}").json() == {"id": name, "object": "model", "deleted": True}
-    assert tenant.get(f"/openai/v1/models/{name}").status_code == 404
-    assert tenant.delete(f"/openai/v1/models/{name}").status_code == 404
-    refused = tenant.delete("/openai/v1/models/small")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_deletable")
-
-
-def test_a_job_of_preferences_and_a_list_say_what_they_are(tenant):
-    pair = b'{"prompt": "2 + 3?", "chosen": "5", "rejected": "6"}\n'
-    pairs = tenant.post("/v1/files", files={"file": ("pairs.jsonl", pair * 20)}).json()["id"]
-    listed = {"method": "list", "jobs": [{"learning_rate": 1e-4}, {"learning_rate": 2e-4, "seed": 3}]}
-    asked = ({"method": {"type": "dpo"}}, {"method": {"type": "dpo"}, "search_space": listed})
-    said = [
-        tenant.post("/openai/v1/fine_tuning/jobs", json={"model": "small", "training_file": pairs, **more}).json()
-        for more in asked
-    ]
-    assert all("method" in job for job in said), said
-    assert [job["method"]["dpo"]["hyperparameters"]["beta"] for job in said] == [0.1, 0.1]
-    assert [job["hyperparameters"]["batch_size"] for job in said] == [4, 4]
-    assert {job["hyperparameters"]["learning_rate_multiplier"] for job in said} == {"auto"}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from service.tasks.models import Task
 from tests.browser import eventually
+from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement
 from tests.service.web import sweeps
@@ -119,6 +120,17 @@ def test_a_webhook_is_refused_or_made_and_deleted(visitor):
     assert not page.is_checked("[value='task.failed']")
     assert page.evaluate("document.activeElement.name") == "url"
     visitor.expected("422")
+
+
+def test_an_uploaded_adapter_is_listed_without_a_task(visitor, tenant, toy):
+    made = upload(tenant, safetensors(tensors()), name="from elsewhere")
+    assert made.status_code == 201, made.text
+    page = visitor.open("/adapters")
+    row = " ".join(page.text_content("#rows tr").split())
+    assert row.startswith(f"{made.json()['id']}uploaded: from elsewhererank 2, q_proj, v_proj, down_projtoy"), row
+    page.click("summary")
+    page.click("text=Delete it")
+    page.wait_for_selector("text=No adapters yet")
 
 
 def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, storage):

@@ -86,6 +86,8 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 WRONG = [
     ({"use_dora": True}, None, "use_dora = True"),
     ({"rank_pattern": {"q_proj": 8}}, None, "rank_pattern"),
+    ({"init_lora_weights": "pissa"}, None, "path_initial_model_for_weight_conversion"),
+    ({"use_rslora": "no"}, None, "must be true or false"),
     ({"peft_type": "IA3"}, None, "peft_type = 'IA3'"),
     ({"r": 0}, None, "r = 0"),
     ({"r": True}, None, "r = True"),

@@ -1,5 +1,5 @@
-"""Calls about adapters, and their download: each file is checked against its sha256, and the folder appears complete or not at
-all."""
+"""Calls about adapters, their upload and download: each downloaded file is checked against its sha256, and the folder appears
+complete or not at all."""
 
 import hashlib
 import shutil
@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 
 from contract.messages.adapter_manifest import AdapterFile
+from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
 from motet.api.errors import ApiError, DownloadDamaged, MotetError
 from motet.api.resources import Adapter
-from motet.api.steps import Listing, Operation, at, chunk, entries, get, one, opened, remove
+from motet.api.steps import Listing, Operation, at, chunk, entries, get, make, one, opened, remove
 
 README = "README.md"
 
@@ -19,9 +20,25 @@ def adapter(adapter_id: str) -> Operation[Adapter]:
     return one(Adapter, get(at("/v1/adapters/{}", adapter_id)))
 
 
+def upload(folder: str | Path, base_model: str, name: str | None = None) -> Operation[Adapter]:
+    """Upload a folder as PEFT saves it, for a base that the service knows. Raises ApiError with each tensor that is wrong,
+    MotetError if the folder cannot be read."""
+    folder = Path(folder)
+    said = {"base_model": base_model} | ({"name": name} if name is not None else {})
+    texts = {part: (None, text.encode()) for part, text in said.items()}
+    try:
+        config = (folder / CONFIG_FILE).read_bytes()
+        with (folder / WEIGHTS_FILE).open("rb") as weights:
+            parts = texts | {"config": (None, config), "file": (WEIGHTS_FILE, weights)}
+            return (yield from one(Adapter, make("/v1/adapters", files=parts)))
+    except OSError as error:
+        needs = f"an adapter's folder has {CONFIG_FILE} and {WEIGHTS_FILE}; weights in .bin files are never read"
+        raise MotetError(f"cannot read {error.filename}: {error.strerror}; {needs}") from error
+
+
 def adapters() -> Listing[Adapter]:
-    """The tenant's adapters, newest first."""
-    return entries(Adapter, "/v1/adapters")
+    """The tenant's adapters, trained and uploaded, newest first."""
+    return entries(Adapter, "/v1/adapters", {"origin": "any"})
 
 
 def delete_adapter(adapter_id: str) -> Operation[None]:

@@ -3,18 +3,23 @@
 from datetime import datetime
 
 from contract.messages.adapter_manifest import AdapterFile, Lineage
+from contract.messages.peft_settings import PeftSettings
 from contract.strict import Message
 
 
 class Adapter(Message):
-    """A committed adapter: a PEFT folder of immutable files."""
+    """A committed adapter: a PEFT folder of immutable files. Of an uploaded one all of its training is None, and `settings` is
+    there."""
 
     id: str
-    task_id: str
-    job_id: str
-    step: int
-    val_loss: float
+    name: str | None = None
+    base_model: str | None = None  # services before 0.3 leave it out
+    task_id: str | None
+    job_id: str | None
+    step: int | None
+    val_loss: float | None
     bytes: int
     files: list[AdapterFile]
-    lineage: Lineage
+    lineage: Lineage | None
+    settings: PeftSettings | None = None
     created_at: datetime

@@ -14,6 +14,7 @@ from sqlalchemy import func, select, update
 from service.completions.models import CompletionPieces, CompletionRequest
 from service.tasks.models import Job
 from service.usage.models import CompletionUsage
+from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.fleet.scripted import points
 from tests.service.openai.completions.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
 
@@ -131,6 +132,37 @@ def test_models_are_asked_by_every_name_that_they_have(ask, executor, tenant, se
         for name in (adapter, tuned, job, "ft:small::adapter_0", "nothing"):
             refused(theirs("chat", messages=USER, model=name), openai.NotFoundError, "not_found")
     refused(ask("chat", messages=USER, model=f"ft:other::{adapter}"), openai.NotFoundError, "not_found")
+
+
+def test_an_uploaded_adapter_is_asked_listed_and_trained_on(server, tenant, new_tenant, training, toy) -> None:
+    made = upload(tenant, safetensors(tensors()), name="mine").json()
+    tuned = f"ft:toy:mine:{made['id']}"
+    answerer = Executor(training(base_model="toy"))
+    with asking(server, tenant.key) as ask:
+        asked = [(ask("chat", messages=USER, model=name), answerer.next()) for name in (made["id"], tuned)]
+        for _, work in asked:
+            assert work["adapter"] == made["files"]
+            path = f"completions/{work['request_id']}/objects/{made['files'][1]['sha256']}"
+            assert answerer.placement.call("GET", path).content == safetensors(tensors())
+            answerer.sends(piece(work, 1, text("yes", finish_reason="stop"), over=True))
+        assert [answer.result().choices[0].message.content for answer, _ in asked] == ["yes"] * 2
+        refused(ask("chat", messages=USER, model=f"ft:toy::{made['id']}"), openai.NotFoundError, "not_found")
+    with asking(server, new_tenant().key) as theirs:
+        refused(theirs("chat", messages=USER, model=tuned), openai.NotFoundError, "not_found")
+    listed = [one["id"] for one in tenant.get("/openai/v1/models").json()["data"]]
+    assert tuned in listed
+    assert tenant.get("/openai/v1/models", params={"after": tuned}).json()["data"] == []
+    assert tenant.get(f"/openai/v1/models/{tuned}").json()["id"] == tuned
+    space = {"learning_rate": [1e-4], "batch_size": [4]}
+    said = {"model": tuned, "training_file": tenant.file(), "search_space": space, "training": {"max_seq_len": 64}}
+    job = tenant.post("/openai/v1/fine_tuning/jobs", json=said).json()
+    assert job["model"] == tuned, job
+    task = tenant.get(f"/v1/tasks/{job['id']}").json()
+    assert (task["base_model"], task["spec"]["warm_start"]) == ("toy", {"adapter_id": made["id"]})
+    assert task["spec"]["search_space"]["rank"] == [2]
+    assert tenant.post(f"/v1/tasks/{job['id']}/cancel").status_code == 200
+    assert tenant.delete(f"/openai/v1/models/{tuned}").json()["deleted"] is True
+    assert tenant.get(f"/openai/v1/models/{tuned}").status_code == 404
 
 
 def test_fp8_is_refused_and_a_precision_must_be_the_adapters(ask, training, database) -> None:

@@ -1,0 +1,60 @@
+"""The shapes of the matrices that adapters may change, as a base's config.json says them. Knows no folder and no weights."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from contract.search_space import MODULES
+from service.http.problems import invalid_field
+
+_MOST = 2**31 - 1
+_MOST_LAYERS = 4096
+_HEAD_SIZES = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}  # of model types that do not derive it from the hidden size
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True)
+class MatrixShapes:
+    """layers: their number. modules: inputs and outputs of each one's matrix, the same in every layer."""
+
+    layers: int
+    modules: Mapping[str, tuple[int, int]]
+
+    def matrices(self) -> Iterator[tuple[str, str, int, int]]:
+        """Path in the transformers model, module, inputs and outputs of every matrix."""
+        for layer in range(self.layers):
+            for module, (inputs, outputs) in self.modules.items():
+                part = "self_attn" if module in _ATTENTION else "mlp"
+                yield f"model.layers.{layer}.{part}.{module}", module, inputs, outputs
+
+    @classmethod
+    def read(cls, content: bytes, field: str) -> Self:
+        """Parse a config.json. Raises Invalid, which names `field`, where it does not say them."""
+        try:
+            config = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise invalid_field(field, "damaged", f"its config.json is damaged: {error}") from None
+        hidden, inner = (_number(config, name, field) for name in ("hidden_size", "intermediate_size"))
+        heads, layers = _number(config, "num_attention_heads", field), _number(config, "num_hidden_layers", field)
+        if layers > _MOST_LAYERS:
+            raise invalid_field(field, "config_incomplete", f"its config.json has more than {_MOST_LAYERS} layers")
+        pairs = _number(config, "num_key_value_heads", field, heads)
+        size = _number(config, "head_dim", field, _HEAD_SIZES.get(config.get("model_type"), hidden // heads))
+        sizes = {
+            "q_proj": (hidden, heads * size),
+            **dict.fromkeys(("k_proj", "v_proj"), (hidden, pairs * size)),
+            "o_proj": (heads * size, hidden),
+            **dict.fromkeys(("gate_proj", "up_proj"), (hidden, inner)),
+            "down_proj": (inner, hidden),
+        }
+        return cls(layers, {module: sizes[module] for module in MODULES})
+
+
+def _number(config: Any, name: str, field: str, usual: int | None = None) -> int:
+    value = config.get(name) if isinstance(config, dict) else None
+    if value is None and usual is not None:
+        return usual
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST:
+        raise invalid_field(field, "config_incomplete", f"its config.json has no usable {name!r}")
+    return value
