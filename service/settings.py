@@ -134,6 +134,7 @@ class Settings(BaseSettings):
     plans_kept: Limit = 1000  # of which at most this many, the newest
     delivery_days: Days = 30  # webhook messages
     placement_days: Days = 90  # placements of ended tasks; their usage stays
+    node_days: Days = 7  # without a heartbeat, after which a node is removed from the list
     audit_days: Days = 365
     webhook_networks: Networks = ()  # allowed though not public
     grader_networks: Networks = ()  # of endpoint graders, as above

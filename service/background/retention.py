@@ -16,6 +16,8 @@ from service.audit.models import AuditEntry
 from service.completions.models import CompletionRequest
 from service.database.engine import Base, Database, clock, id_at
 from service.files.models import ChunkedUpload, File, FileImport
+from service.fleet.models import Node
+from service.fleet.node_health.node_removal import remove_away, unnamed
 from service.graders.models import EndpointGrader, TextGrading
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.metrics.models import EndedTotalsThrough
@@ -36,13 +38,15 @@ _TASKS = 50  # deleted tasks per batch
 @dataclass(frozen=True)
 class Retention:
     """`deleted`: rows of a deleted task, from its deletion, and points hidden by rewinds, from the task's end. `placements`:
-    from their end, once their task has ended. The others: from creation. Answers under Idempotency-Keys last KEPT."""
+    from their end, once their task has ended; also rows of removed nodes, from their removal. `nodes`: from their last
+    heartbeat, on the list. The others: from creation. Answers under Idempotency-Keys last KEPT."""
 
     deleted: timedelta = timedelta(days=30)
     plan_history: timedelta = timedelta(days=90)
     plans: timedelta = timedelta(days=7)
     deliveries: timedelta = timedelta(days=30)
     placements: timedelta = timedelta(days=90)
+    nodes: timedelta = timedelta(days=7)
     audit: timedelta = timedelta(days=365)
 
     @classmethod
@@ -55,6 +59,7 @@ class Retention:
             plans=timedelta(days=settings.plan_days),
             deliveries=timedelta(days=settings.delivery_days),
             placements=max(timedelta(days=settings.placement_days), counted),
+            nodes=timedelta(days=settings.node_days),
             audit=timedelta(days=settings.audit_days),
         )
 
@@ -75,6 +80,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "audit_entries": _made_before(db, AuditEntry, AuditEntry.id, "audit", now - keep.audit),
         "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
         "placements": _forget_placements(db, now - keep.placements),
+        "nodes": remove_away(db, now - keep.nodes) + delete_in_batches(db, Node, *unnamed(now - keep.placements)),
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
         "uploads": delete_in_batches(db, ChunkedUpload, ChunkedUpload.expires_at < now - UPLOADS_KEPT),
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),

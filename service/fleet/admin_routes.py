@@ -15,7 +15,7 @@ from service.app_state import DependenciesDep
 from service.authentication import AdminDb
 from service.database.engine import Database, clock
 from service.fleet import models
-from service.fleet.node_health import node_drain
+from service.fleet.node_health import node_drain, node_removal
 from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
@@ -116,10 +116,29 @@ def undrain_node(node_id: str, db: AdminDb, dependencies: DependenciesDep) -> No
     return _found(db, dependencies.settings, node_id)
 
 
+@router.delete(
+    "/admin/nodes/{node_id}",
+    tags=["admin"],
+    operation_id="delete_node",
+    summary="Remove a node that is away",
+    description=(
+        "One that is lost or stopped and holds no task. Its credential is revoked: it joins again, under the same id, with "
+        "a join token. What ran there stays readable. A node that was away for MOTET_NODE_DAYS is removed by itself, and its "
+        "credential stays valid."
+    ),
+    responses=problems(404, 409),
+)
+def delete_node(node_id: str, db: AdminDb, dependencies: DependenciesDep) -> NodeResource:
+    node_removal.remove(replace(dependencies, db=db), node_id)
+    return _found(db, dependencies.settings, node_id)
+
+
 @router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
 def list_nodes(db: AdminDb, dependencies: DependenciesDep) -> Page[NodeResource]:
     with db.begin() as session:
-        nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
+        nodes = list(
+            session.scalars(select(models.Node).where(models.Node.removed_at.is_(None)).order_by(func.lower(models.Node.name)))
+        )
         return Page(data=_nodes(session, dependencies.settings, nodes), next_cursor=None)
 
 

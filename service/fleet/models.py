@@ -85,6 +85,7 @@ class Node(Base):
     proved_at: Mapped[At | None]  # when a placement here last saved a checkpoint or ended a job
     rests_until: Mapped[At | None]  # takes no placements before then
     stopping_since: Mapped[At | None] = mapped_column()  # its worker said that it stops: it takes nothing until it registers
+    removed_at: Mapped[At | None]  # from the list, while it was away; null again once it registers
     quarantined_at: Mapped[At | None]
     quarantine_reason: Mapped[str | None] = mapped_column(Text)
     # by device index: executors lost on it since a placement there last saved a checkpoint or ended a job

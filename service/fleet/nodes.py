@@ -106,7 +106,7 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
     node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
     node.protocol, node.capabilities, node.bases = said.protocol, said.capabilities, said.bases
     node.applied_version = node.applied_at = node.behind_since = node.waits_for = node.waits_since = None
-    node.stopping_since = None
+    node.stopping_since = node.removed_at = None
     node.devices = [device.model_dump(mode="json") for device in said.devices]
     node.credential_hash = credential_hash
     node.desired_version += 1

@@ -78,7 +78,7 @@ class FleetMetrics:
         yield self._one("motet_scheduler_slowest_plan_seconds", "Longest time to solve of the last hour", slowest)
 
     def _fleet(self) -> Iterator[Metric]:
-        by_presence = select(Node.presence, func.count()).group_by(Node.presence)
+        by_presence = select(Node.presence, func.count()).where(Node.removed_at.is_(None)).group_by(Node.presence)
         yield self._by("motet_nodes", "Nodes: ready, lost, or stopped in order", by_presence, ["status"])
         yield self._in_trouble()
         devices = func.jsonb_array_length(Node.devices)

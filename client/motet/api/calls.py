@@ -171,6 +171,7 @@ class Admin(Calls[D]):
     nodes = Paginated(fleet.nodes)
     drain = Call(fleet.drain)
     undrain = Call(fleet.undrain)
+    remove_node = Call(fleet.remove_node)
     create_join_token = Call(fleet.create_join_token)
     tenants = Paginated(account.tenants)
     create_tenant = Call(account.create_tenant)

@@ -205,6 +205,15 @@ def undrain(node: NodeName, json: Json = False) -> None:
     output.give(found, lambda: f"{found.name} takes tasks again")
 
 
+@admin.command("remove-node")
+def remove_node(node: NodeName, json: Json = False) -> None:
+    """Remove a node that is lost or stopped from the list. What ran there stays; it joins again with a join token."""
+    output = Output(json)
+    with Client() as client:
+        gone = client.admin.remove_node(_node(client, node))
+    output.give(gone, lambda: f"{gone.name} is removed; it joins again with `motet admin join-token {gone.name}`")
+
+
 @admin.command("join-token")
 def join_token(
     node: Annotated[

@@ -19,7 +19,7 @@ def drain(dependencies: Dependencies, node_id: str, evict: bool) -> None:
     Idempotent.
     """
     with dependencies.db.begin() as session:
-        node = _locked(session, node_id)
+        node = lock_node(session, node_id)
         if node.drained_at is None:
             node.drained_at = clock(session)
             request_plan(session, dependencies.queue, "node_drained")
@@ -38,7 +38,7 @@ def drain(dependencies: Dependencies, node_id: str, evict: bool) -> None:
 def undrain(dependencies: Dependencies, node_id: str) -> None:
     """Allow placements on the node again; also lifts a quarantine and forgets its losses. Raises NotFound."""
     with dependencies.db.begin() as session:
-        node = _locked(session, node_id)
+        node = lock_node(session, node_id)
         if node.drained_at is not None:
             node.drained_at = None
             request_plan(session, dependencies.queue, "node_undrained")
@@ -46,8 +46,9 @@ def undrain(dependencies: Dependencies, node_id: str) -> None:
             request_plan(session, dependencies.queue, "node_mended")
 
 
-def _locked(session: Session, node_id: str) -> Node:
+def lock_node(session: Session, node_id: str) -> Node:
+    """The node's row, locked. Raises NotFound, also if it was removed."""
     node = session.get(Node, node_id, with_for_update=NODE_LOCK)
-    if node is None:
+    if node is None or node.removed_at is not None:
         raise NotFound(f"There is no node {shown(node_id)!r}; GET /v1/admin/nodes lists what there is.")
     return node

@@ -178,7 +178,7 @@ def revoke_join_token(token_id: str, db: AdminDb) -> Response:
 
 def _quota_words(session: Session) -> dict[str, str]:
     """What the quotas are called on this fleet, by field."""
-    types = select(Node.devices[0]["type"].astext).where(Node.status != "left").distinct()
+    types = select(Node.devices[0]["type"].astext).where(Node.removed_at.is_(None)).distinct()
     return quota_words(device_word(session.scalars(types)))
 
 

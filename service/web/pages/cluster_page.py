@@ -1,6 +1,7 @@
-"""The cluster: what ran, runs and is planned on which GPU, the queue and its reasons, the nodes; admins drain them here."""
+"""The cluster: what ran, runs and is planned on which GPU, the queue and its reasons, and the nodes, for admins to change."""
 
 from dataclasses import replace
+from typing import Literal
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
@@ -9,7 +10,7 @@ from service.app_state import DependenciesDep, State, state_of
 from service.authentication import AdminDb
 from service.database.engine import clock
 from service.fleet import admin_routes
-from service.fleet.node_health import node_drain
+from service.fleet.node_health import node_drain, node_removal
 from service.http.pagination import MAX_LIMIT
 from service.scheduler.explain.schedule_view import Schedule, schedule
 from service.web.forms import Form
@@ -54,9 +55,15 @@ def _nodes(state: State, dependencies: DependenciesDep) -> list[admin_routes.Nod
 
 
 @router.post("/cluster/nodes/{node_id}/{act}")
-def drain_node(node_id: str, act: str, db: AdminDb, dependencies: DependenciesDep, form: Form) -> Response:
-    if act == "drain":
-        node_drain.drain(replace(dependencies, db=db), node_id, evict=form.one("evict") == "1")
-    else:
-        node_drain.undrain(replace(dependencies, db=db), node_id)
+def change_node(
+    node_id: str, act: Literal["drain", "undrain", "remove"], db: AdminDb, dependencies: DependenciesDep, form: Form
+) -> Response:
+    dependencies = replace(dependencies, db=db)
+    match act:
+        case "drain":
+            node_drain.drain(dependencies, node_id, evict=form.one("evict") == "1")
+        case "undrain":
+            node_drain.undrain(dependencies, node_id)
+        case "remove":
+            node_removal.remove(dependencies, node_id)
     return RedirectResponse("/cluster", 303)

@@ -75,7 +75,7 @@ class _Run:
 
 def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], now: datetime) -> LaneChart:
     """The timeline for a tenant, or with every task named (None). The session must see all tenants' rows."""
-    nodes = list(session.scalars(select(Node).where(Node.status != "left").order_by(Node.name)))
+    nodes = list(session.scalars(select(Node).where(Node.removed_at.is_(None)).order_by(Node.name)))
     rows = session.execute(
         select(Placement, Task, Tenant.name)
         .join(Task, Task.id == Placement.task_id)

@@ -7,6 +7,8 @@ import stat
 import pytest
 from motet.api import keyring
 
+from service.database.engine import new_id
+from service.fleet.models import Node
 from tests.service.adapters.adapter_uploads import CONFIG, safetensors, tensors
 from tests.service.live_server import Server
 
@@ -116,6 +118,16 @@ def test_an_admin_makes_tenants_and_keys_and_drains_nodes(known):
     assert known("admin", "join-token", "gpu-7", "--json").json["node_name"] == "gpu-7"
     assert "`motet nodes` lists them" in known("admin", "drain", "nobody").err
     assert "`motet admin tenants` lists them" in known("admin", "keys", "nobody").err
+
+
+def test_an_admin_removes_a_node_that_is_away(known, database):
+    with database.begin() as session:
+        said = {"boot_id": "b", "status": "lost", "devices": [], "versions": {}, "credential_hash": b""}
+        session.add(Node(id=new_id("node"), name="scaled-in", **said))
+    removed = known("admin", "remove-node", "scaled-in", "--json")
+    assert removed.code == 0, removed.err
+    assert removed.json["name"] == "scaled-in"
+    assert "there is no node 'scaled-in'" in known("admin", "remove-node", "scaled-in").err
 
 
 def test_an_admin_sets_prices_and_takes_them_back(known):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from service.database.engine import Database
+from service.database.engine import Database, new_id
 from service.fleet.models import Node
 from service.tenants.api_keys import Scope
 from tests.browser import Visitor, launched, visiting
@@ -55,7 +55,7 @@ def node(database: Database) -> Node:
     with database.begin() as session:
         device = {"index": 0, "type": "H100", "memory_bytes": 80 * 2**30}
         made = Node(
-            id=f"node_{datetime.now(UTC).timestamp():.0f}",
+            id=new_id("node"),
             name=f"gpu-{datetime.now(UTC).timestamp():.6f}".replace(".", "-"),
             boot_id="b",
             status="ready",

@@ -4,6 +4,7 @@ import csv
 import io
 from datetime import UTC, datetime
 
+from service.fleet.models import Node
 from service.tasks.models import Task
 from tests.browser import eventually
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
@@ -66,6 +67,18 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admi
     assert "80.0 GiB" in row.text_content()
     row.locator("text=Drain").first.click()
     ruler.wait_for_selector(f"#nodes tr:has-text('{node.name}') >> text=Undrain")
+
+
+def test_an_admin_removes_a_node_that_is_away_from_the_cluster(admin_visitor, database, node):
+    row = f"#nodes tr:has-text('{node.name}')"
+    assert admin_visitor.open("/cluster").locator(f"{row} >> text=Remove").count() == 0
+    with database.begin() as session:
+        session.get_one(Node, node.id).status = "lost"
+    page = admin_visitor.open("/cluster")
+    page.click(f"{row} >> text=Remove")
+    page.wait_for_selector(row, state="detached")
+    with database.begin() as session:
+        assert session.get_one(Node, node.id).removed_at is not None
 
 
 def test_a_deleted_tasks_use_stays_and_leads_nowhere(visitor, tenant, database):

@@ -86,7 +86,7 @@ class Things:
             "INVITATION_ID": lambda: _made(self.owner, "/v1/invitations", role="viewer"),
             "TOKEN_ID": lambda: _made(self.admin, "/v1/admin/join-tokens", node_name=operation.replace("_", "-")),
             "USER_ID": lambda: {"USER_ID": self._make_member(Role.EDITOR, of=self.owner).get("/v1/me").json()["user_id"]},
-            "NODE_ID": self._node,
+            "NODE_ID": lambda: self._node("lost" if operation == "delete_node" else "ready"),
             "FROM_DAY": lambda: _made(
                 self.admin, "/v1/admin/prices", "PUT", device_type="a type", from_day="2026-01-01", per_hour=1
             ),
@@ -113,10 +113,10 @@ class Things:
             session.get_one(Delivery, delivery).status = "failed"
         return {"WEBHOOK_ID": hook, "DELIVERY_ID": delivery}
 
-    def _node(self) -> dict[str, str]:
+    def _node(self, status: str) -> dict[str, str]:
         device = {"index": 0, "type": "H100", "memory_bytes": 80 * 2**30}
         with self._database.begin() as session:
-            node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status="ready", devices=[device], versions={})
+            node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status=status, devices=[device], versions={})
             node.credential_hash = b""
             session.add(node)
             return {"NODE_ID": node.id}

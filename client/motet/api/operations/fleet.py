@@ -66,6 +66,11 @@ def undrain(node_id: str) -> Operation[Node]:
     return one(Node, change("POST", at("/v1/admin/nodes/{}/undrain", node_id)))
 
 
+def remove_node(node_id: str) -> Operation[Node]:
+    """Remove a node that is lost or stopped. It joins again with a join token; what ran there stays readable."""
+    return one(Node, change("DELETE", at("/v1/admin/nodes/{}", node_id)))
+
+
 def create_join_token(node_name: str, expires_in_seconds: int | None = None) -> Operation[JoinToken]:
     """A token with which a node of this name joins, once; with a name such as gpu-*, all that begin so, until it expires."""
     given = {"expires_in_seconds": expires_in_seconds} if expires_in_seconds is not None else {}
