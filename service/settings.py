@@ -81,6 +81,7 @@ class Settings(BaseSettings):
     backups_kept: Limit = 14  # of which older ones are removed
     pg_programs: Path | None = None  # the folder of pg_dump and pg_restore; left out, the wheel or PATH has them
     state_dir: Path = Field(default_factory=_state_home)
+    liveness_file: Path | None = None  # that queue and reconcile touch as they go on, for a probe that restarts a hung one
     host: str = "127.0.0.1"
     port: Port = 8321
     internal_port: Port | None = None  # of the API that workers call; None: the public port serves it

@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     worker_base_bytes: Count | None = None  # of bases fetched from the hub and kept; left out, half of the disk
     worker_checkpoint_seconds: Seconds = 30
     worker_stop_seconds: Seconds = 30  # after SIGTERM, for a last checkpoint of all jobs
+    liveness_file: Path | None = None  # that the daemon touches as it goes on, for a probe that restarts a hung one
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
     worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.08  # of training's time, for all generation
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit

@@ -4,6 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from rq.timeouts import JobTimeoutException
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.background.garbage_collection import sweep
+from service.background.liveness import show_alive
 from service.background.retention import Retention
 from service.completions.session_starts import start_for_who_asks
 from service.dependencies import Dependencies
@@ -66,6 +68,7 @@ class _Worker(rq.SimpleWorker):
 
     max_connection_wait_time = 2.0
     working = stopping = False
+    alive: Callable[[], None]  # called at least every few seconds while nothing is executed
 
     def execute_job(self, job: Job, queue: rq.Queue) -> None:
         """Execute a job after deleting it from Redis: it has no result or history to keep, and its work is in Postgres."""
@@ -84,6 +87,7 @@ class _Worker(rq.SimpleWorker):
             self.working = False
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        self.alive()
         self._stop_if_asked()  # the Redis client may swallow request_stop's exception
         super().heartbeat(timeout, pipeline)
 
@@ -123,11 +127,13 @@ def run_worker(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     while not stop.is_set():
+        show_alive(settings)
         try:
             connection = connect(settings.redis_url)
             worker = _Worker(
                 [QUEUE_NAME], connection=connection, job_class=NamedQueueJob, serializer=JSONSerializer, worker_ttl=_TTL_SECONDS
             )
+            worker.alive = partial(show_alive, settings)
             current[:] = [worker]
             log.info("queue worker started")
             worker.work(logging_level="WARNING")

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
+from service.background.liveness import show_alive
 from service.background.retention import forget_surplus_plans
 from service.completions.session_starts import start_for_who_asks
 from service.database.engine import clock
@@ -65,6 +66,7 @@ def run(settings: Settings) -> None:
     graders, mirrors = grader_courier_of(dependencies), MirrorCourier.of(settings, dependencies.db)
     importer, swept = Importer(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
+        show_alive(settings)
         once(dependencies)
         courier.wake()  # delivers in its own thread, since receivers may be slow
         importer.wake()  # in threads as well

@@ -1,8 +1,10 @@
 """The Helm chart: its objects by Kubernetes' own schemas, and by what the code reads, listens on and runs."""
 
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,27 @@ def test_commands_ports_and_probes_exist(values: Mapping[str, Any]) -> None:
     assert (str(ports["public"]), str(ports["internal"])) == (env["MOTET_PORT"], env["MOTET_INTERNAL_PORT"])
     worker = find("StatefulSet", "motet-worker", values)["spec"]["template"]["spec"]["containers"][0]
     assert env_of(worker)["MOTET_API_URL"] == f"http://motet-internal:{env['MOTET_INTERNAL_PORT']}"
+
+
+def test_a_program_that_hangs_is_started_again(tmp_path: Path) -> None:
+    """Each program that runs on has a liveness probe; one without a port is judged by the age of the file that it touches."""
+    judged = set()
+    kept = {it["metadata"]["name"] for it in objects() if it["kind"] in ("Deployment", "StatefulSet")}
+    for name, container, _ in containers():
+        if name in kept:
+            assert "livenessProbe" in container, name
+            if (file := env_of(container).get("MOTET_LIVENESS_FILE")) is not None:
+                assert Path(file).parent.as_posix() in {mount["mountPath"] for mount in container["volumeMounts"]}, name
+                command = container["livenessProbe"]["exec"]["command"]
+                own = tmp_path / name
+                for minutes, lives in ((None, False), (0, True), (60, False)):
+                    if minutes is not None:
+                        own.touch()
+                        os.utime(own, (time.time() - 60 * minutes,) * 2)
+                    asked = [word.replace(file, str(own)) for word in command]
+                    assert (subprocess.run(asked, stderr=subprocess.DEVNULL).returncode == 0) == lives, (name, minutes)
+                judged.add(name)
+    assert judged == {"motet-queue", "motet-reconcile", "motet-worker"}
 
 
 def test_selectors_find_their_pods() -> None:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed
 _STOP_GRACE = 2.0  # after the settings' stop seconds, executors are killed
 
+_LOOK_SECONDS = 5.0  # at least so often the loop turns, and says that it lives
+
 _STOP = object()
 
 
@@ -98,8 +100,11 @@ class Daemon:
                 self._pulse(member, now=False)
 
     def _next(self, seconds: float | None) -> Any:
+        """The next event; None after so many seconds, or earlier."""
+        if self._settings.liveness_file is not None:
+            self._settings.liveness_file.touch()
         try:
-            return self._inbox.get(timeout=seconds)
+            return self._inbox.get(timeout=_LOOK_SECONDS if seconds is None else min(seconds, _LOOK_SECONDS))
         except queue.Empty:
             return None
 

@@ -29,6 +29,15 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- /* A program without a port touches MOTET_LIVENESS_FILE as it goes on: restarted if that is so many minutes old, thrice. */ -}}
+{{- define "motet.liveness" -}}
+livenessProbe:
+  exec: {command: [sh, -c, 'test -n "$(find /tmp/alive -mmin -{{ . }})"']}
+  periodSeconds: 60
+  timeoutSeconds: 10
+  failureThreshold: 3
+{{- end }}
+
 {{- define "motet.postgres.host" -}}
 {{- if .Values.postgres.bundled -}}
 {{ .Release.Name }}-postgres
