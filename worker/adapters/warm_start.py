@@ -49,6 +49,12 @@ class StartAdapter:
                 f"has matrices for {', '.join(missing)}, which a job's target_modules leave out; "
                 "name them in search_space.target_modules"
             )
+        scale, most = config.plain_alpha / config.rank, torch.finfo(torch.float32).max
+        if scale == 0 or self.weights.abs().max().item() * (self.scale / scale) > most:
+            raise WarmStartError(
+                f"is scaled by {self.scale:.6g}, and its numbers are too large for a job that scales by {scale:.6g}; "
+                "set search_space.alpha nearer to the adapter's own"
+            )
 
     def onto(self, fresh: Tensor, scale: float) -> Tensor:
         """A job's first weights: `fresh`, float32 [rank, W], with this adapter's matrices in place, rescaled to the job's

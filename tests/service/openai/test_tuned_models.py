@@ -37,8 +37,8 @@ def test_the_list_of_models_has_pages(tenant, tuned_model):
 
 
 def test_uploaded_adapters_have_pages_before_the_winners(tenant, tuned_model, toy):
-    winners = [tuned_model() for _ in range(2)]
     made = [upload(tenant, safetensors(tensors()), name="long " * 20).json() for _ in range(3)]
+    winners = [tuned_model() for _ in range(2)]
     wanted = [f"ft:toy:{'long ' * 20}:{one['id']}" for one in reversed(made)] + winners[::-1]
     seen, query = [], {"limit": 2}
     for more in (True, True, False):

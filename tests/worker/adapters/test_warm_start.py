@@ -113,6 +113,14 @@ def test_what_cannot_be_gone_on_with_is_named(arena, folder, settings, tensors, 
         read_peft(folder, arena.layout)
 
 
+@pytest.mark.parametrize("alpha", [1e-300, 5e-324])
+def test_a_job_whose_scale_would_make_its_numbers_infinite_is_refused(arena, folder, alpha):
+    start = read_peft(folder, arena.layout)
+    start.check(config(alpha=1e-3))
+    with pytest.raises(WarmStartError, match=r"set search_space\.alpha nearer"):
+        start.check(config(alpha=alpha))
+
+
 def test_a_pickle_is_never_read(arena, folder):
     del folder["adapter_model.safetensors"]
     with pytest.raises(WarmStartError, match="only safetensors"):
