@@ -1,18 +1,12 @@
-"""What bounds grading: tenants' calls at once, graders' rates, a day; and what a crash, a deletion and the retention leave."""
+"""What bounds grading: tenants' calls at once, graders' rates, a day; and what a deletion and the retention leave."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections import Counter
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import event, func, select, text, update
 from sqlalchemy.exc import OperationalError
 
-from service.background.reconciler import grader_courier_of
 from service.background.resealing import run as reseal
 from service.background.retention import Retention, forget
 from service.database.engine import Database
@@ -25,109 +19,9 @@ from service.graders.text_claims import OF_TENANT, TextClaims
 from service.tasks.lifecycle.graded_scores import finish
 from service.tasks.models import Task
 from tests.service.graders.conftest import evaluations, finished, wrote
-from tests.service.graders.grader_server import Answer, GraderServer, by_length
+from tests.service.graders.grader_server import GraderServer, by_length
 from tests.service.live_server import PATIENCE
 from tests.service.webhooks.serving import serving
-
-_COURIER = """
-from service.background.reconciler import grader_courier_of
-from service.dependencies import Dependencies
-from service.settings import Settings
-grader_courier_of(Dependencies.of(Settings.load())).work_off_due()
-"""
-
-
-def test_a_courier_that_is_killed_leaves_texts_that_another_grades(
-    tenant, placed, grader, courier, due, settings, environment_of
-):
-    """What was recorded is not sent again; what was in flight is, under the same trace id."""
-    taken, stuck, hanging, answered = placed(), threading.Event(), threading.Semaphore(0), threading.Semaphore(20)
-    texts = ["x" * length for length in range(1, 11)] * 4
-
-    def answers(asked):
-        if not answered.acquire(blocking=False) and not stuck.is_set():
-            hanging.release()
-            stuck.wait(PATIENCE)
-        return by_length(asked)
-
-    grader.answers = answers
-    taken.report(wrote(None, *texts))
-    process = subprocess.Popen([sys.executable, "-c", _COURIER], env=environment_of(settings))
-    try:
-        for _ in range(OF_TENANT):
-            assert hanging.acquire(timeout=PATIENCE)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    stuck.set()
-    assert evaluations(tenant, taken)[0]["pending"] == {"judge": 20}
-    before = len(grader.asked)
-    assert courier.work_off_due() == 0  # what was in flight takes up what the tenant may have there, until its timeout
-    due()
-    assert courier.work_off_due() == 20
-    (base,) = evaluations(tenant, taken)
-    assert (base["scores"]["judge"], base["notes"], base["pending"]) == (pytest.approx(0.55), [], {})
-    sent = Counter(asked["trace_id"] for asked in grader.asked)
-    assert (before, len(sent), sorted(sent.values())) == (28, 40, [1] * 32 + [2] * 8)
-
-
-def test_a_process_that_dies_between_the_last_score_and_the_evaluation_loses_nothing(tenant, placed, courier, dependencies):
-    taken = placed()
-    taken.report(wrote(None, "maybe"))
-    courier._finish = lambda grading_id: None
-    assert courier.work_off_due() == 1
-    assert evaluations(tenant, taken)[0]["pending"] == {"judge": 0}
-    assert grader_courier_of(dependencies).work_off_due() == 0
-    assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
-
-
-def test_a_process_that_dies_as_too_many_texts_have_failed_leaves_none_to_send(tenant, placed, grader, courier, dependencies):
-    taken = placed()
-    grader.answers = lambda _: Answer(403)
-    courier._finish = lambda grading_id: None
-    taken.report(wrote(None, *("text" for _ in range(100))))
-    made = courier.work_off_due()
-    assert 11 <= made < 40, "nor is one sent before somebody has finished the grading"
-    assert grader_courier_of(dependencies).work_off_due() == 0
-    (base,) = evaluations(tenant, taken)
-    assert base["notes"][0].startswith("metric 'judge' has no result: ")
-    assert (base["pending"], len(grader.asked)) == ({}, made)
-
-
-def test_where_there_is_room_for_no_thread_texts_are_graded_one_at_a_time(tenant, placed, courier, monkeypatch):
-    taken, real = placed(), threading.Thread.start
-
-    def start(thread):
-        if thread.name == f"{courier.name} call":
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
-    taken.report(wrote(None, *(("maybe",) * (SLOTS + 1))))
-    monkeypatch.setattr(threading.Thread, "start", start)
-    assert courier.work_off_due() == SLOTS + 1
-    assert evaluations(tenant, taken)[0]["scores"]["judge"] == 0.5
-
-
-def test_a_stopped_courier_gives_back_what_is_in_flight(tenant, placed, grader, courier, database):
-    taken, stuck, asked_once = placed(), threading.Event(), threading.Event()
-
-    def answers(asked):
-        asked_once.set()
-        stuck.wait(PATIENCE)
-        return by_length(asked)
-
-    grader.answers = answers
-    taken.report(wrote(None, "maybe"))
-    courier.wake()
-    assert asked_once.wait(PATIENCE)
-    courier.close(seconds=0.0)
-    with database.begin() as session:
-        row = session.scalars(select(GradedText)).one()
-        assert (row.held_until, row.done, row.attempts) == (None, False, 0)
-        assert row.next_at <= session.scalar(select(func.clock_timestamp()))
-    stuck.set()
-    courier.close(seconds=PATIENCE)
-    assert len(grader.asked) == 1
 
 
 def test_a_tenants_calls_at_once_are_bounded_and_delay_no_other_tenants(new_tenant, placed, grader, courier):

@@ -96,3 +96,7 @@ def mirror_of(tenant, taken: ScriptedPlacement) -> dict[str, Any]:
 def finished(taken: ScriptedPlacement) -> None:
     """Both jobs end; the first wins."""
     taken.report(taken.adapter(0, 1.25), completed(0, 20, 18, 1.25), completed(1, 20, None, None))
+
+
+def job_ids(taken: ScriptedPlacement) -> list[str]:
+    return [job.job_id for job in taken.given.jobs]
