@@ -1,4 +1,4 @@
-"""A finished task's curves as a pandas table, from its metrics.csv (job, step, train_loss, valid_loss).
+"""A finished task's curves as a pandas table, from its metrics.csv (job, step, losses, accuracies).
 
     python examples/metrics_table.py [TASK]             (left out, the newest; needs pandas: pip install "motet[examples]")
 

@@ -134,7 +134,8 @@ class JobMoved(Message):
     boundary_scores: RowScores | None = None  # behind that loss, on each validation row: the cut compares jobs by them
 
 
-# Under dpo, besides the losses: the share of pairs whose chosen answer has the higher reward, and the mean difference.
+# Besides the losses: accuracy is the share of trained tokens that are their logits' argmax (workers of before send none); under
+# dpo the share of pairs whose chosen answer has the higher reward, and margin the mean difference of the rewards.
 Series = Literal["train_loss", "val_loss", "train_accuracy", "train_margin", "val_accuracy", "val_margin"]
 
 

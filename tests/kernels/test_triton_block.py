@@ -116,7 +116,7 @@ def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype) -> None:
     plain[torch.arange(6, device=DEVICE), labels] -= 1
     (-(logp * weights.double()).sum()).backward()
     poisoned = torch.cat([logits, torch.full((1, 1000), float("nan"), device=DEVICE, dtype=dtype)])
-    got = cross_entropy(poisoned, torch.cat([labels, labels[:1]]), torch.cat([weights, weights[:1]]))
+    got, _ = cross_entropy(poisoned, torch.cat([labels, labels[:1]]), torch.cat([weights, weights[:1]]))
     close(got[:6], logp.detach().to, torch.float32)
     assert leaf.grad is not None
     gradient = leaf.grad
@@ -126,6 +126,27 @@ def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype) -> None:
     close(sums[1:3], torch.stack([logp[:2].sum(), logp[2:].sum()]).detach().to, torch.float32)
     assert sums[0] == 0
     assert sums[3].isnan()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("vocabulary", [70, 40_001])  # of one block, and of several
+def test_a_hit_is_the_argmax_and_of_equal_logits_the_lowest_column(
+    dtype: torch.dtype, with_gradient: bool, vocabulary: int
+) -> None:
+    last = vocabulary - 1
+    logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(2)).to(dtype)
+    logits[1:6, [3, last]] = 50.0
+    logits[2:5, last // 2] = 50.0
+    logits[6] = -4.0
+    logits[7] = float("nan")
+    logits[8, 5] = float("inf")
+    labels = torch.tensor([int(logits[0].argmax()), 3, 3, last // 2, last, 5, 0, 0, 5])
+    wanted = (logits.argmax(1) == labels).float()
+    wanted[7:] = 0  # a loss that is not finite has no hit
+    weights = torch.ones(9, device=DEVICE) if with_gradient else None
+    _, hits = cross_entropy(logits.to(DEVICE), labels.to(DEVICE), weights)
+    assert hits.tolist() == wanted.tolist() == [1, 1, 1, 0, 0, 0, 1, 0, 0]
 
 
 def rows_of(spans: list[Span], rates: list[list[float]]) -> RowTable:

@@ -48,8 +48,7 @@ from worker.policy.job_record import (
     TrainingBegan,
     WarmupBegan,
 )
-from worker.replicas.dpo_loss import PreferenceResult
-from worker.replicas.packed_step import Work
+from worker.replicas.packed_step import Stepped, Work
 from worker.replicas.validation_pass import ValidationResult
 
 log = logging.getLogger(__name__)
@@ -215,13 +214,15 @@ class PlacementRun:
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
-    def trained(self, run: JobRun, loss: float, preference: PreferenceResult | None) -> None:
-        """The job took a step on a batch of this loss; under dpo with these results."""
-        step = run.step + 1
+    def trained(self, run: JobRun, stepped: Stepped) -> None:
+        """The job took a step, with these results among others'."""
+        step, loss, preference = run.step + 1, stepped.losses[run.key], stepped.preferences.get(run.key)
         self.reporter.point(run.index, "train_loss", step, loss)
-        if preference is not None and math.isfinite(loss):
-            self.reporter.point(run.index, "train_accuracy", step, preference.accuracy)
-            self.reporter.point(run.index, "train_margin", step, preference.margin)
+        if math.isfinite(loss):
+            accuracy = stepped.accuracies[run.key] if preference is None else preference.accuracy
+            self.reporter.point(run.index, "train_accuracy", step, accuracy)
+            if preference is not None:
+                self.reporter.point(run.index, "train_margin", step, preference.margin)
         run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
         if self._attached_at is not None:
             log.info("placement %s: first optimizer step %.3f s after attach", self.key, boot_now() - self._attached_at)
@@ -230,9 +231,11 @@ class PlacementRun:
     def validated(self, run: JobRun, result: ValidationResult) -> None:
         """The job's trend was evaluated after its last step."""
         self.reporter.point(run.index, "val_loss", run.step, result.loss)
-        if math.isfinite(result.loss) and result.accuracy is not None and result.margin is not None:
-            self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
-            self.reporter.point(run.index, "val_margin", run.step, result.margin)
+        if math.isfinite(result.loss):
+            if result.accuracy is not None:
+                self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
+            if result.margin is not None:
+                self.reporter.point(run.index, "val_margin", run.step, result.margin)
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 

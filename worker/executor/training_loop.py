@@ -214,8 +214,8 @@ class Executor:
         self._checkpoint_policy.forget(task, run)
 
     def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
-        for key, loss in stepped.losses.items():
-            (task := self._attached[key.placement]).trained(task[key.job], loss, stepped.preferences.get(key))
+        for key in stepped.losses:
+            (task := self._attached[key.placement]).trained(task[key.job], stepped)
         tokens = sum(work.tokens for work in stepped.work.values())
         for placement, work in stepped.work.items():
             self._attached[placement].slowed(self._scheduler.slowdown(placement))

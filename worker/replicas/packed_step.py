@@ -49,11 +49,13 @@ class Work:
 class Stepped:
     """losses: mean nats per label of each job's batch, before its update; under dpo the pairs' mean loss.
 
-    A job whose loss is not finite was not updated. preferences: each job's results under dpo.
+    A job whose loss is not finite was not updated. accuracies: the share of labels that were their logits' argmax, of each job
+    that is not under dpo. preferences: each job's results under dpo.
     """
 
     losses: dict[JobKey, float]
     seconds: float
+    accuracies: dict[JobKey, float] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
     preferences: dict[JobKey, PreferenceResult] = field(default_factory=dict)
     passes: int = 0  # training passes of the base
@@ -112,7 +114,8 @@ def advance(
         if job_step.job.key not in preferred
         for loss in task_step.sums[job_step.job.key]
     ]
-    found = {**_update_and_read(trainer, [job_step for _, job_step in done], sums, preferred), **preferred}
+    means, stepped.accuracies = _update_and_read(trainer, [job_step for _, job_step in done], sums, preferred)
+    found = {**means, **preferred}
     stepped.losses = {job_step.job.key: found[job_step.job.key] for _, job_step in done}
     stepped.seconds = time.monotonic() - began
     for work in stepped.work.values():
@@ -184,24 +187,25 @@ def _loss_weights(batch: AdapterSequences, preference: PreferenceResult | None) 
 
 def _update_and_read(
     trainer: Trainer, done: Sequence[JobStep], sums: Sequence[tuple[JobKey, LossSum]], preferred: Mapping[JobKey, float]
-) -> dict[JobKey, float]:
-    """Update these jobs but those whose loss is not finite, and return the mean losses of `sums`.
+) -> tuple[dict[JobKey, float], dict[JobKey, float]]:
+    """Update these jobs but those whose loss is not finite, and return the mean losses and the accuracies of `sums`.
 
     The update is queued before losses are read, and the device finds out whose are not finite, so it never waits for the host.
     """
     due = [one for one in done if math.isfinite(preferred.get(one.job.key, 0.0))]
     if not sums:
         trainer.update([_update(one) for one in due])
-        return {}
+        return {}, {}
     place = {one.job.key: at for at, one in enumerate(due)}
     totals = torch.stack([loss.total for _, loss in sums])
-    read = trainer.read_later(totals)
+    read = trainer.read_later(torch.cat([totals, torch.stack([loss.hits for _, loss in sums])]))
     trainer.update([_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in sums)))
-    return _means(sums, read())
+    values = read()
+    return _means(sums, values[: len(sums)]), _means(sums, values[len(sums) :])
 
 
 def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dict[JobKey, float]:
-    """Each job's mean loss, its micro-batches added in order in double precision. read: the sums' totals."""
+    """Each job's mean per label, its micro-batches added in order in double precision. read: a total of each sum."""
     totals, labels = defaultdict[JobKey, float](float), defaultdict[JobKey, int](int)
     for (key, loss), total in zip(sums, read, strict=True):
         totals[key] += total

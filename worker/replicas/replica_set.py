@@ -154,6 +154,7 @@ class Replicas:
         begun = [replica.begin_step(list(own.values()), slices, on_progress) for replica, own in self._at_work(wanted).items()]
         for stepped, lost in _results(begun):
             whole.losses |= stepped.losses
+            whole.accuracies |= stepped.accuracies
             whole.preferences |= stepped.preferences
             whole.passes += stepped.passes
             whole.grew |= stepped.grew

@@ -37,8 +37,9 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """loss: mean nats per label over all rows; under dpo the mean loss of the pairs, with their accuracy and margin. scores: of
-    each row, if they were asked for and are finite. part: of the first rows alone, if it was asked for."""
+    """loss: mean nats per label over all rows, with the share of labels that are their logits' argmax as accuracy; under dpo
+    the mean loss of the pairs, with their accuracy and margin. scores: of each row, if they were asked for and are finite.
+    part: of the first rows alone, if it was asked for."""
 
     loss: float
     tokens: int
@@ -157,19 +158,21 @@ def _totals(sums: Sequence[LossSum]) -> list[float]:
 
 
 def _result(request: EvaluationRequest, sums: Sequence[LossSum]) -> ValidationResult:
-    totals, labels = _totals(sums), [loss.labels for loss in sums]
-    whole = _result_of(request, totals, labels, sum(request.rows.lengths))
+    totals, labels, hits = _totals(sums), [loss.labels for loss in sums], torch.stack([loss.hits for loss in sums]).tolist()
+    whole = _result_of(request, totals, labels, hits, sum(request.rows.lengths))
     if request.part is None:
         return whole
     assert request.scored is not None, "a part's rows are known where rows are scored"
     first = request.part * request.rows.per_row
-    return replace(whole, part=_result_of(replace(request, scored=None), totals[:first], labels[:first], 0))
+    return replace(whole, part=_result_of(replace(request, scored=None), totals[:first], labels[:first], hits[:first], 0))
 
 
-def _result_of(request: EvaluationRequest, totals: list[float], labels: list[int], tokens: int) -> ValidationResult:
+def _result_of(
+    request: EvaluationRequest, totals: list[float], labels: list[int], hits: list[float], tokens: int
+) -> ValidationResult:
     if request.beta is None:
         scores = _scores("loss", totals, labels) if request.scored is not None else None
-        return ValidationResult(sum(totals) / sum(labels), tokens, scores=scores)
+        return ValidationResult(sum(totals) / sum(labels), tokens, sum(hits) / sum(labels), scores=scores)
     found = preference_loss(request.beta, [-nll for nll in totals], request.reference[: len(totals)])
     score = pair_error if request.scored == "error" else pair_loss
     asked = request.scored is not None and math.isfinite(found.loss)

@@ -1,4 +1,5 @@
-"""Cross entropy of one chunk of logits with its gradient in place, and per-adapter sums of losses in a fixed order.
+"""Cross entropy of one chunk of logits with its gradient in place, whether each label has the largest logit, and per-adapter
+sums in a fixed order.
 
 One program reads one label token's logits twice, the second time from cache. Knows no head weights.
 """
@@ -15,7 +16,9 @@ _LANES = 1024
 
 @Kernel
 @triton.jit
-def _cross_entropy(logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, stride, V, GRADIENT: tl.constexpr, BV: tl.constexpr):
+def _cross_entropy(
+    logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, hits_ptr, stride, V, GRADIENT: tl.constexpr, BV: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
     base = logits_ptr + row * stride
@@ -31,7 +34,18 @@ def _cross_entropy(logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, stride, V
     top = tl.max(peak, 0)
     safe_top = tl.where(top == float("-inf"), 0.0, top)
     normaliser = safe_top + tl.log(tl.sum(total * tl.exp(peak - safe_top), 0))
-    tl.store(logp_ptr + row, tl.load(base + label).to(tl.float32) - normaliser)
+    own = tl.load(base + label).to(tl.float32)
+    logp = own - normaliser
+    tl.store(logp_ptr + row, logp)
+    # bf16 logits often tie: torch.argmax takes the lowest column, so where the label's is a largest one, those before it are
+    # read again. A maximum that kept its column would take more registers than the first loop has.
+    before = tl.full((BV,), float("-inf"), tl.float32)
+    stop = tl.where(own >= top, label, 0).to(tl.int32)
+    for start in range(0, stop, BV):
+        columns = start + tl.arange(0, BV)
+        before = tl.maximum(before, tl.load(base + columns, mask=columns < stop, other=float("-inf")).to(tl.float32))
+    hit = (own >= top) & (tl.max(before, 0) < own) & (logp == logp)
+    tl.store(hits_ptr + row, tl.where(hit, 1.0, 0.0))
     if GRADIENT:
         loss_weight = tl.load(loss_weights_ptr + row)
         tl.debug_barrier()
@@ -56,23 +70,30 @@ def _span_sums(values_ptr, bounds_ptr, sums_ptr, LANES: tl.constexpr):
 
 
 def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, loss_weights: torch.Tensor | None, logp: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Log-probability [N] fp32 of each label under logits [N, V]. With `loss_weights` [N] fp32, logits become
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    loss_weights: torch.Tensor | None,
+    logp: torch.Tensor | None = None,
+    hits: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logp, hits), each [N] fp32: the log-probability of each label under logits [N, V], and 1 where the label is their
+    argmax, of equal logits the lowest column, else 0. With `loss_weights` [N] fp32, logits become
     loss_weight · (softmax - onehot), the gradient of the sum of -loss_weight · logp.
 
-    A row's NaN stays in its row.
+    A row's NaN stays in its row, and is no hit.
     """
     logp = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) if logp is None else logp
+    hits = torch.empty_like(logp) if hits is None else hits
     if logits.shape[0] == 0:
-        return logp
+        return logp, hits
     cfg = config("cross_entropy")
     _cross_entropy[(logits.shape[0],)](
-        logits, labels, loss_weights if loss_weights is not None else logp, logp, logits.stride(0), logits.shape[1],
+        logits, labels, loss_weights if loss_weights is not None else logp, logp, hits, logits.stride(0),
+        logits.shape[1],
         GRADIENT=loss_weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
         num_stages=cfg.stages,
     )  # fmt: skip
-    return logp
+    return logp, hits
 
 
 def span_sums(values: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from contract.messages.report_messages import Series
 from contract.states import TASK_TERMINAL
 from service.adapters.actions import winner_of
 from service.adapters.models import Adapter
 from service.openai.files.file_objects import FileObject
-from service.openai.jobs.job_objects import result_ids
+from service.openai.jobs.job_objects import accuracy_is_of_tokens, result_ids
 from service.openai.list_envelope import unix
 from service.tasks.curves.curve_reader import Window, curves
 from service.tasks.job_resource import jobs_of_task
@@ -24,7 +25,13 @@ from service.tenants.tenant_scope import find, missing
 
 _PREFIX = "result-"
 _NAMES = {"metrics": "metrics.csv", "jobs": "jobs.jsonl", "adapter": "adapter.tar.gz"}
-COLUMNS = ("job", "step", "train_loss", "valid_loss")
+# Names of OpenAI's results.csv, and the series behind them.
+COLUMNS: dict[str, Series] = {
+    "train_loss": "train_loss",
+    "valid_loss": "val_loss",
+    "train_accuracy": "train_accuracy",
+    "valid_mean_token_accuracy": "val_accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -75,16 +82,19 @@ def text(session: Session, principal: Principal, result: Result) -> Iterator[byt
         for job in jobs:
             yield job.model_dump_json().encode() + b"\n"
         return
-    yield ",".join(COLUMNS).encode() + b"\r\n"
+    yield ",".join(("job", "step", *COLUMNS)).encode() + b"\r\n"
     for job in jobs:
-        yield _points(session, principal, result.task.id, job.index)
+        yield _points(session, principal, result.task, job.index)
 
 
-def _points(session: Session, principal: Principal, task_id: str, index: int) -> bytes:
-    found = curves(session, principal, task_id, Window([index], ["train_loss", "val_loss"])).data
+def _points(session: Session, principal: Principal, task: Task, index: int) -> bytes:
+    """The job's rows, in order of steps. A cell is empty where there is no such point, and of a loss that was not finite."""
+    of_tokens = accuracy_is_of_tokens(task)
+    wanted = [series for series in COLUMNS.values() if of_tokens or not series.endswith("accuracy")]
+    found = curves(session, principal, task.id, Window([index], wanted)).data
     told = {curve.series: dict(zip(curve.steps, curve.values, strict=True)) for curve in found}
-    train, valid = told.get("train_loss", {}), told.get("val_loss", {})
+    points = [told.get(series, {}) for series in COLUMNS.values()]
     out = io.StringIO()
-    rows = ((index, step, train.get(step), valid.get(step)) for step in sorted({*train, *valid}))
-    csv.writer(out).writerows(rows)
+    steps = sorted({step for series in points for step in series})
+    csv.writer(out).writerows((index, step, *(series.get(step) for series in points)) for step in steps)
     return out.getvalue().encode()

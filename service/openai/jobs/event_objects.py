@@ -7,9 +7,10 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from service.http.problems import invalid_field
+from service.openai.jobs.job_objects import accuracy_is_of_tokens
 from service.openai.list_envelope import ListOf, list_of, unix
 from service.tasks.lifecycle.event_log import EventKind
-from service.tasks.models import TaskEvent
+from service.tasks.models import Task, TaskEvent
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
@@ -35,13 +36,13 @@ class EventObject(BaseModel):
     data: dict[str, Any]
 
 
-def events_page(session: Session, principal: Principal, task_id: str, after: str | None, limit: int) -> ListOf[EventObject]:
+def events_page(session: Session, principal: Principal, task: Task, after: str | None, limit: int) -> ListOf[EventObject]:
     """A page of events, newest first; `after` is an event's id. Raises Invalid if it is no event of this task."""
-    events: Select[TaskEvent] = scoped(select(TaskEvent).where(TaskEvent.task_id == task_id), TaskEvent, principal)
+    events: Select[TaskEvent] = scoped(select(TaskEvent).where(TaskEvent.task_id == task.id), TaskEvent, principal)
     if after is not None:
-        events = events.where(TaskEvent.number < _number(after, task_id))
+        events = events.where(TaskEvent.number < _number(after, task.id))
     found = list(session.scalars(events.order_by(TaskEvent.number.desc()).limit(limit + 1)))
-    return list_of([_object(event) for event in found[:limit]], len(found) > limit)
+    return list_of([_object(event, accuracy_is_of_tokens(task)) for event in found[:limit]], len(found) > limit)
 
 
 def _number(id: str, task_id: str) -> int:
@@ -51,7 +52,7 @@ def _number(id: str, task_id: str) -> int:
     return int(number)
 
 
-def _object(event: TaskEvent) -> EventObject:
+def _object(event: TaskEvent, of_tokens: bool) -> EventObject:
     level, message = _said(EventKind(event.kind), event.data)
     return EventObject(
         id=f"{_PREFIX}{event.task_id}-{event.number}",
@@ -59,16 +60,23 @@ def _object(event: TaskEvent) -> EventObject:
         level=level,
         message=message,
         type="metrics" if event.kind == EventKind.CURVES else "message",
-        data=_metrics(event.data) | event.data if event.kind == EventKind.CURVES else event.data,
+        data=_metrics(event.data, of_tokens) | event.data if event.kind == EventKind.CURVES else event.data,
     )
 
 
-def _metrics(data: dict[str, Any]) -> dict[str, Any]:
-    """The newest losses under OpenAI's names, of the first configuration that the event tells of."""
+def _metrics(data: dict[str, Any], of_tokens: bool) -> dict[str, Any]:
+    """The newest points under OpenAI's names, of the first configuration that the event tells of."""
     curves = [curve for curve in data["curves"] if curve["job"] == data["curves"][0]["job"]]
     last = {curve["series"]: curve["last"] for curve in curves}
     step = max(curve["to_step"] for curve in curves)
-    return {"step": step, "train_loss": last.get("train_loss"), "valid_loss": last.get("val_loss")}
+    accuracies = {ours: last.get(ours) for ours in ("train_accuracy", "val_accuracy")} if of_tokens else {}
+    return {
+        "step": step,
+        "train_loss": last.get("train_loss"),
+        "train_mean_token_accuracy": accuracies.get("train_accuracy"),
+        "valid_loss": last.get("val_loss"),
+        "valid_mean_token_accuracy": accuracies.get("val_accuracy"),
+    }
 
 
 def _said(kind: EventKind, data: dict[str, Any]) -> tuple[Literal["info", "warn", "error"], str]:

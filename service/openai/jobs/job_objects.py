@@ -54,6 +54,11 @@ class CheckpointObject(BaseModel):
     step_number: int
 
 
+def accuracy_is_of_tokens(task: Task) -> bool:
+    """Whether the accuracies of its curves are OpenAI's: under dpo they are of pairs."""
+    return bool(part(task, "objective").get("type") != "dpo")
+
+
 def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:
     made = AdapterManifest.model_validate(adapter.manifest)
     return CheckpointObject(

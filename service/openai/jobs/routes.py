@@ -127,8 +127,8 @@ def resume_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesD
 @router.get("/{task_id}/events")
 def list_events(task_id: str, reader: Reader, db: Db, after: After = None, limit: Limit = 20) -> ListOf[EventObject]:
     with db.begin() as session:
-        find(session, Task, task_id, reader, "fine-tuning job")
-        return events_page(session, reader, task_id, after, limit)
+        task = find(session, Task, task_id, reader, "fine-tuning job")
+        return events_page(session, reader, task, after, limit)
 
 
 @router.get("/{task_id}/checkpoints")

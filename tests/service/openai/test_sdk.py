@@ -36,6 +36,7 @@ def train(node: ScriptedNode, task_id: str) -> None:
     placement = node.take(task_id)
     placement.report(placement.attached(), {"kind": "base_evaluated", "val_loss": 3.0}, moved(0, "warmup"), moved(1, "warmup"))
     placement.report(points(0, [1, 2]), points(1, [1]), points(0, [2], [1.5], "val_loss"), throughput(tokens=1000))
+    placement.report(points(0, [1, 2], [0.25, 0.5], "train_accuracy"), points(0, [2], [0.625], "val_accuracy"))
     placement.report(exited(1, 2), placement.adapter(0, 1.25), completed(0))
 
 

@@ -120,8 +120,8 @@ def results(client: OpenAI, job) -> None:
     metrics, rows, adapter = job.result_files
     assert client.files.retrieve(metrics).purpose == "fine-tune-results"
     table = client.files.content(metrics).text.split()
-    assert table[0] == "job,step,train_loss,valid_loss"
-    assert table[1:3] == ["0,1,1.99,", "0,2,1.98,1.5"]
+    assert table[0] == "job,step,train_loss,valid_loss,train_accuracy,valid_mean_token_accuracy"
+    assert table[1:4] == ["0,1,1.99,,0.25,", "0,2,1.98,1.5,0.5,0.625", "1,1,1.99,,,"], "nothing of what was not sent"
     configurations = [json.loads(line) for line in client.files.content(rows).text.splitlines()]
     assert [one["status"] for one in configurations] == ["completed", "exited"]
     with tarfile.open(fileobj=io.BytesIO(client.files.content(adapter).content)) as archive:

@@ -45,7 +45,9 @@ def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):
     for job, event in reported.ended.items():
         steps = 27 if event.kind == "job_completed" else schedule.warmup_steps
         assert list(reported.curves[job, "train_loss"]) == list(range(1, steps + 1))
+        assert list(reported.curves[job, "train_accuracy"]) == list(range(1, steps + 1))
         vals = reported.curves[job, "val_loss"]
+        assert list(reported.curves[job, "val_accuracy"]) == list(vals)
         assert list(vals) == [step for step in range(1, steps + 1) if schedule.evaluates_at(step)]
         assert event.best_val_loss == min(vals.values()) == vals[event.best_step]
         if event.kind == "job_completed":
@@ -131,6 +133,9 @@ def test_packed_equals_solo_bit_for_bit(fleet, placing, tmp_path):
     assert packed.curves[0, "train_loss"] != packed.curves[1, "train_loss"], "dropout does something"
     assert packed.curves[0, "train_loss"] == solo.curves[0, "train_loss"]
     assert packed.curves[0, "val_loss"] == solo.curves[0, "val_loss"]
+    for series in ("train_accuracy", "val_accuracy"):
+        assert packed.curves[0, series] == solo.curves[0, series]
+        assert 0 < max(solo.curves[0, series].values()) <= 1
     assert adapter(packed) == adapter(solo)
 
 
@@ -143,6 +148,8 @@ def test_a_ruined_neighbour_changes_nobody(fleet, placing, tmp_path):
     assert ruined.reason is ExitReason.DIVERGING
     assert ruined.evidence["pattern"] == "loss is not finite"
     assert packed.curves[1, ruined.evidence["series"]][ruined.step] is None
+    accuracy = packed.curves[1, ruined.evidence["series"].replace("loss", "accuracy")]
+    assert ruined.step not in accuracy, "there is none of a loss that is not finite"
     assert ruined.step < packed.ended[0].step
     assert packed.curves[0, "train_loss"] == solo.curves[0, "train_loss"]
     assert adapter(packed) == adapter(solo)

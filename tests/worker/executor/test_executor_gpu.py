@@ -69,6 +69,9 @@ def test_packed_follows_solo_and_learns(fleet, placing, tmp_path):
         (reported,) = Inside(fleet, tmp_path / str(len(rates)), worker_device="cuda").run(placement)
         curves.append(list(reported.curves[0, "train_loss"].values()))
     assert curves[1] == pytest.approx(curves[0], rel=2e-2)
+    accuracies = list(reported.curves[0, "train_accuracy"].values())
+    assert len(accuracies) == len(curves[1])
+    assert sum(accuracies[:5]) < sum(accuracies[-5:]) <= 5
     assert sum(curves[0][-5:]) < sum(curves[0][:5])
 
 

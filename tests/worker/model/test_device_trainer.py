@@ -11,6 +11,7 @@ from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import CAPTURE_AFTER, DeviceTrainer
+from worker.model.cuda.fused_head import Labels, head_loss
 from worker.model.flat_batch import Dropout, Segment
 from worker.model.plain.trainer import OutOfMemory
 from worker.model.row_optimizer import RowUpdate, update_rows
@@ -113,12 +114,30 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits() -> None:
         trainer.discard_gradients(slots)
         losses.append(trainer.train(passes[1]))
         for place, found in enumerate(losses):
-            seen[place].append([loss.total.clone() for loss in found] + (grads if place == 0 else []))
+            seen[place].append(
+                [value.clone() for loss in found for value in (loss.total, loss.hits)] + (grads if place == 0 else [])
+            )
         trainer.discard_gradients(slots)
     assert len(trainer.captured) == 2
     for rounds in seen:
         for later in rounds[1:]:
             assert all(torch.equal(one, other) for one, other in zip(later, rounds[0], strict=True))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])  # of the logits: smaller ones tie more often
+def test_hits_are_the_argmax_of_the_logits_in_bf16(scale: float) -> None:
+    generator = torch.Generator("cuda").manual_seed(3)
+    h, head = (torch.randn(size, 64, device="cuda", generator=generator).bfloat16() for size in (700, 40_000))
+    h *= scale
+    logits = h @ head.t()
+    most = logits.topk(2, 1).indices
+    tokens = torch.where(torch.arange(700, device="cuda") % 2 == 0, most[:, 0], most[:, 1])
+    wanted = (logits.argmax(1) == tokens).float()
+    bounds = torch.tensor([0, 0, 300, 700], device="cuda", dtype=torch.int32)
+    labels = Labels(torch.arange(700, device="cuda"), tokens, torch.ones(700, device="cuda"), bounds)
+    for with_gradient in (False, True):
+        _, hits, _ = head_loss(h, head, labels, with_gradient)
+        assert hits.tolist() == [0, wanted[:300].sum().item(), wanted[300:].sum().item()]
 
 
 def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:

@@ -30,9 +30,23 @@ def test_losses_and_gradient_equal_cross_entropy(
     logits = h @ head.t() if cap is None else cap * (h @ head.t() / cap).tanh()
     expected = F.cross_entropy(logits, labels, reduction="none")
     torch.testing.assert_close(ours.nll_L, expected.detach(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(ours.hits_L, (logits.argmax(1) == labels).double())
     (expected * weights).sum().backward()
     assert ours.dh_LK is not None
     torch.testing.assert_close(ours.dh_LK, h.grad, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_hit_is_the_argmax_and_of_rounded_logits_that_tie_the_lowest(dtype: torch.dtype) -> None:
+    h, head, _, _ = _case(400, torch.float64)
+    h, head = (h * 4).to(dtype), head.to(dtype)
+    logits = F.linear(h, head)
+    second = logits.topk(2, 1).indices
+    labels = torch.where(torch.arange(400) % 2 == 0, second[:, 0], second[:, 1])
+    assert (logits == logits.amax(1, keepdim=True)).sum() > 400 or dtype != torch.bfloat16, "some tie"
+    found = label_loss(h, head, labels, None).hits_L
+    assert torch.equal(found, (logits.argmax(1) == labels).to(found.dtype))
+    assert 0 < found.sum() < 400
 
 
 def test_without_weights_there_is_no_gradient() -> None:
@@ -56,6 +70,7 @@ def test_a_broken_row_breaks_itself_alone() -> None:
     others = torch.ones(40, dtype=torch.bool)
     others[7:9] = False
     assert broken.nll_L[7:9].isnan().all()
+    assert not broken.hits_L[7:9].any()
     assert torch.equal(broken.nll_L[others], healthy.nll_L[others])
     assert broken.dh_LK is not None
     assert healthy.dh_LK is not None

@@ -14,7 +14,7 @@ from contract.search_space import MODULES
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.flat_batch import Dropout, Segment
+from worker.model.flat_batch import Dropout, FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 from worker.model.row_optimizer import RowUpdate
 
@@ -151,7 +151,29 @@ def test_evaluate_gives_the_training_losses_and_leaves_no_trace() -> None:
     for evaluated, trained in zip(seen, trainer.train(segments), strict=True):
         assert torch.equal(evaluated.total, trained.total)
         assert evaluated.labels == trained.labels
+        assert torch.equal(evaluated.hits, trained.hits)
     assert trainer.forwards == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_hits_are_the_labels_that_their_logits_would_write(name: str) -> None:
+    trainer = _trainer(name)
+    segments = _segments(trainer)
+    batch = FlatBatch.of(segments)
+    written = dict(zip(batch.label_indices.tolist(), tiny.label_logits(trainer, segments).argmax(1).tolist(), strict=True))
+    place, wanted = 0, []
+    for segment in segments:
+        for row in segment.examples:  # its last token is learned, and read by nobody
+            place += row.length
+            row.tokens[-1] = written[place - 1]
+        batch = FlatBatch.of([segment])
+        logits = tiny.label_logits(trainer, [segment]).argmax(1)
+        wanted.append(int((logits == batch.label_tokens).sum()))
+        assert wanted[-1] >= len(segment.examples)
+    for found in (trainer.evaluate(segments), trainer.train(segments)):
+        assert [loss.hits.item() for loss in found] == wanted
+    halves = [trainer.evaluate([replace(segments[0], examples=[row])])[0] for row in segments[0].examples]
+    assert (halves[0] + halves[1]).hits == wanted[0]
 
 
 def test_micro_batches_add_up_to_the_step() -> None:

@@ -7,6 +7,7 @@ and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has t
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -161,10 +162,9 @@ class DeviceTrainer(Trainer):
             result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
         if mode != FORWARD:
             self.arena.slots_with_gradient.update(slots)
-        sums = result.sums.neg()
-        found = {
-            place: LossSum(sums[at], batch.label_bounds[at + 1] - batch.label_bounds[at]) for at, place in enumerate(order)
-        }
+        sums, hits = result.sums.neg(), result.hits.clone()  # a graph's next replay overwrites its results
+        counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
+        found = {place: LossSum(sums[at], counts[at], hits[at]) for at, place in enumerate(order)}
         return [found[place] for place in range(len(segments))]
 
     def grain(self, tokens: int) -> Grain:

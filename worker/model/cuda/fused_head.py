@@ -25,12 +25,13 @@ class Labels:
 
 
 def head_loss(h: Tensor, head: Tensor, labels: Labels, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(sums, logp, dh): sums [segments] fp32 of log-probabilities, logp [L] fp32, dh [T, D] of Σ -loss_weight · logp, or None.
+    """(sums, hits, dh): sums [segments] fp32 of log-probabilities; hits [segments] fp32, how many labels are their logits'
+    argmax; dh [T, D] of Σ -loss_weight · logp, or None.
 
     h [T, D] final hidden states, head [V, D].
     """
     count, tokens = labels.indices.shape[0], h.shape[0]
-    logp = torch.empty(count, dtype=torch.float32, device=h.device)
+    logp, hits = torch.empty((2, count), dtype=torch.float32, device=h.device)
     # One row more than there are tokens takes what padding labels write.
     dh = torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device) if with_gradient else None
     indices = labels.indices.long()
@@ -38,7 +39,9 @@ def head_loss(h: Tensor, head: Tensor, labels: Labels, with_gradient: bool) -> t
     for start in range(0, count, CHUNK_LABELS):
         part = slice(start, min(start + CHUNK_LABELS, count))
         logits = torch.mm(picked[part], head.t())
-        cross_entropy(logits, labels.tokens[part], labels.loss_weights[part] if with_gradient else None, logp[part])
+        loss_weights = labels.loss_weights[part] if with_gradient else None
+        cross_entropy(logits, labels.tokens[part], loss_weights, logp[part], hits[part])
         if dh is not None:  # then `logits` hold their gradient
             dh.index_copy_(0, indices[part], torch.mm(logits, head))
-    return span_sums(logp, labels.bounds), logp, dh[:tokens] if dh is not None else None
+    sums, found = span_sums(logp, labels.bounds), span_sums(hits, labels.bounds)
+    return sums, found, dh[:tokens] if dh is not None else None

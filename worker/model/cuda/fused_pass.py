@@ -17,10 +17,11 @@ from worker.model.families import UnsupportedModelError
 
 @dataclass(frozen=True)
 class PassResult:
-    """sums [segments] fp32: log-probabilities of each segment's labels; logp [labels] fp32 of each label."""
+    """sums [segments] fp32: log-probabilities of each segment's labels; hits [segments] fp32: how many of these are their
+    logits' argmax."""
 
     sums: Tensor
-    logp: Tensor
+    hits: Tensor
 
 
 def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
@@ -64,19 +65,19 @@ class FusedPass:
         """Forward and backward. adapters (compute copy) and grad (fp32): [layers, rows, C] views of the arena."""
         saved_layers: list[SavedLayer] = []
         x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, saved_layers, recompute)
-        sums, logp, dh = head_loss(h, self.head, labels, with_gradient=True)
+        sums, hits, dh = head_loss(h, self.head, labels, with_gradient=True)
         del h
         assert dh is not None
         dx = self.stack.final_backward(dh, x, rstd, batch)
         del dh, x
         self.stack.backward(dx, batch, adapters, grad, saved_layers)
-        return PassResult(sums, logp)
+        return PassResult(sums, hits)
 
     def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
         """Forward alone."""
         _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None)
-        sums, logp, _ = head_loss(h, self.head, labels, with_gradient=False)
-        return PassResult(sums, logp)
+        sums, hits, _ = head_loss(h, self.head, labels, with_gradient=False)
+        return PassResult(sums, hits)
 
     def _embed(self, batch: DeviceBatch) -> Tensor:
         return self.embedding.index_select(0, batch.tokens)

@@ -1,4 +1,4 @@
-"""The language-model head on label tokens only, in chunks. Knows no jobs: it gives one number per label.
+"""The language-model head on label tokens only, in chunks. Knows no jobs: it gives a loss and a hit per label.
 
 SFT forms the hidden states' gradient in the forward, so the logits of a chunk live once and no weight gradient exists.
 """
@@ -15,9 +15,11 @@ CHUNK_BYTES = 32 * 2**20  # of one chunk's logits
 
 
 class LabelLoss(NamedTuple):
-    """nll_L: -log p of each label, at least float32. dh_LK: the hidden states' gradient times its label's weight, or None."""
+    """nll_L: -log p of each label, at least float32. hits_L, of the same type: 1 where the label is its logits' argmax, else 0.
+    dh_LK: the hidden states' gradient times its label's weight, or None."""
 
     nll_L: Tensor
+    hits_L: Tensor
     dh_LK: Tensor | None
 
 
@@ -27,6 +29,7 @@ def label_loss(
     """-log softmax(h head^T) at the labels. With `loss_weights_L` also d(sum of their products) / dh. cap: see `softcapped`."""
     count = h_LK.shape[0]
     peaks = torch.empty(2, count, dtype=_wide(h_LK.dtype), device=h_LK.device)
+    hits_L = torch.empty_like(peaks[0])
     dh_LK = torch.empty_like(h_LK) if loss_weights_L is not None else None
     for start, stop in _chunks(count, head_VK.shape[0] * peaks.element_size()):
         h = h_LK[start:stop]
@@ -35,6 +38,11 @@ def label_loss(
         logits = softcapped(product(h, head_VK.t()).to(peaks.dtype), cap)
         own = logits[: stop - start].gather(1, labels[:, None])[:, 0]
         torch.sub(logits[: stop - start].amax(1), own, out=peaks[0, start:stop])
+        torch.eq(peaks[0, start:stop], 0, out=hits_L[start:stop])
+        if h.dtype != peaks.dtype:
+            # Rounded logits tie often, and the argmax is the lowest column. Wide ones tie where rows of the head are equal;
+            # torch.argmax would take as long as softmax there, on a CPU.
+            hits_L[start:stop].mul_(logits[: stop - start].argmax(1) == labels)
         p = torch.softmax(logits, 1)
         peaks[1, start:stop] = p[: stop - start].amax(1)
         if dh_LK is not None and loss_weights_L is not None:
@@ -44,7 +52,7 @@ def label_loss(
             dh = product(p.to(h.dtype), head_VK)[: stop - start]
             torch.mul(dh, loss_weights_L[start:stop, None].to(dh.dtype), out=dh_LK[start:stop])
     # log sum exp = largest logit - log of its probability; the largest probability is at least 1 / V, so its log is exact.
-    return LabelLoss(peaks[0] - peaks[1].double().log().to(peaks.dtype), dh_LK)
+    return LabelLoss(peaks[0] - peaks[1].double().log().to(peaks.dtype), hits_L, dh_LK)
 
 
 def softcapped(logits_LV: Tensor, cap: float | None) -> Tensor:

@@ -22,15 +22,21 @@ from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.peak_memory import peak_bytes
+from worker.model.plain.lm_head import LabelLoss
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """total: sum of -log p over `labels` labels, a scalar that stays on the device until read."""
+    """total: sum of -log p over `labels` labels; hits: how many of these are their logits' argmax. Scalars that stay on the
+    device until read."""
 
     total: Tensor
     labels: int
+    hits: Tensor
+
+    def __add__(self, other: "LossSum") -> "LossSum":
+        return LossSum(self.total + other.total, self.labels + other.labels, self.hits + other.hits)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Trainer:
             if count < 2:
                 raise
             first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
-        return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
+        return [a + b for a, b in zip(first, second, strict=True)]
 
     def on_device(self) -> AbstractContextManager[object]:
         """A context in which the thread's current device is this trainer's: our kernels launch there, wherever tensors lie."""
@@ -128,7 +134,7 @@ class Trainer:
         h_LK = self.backbone.final_norm(hidden[batch.label_indices])
         loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _loss_weights(batch))
         h_LK.backward(loss.dh_LK)  # the head has computed its own gradient; autograd goes on from there
-        return _sums(loss.nll_L, batch)
+        return _sums(loss, batch)
 
     def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:
         """Losses of a pass without gradients."""
@@ -136,7 +142,7 @@ class Trainer:
         with torch.no_grad():
             hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self.adapters(batch, None), self.arena.layout)
             h_LK = self.backbone.final_norm(hidden[batch.label_indices])
-            return _sums(self.backbone.label_loss(h_LK, batch.label_tokens, None).nll_L, batch)
+            return _sums(self.backbone.label_loss(h_LK, batch.label_tokens, None), batch)
 
     def activation_bytes(self, tokens: int, row_tokens: int = 256, recompute: bool = False) -> int:
         """Peak bytes of tensors in one training pass of `tokens` tokens in rows of `row_tokens`, adapters aside (measured).
@@ -219,6 +225,6 @@ def _loss_weights(batch: FlatBatch) -> Tensor:
     return torch.from_numpy(weights.astype(np.float32)).to(batch.tokens.device)
 
 
-def _sums(nll_L: Tensor, batch: FlatBatch) -> list[LossSum]:
+def _sums(loss: LabelLoss, batch: FlatBatch) -> list[LossSum]:
     edges = pairwise(batch.label_bounds)
-    return [LossSum(nll_L[start:stop].sum(), stop - start) for start, stop in edges]
+    return [LossSum(loss.nll_L[start:stop].sum(), stop - start, loss.hits_L[start:stop].sum()) for start, stop in edges]
