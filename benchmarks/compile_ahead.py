@@ -93,6 +93,17 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
             "paged attention": lambda: paged_attention(
                 qkv, half(9, 8, 64, 64), half(9, 8, 64, 64), places.view(-1, 1), places, heads, 0.125, 96
             ),
+            "paged attention, capped": lambda: paged_attention(
+                half(T, 12 * 256),
+                half(9, 4, 64, 256),
+                half(9, 4, 64, 256),
+                places.view(-1, 1),
+                places,
+                (8, 4),
+                0.0625,
+                96,
+                50.0,
+            ),
             "attention backward": lambda: attention_backward(x, qkv, x, lse, sequences, heads, 0.125),
             "rotary backward": lambda: rotary_backward(qkv, cos, cos, places, heads),
             "cross entropy": lambda: cross_entropy(half(64, 128256), places, rstd),

@@ -1,4 +1,4 @@
-"""Paged attention against float64: pages out of order, page boundaries, windows, grouped heads, NaN in all that is not read."""
+"""Paged attention against float64: pages out of order, page boundaries, windows, caps, grouped heads, NaN elsewhere."""
 
 import pytest
 import torch
@@ -28,10 +28,25 @@ def cached(dtype: torch.dtype, heads: tuple[int, int]) -> tuple[torch.Tensor, ..
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "window"), [((4, 2), None), ((6, 1), PAGE), ((2, 2), 21), ((34, 2), None)])
-def test_each_sequence_attends_to_its_own_pages(dtype: torch.dtype, heads: tuple[int, int], window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("heads", "window", "cap"),
+    [
+        ((4, 2), None, None),
+        ((6, 1), PAGE, None),
+        ((2, 2), 21, None),
+        ((34, 2), None, None),
+        ((4, 2), None, 0.5),
+        ((6, 1), 21, 50.0),
+    ],
+)
+def test_each_sequence_attends_to_its_own_pages(
+    dtype: torch.dtype, heads: tuple[int, int], window: int | None, cap: float | None
+) -> None:
     qkv, keys, values, tables, lengths = cached(dtype, heads)
-    out = paged_attention(qkv, keys, values, tables, lengths, heads, SCALE, window)
+    out = paged_attention(qkv, keys, values, tables, lengths, heads, SCALE, window, cap)
+    wide = torch.nn.functional.pad(qkv, (0, 24))  # rows of another stride
+    moved = paged_attention(wide, keys, values, tables, lengths, heads, SCALE, window, cap)
+    assert torch.equal(moved[lengths > 0], out[lengths > 0])
     for row, length in enumerate(LENGTHS):
         if not length:
             continue
@@ -43,10 +58,11 @@ def test_each_sequence_attends_to_its_own_pages(dtype: torch.dtype, heads: tuple
                 for z in (keys, values)
             )
             q = qkv[row, : heads[0] * SIZE].to(kind).view(heads[0], 1, SIZE)
-            return (torch.softmax(q @ k.transpose(1, 2) * SCALE, -1) @ v).flatten()
+            scores = q @ k.transpose(1, 2) * SCALE
+            return (torch.softmax(scores if cap is None else cap * (scores / cap).tanh(), -1) @ v).flatten()
 
         close(out[row], plain, dtype)
         alone = paged_attention(
-            qkv[row : row + 1], keys, values, tables[row : row + 1], lengths[row : row + 1], heads, SCALE, window
+            qkv[row : row + 1], keys, values, tables[row : row + 1], lengths[row : row + 1], heads, SCALE, window, cap
         )
         assert torch.equal(alone[0], out[row])

@@ -2,7 +2,7 @@
 
 A program attends for all query heads of one key head of one sequence, so each page is read once, in the running softmax of
 FlashAttention-2. Every sum runs over a sequence's own pages in order: the bits do not depend on neighbours. What a page holds
-beyond its sequence is never multiplied. Knows no rotary and no cache's owner.
+beyond its sequence is never multiplied. Scores may have a soft cap (Gemma 2). Knows no rotary and no cache's owner.
 
 Legend: B sequences, Hq and G query and key heads, D head size, P tokens of a page, M query rows of a tile.
 """
@@ -38,11 +38,18 @@ def _load_page(page, D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr):
     return tl.load(page.ptr + rows[:, None] * D + columns[None, :], mask=mask, other=0.0)
 
 
+@triton.jit
+def _tanh(x):
+    """Without overflow: 1 where e^2x is infinite, -1 where it is 0."""
+    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+
+
 @Kernel
 @triton.jit
 def _paged_attention(
-    qkv_ptr, keys_ptr, values_ptr, out_ptr, tables_ptr, lengths_ptr, table_stride, scale, window, HQ: tl.constexpr,
-    HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, M: tl.constexpr,
+    qkv_ptr, keys_ptr, values_ptr, out_ptr, tables_ptr, lengths_ptr, qkv_stride, table_stride, scale, cap, window,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, M: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -54,7 +61,7 @@ def _paged_attention(
     columns = tl.arange(0, BD)
     own = (rows < GROUP)[:, None] & (columns < D)[None, :]
     at = (head * GROUP + rows)[:, None] * D + columns[None, :]
-    q = tl.load(qkv_ptr + sequence.to(tl.int64) * ((HQ + 2 * HKV) * D) + at, mask=own, other=0.0)
+    q = tl.load(qkv_ptr + sequence.to(tl.int64) * qkv_stride + at, mask=own, other=0.0)
     peak = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BD), tl.float32)
@@ -64,6 +71,8 @@ def _paged_attention(
         start = (page * HKV + head) * (P * D)
         k = _load_page(_Page(keys_ptr + start, number * P, length), D, BD, P)
         s = mma(q, tl.trans(k), tl.zeros((M, P), tl.float32)) * (scale * 1.4426950408889634)
+        if CAPPED:
+            s = _tanh(s / (cap * 1.4426950408889634)) * (cap * 1.4426950408889634)
         token = number * P + tl.arange(0, P)
         s = tl.where(((token < length) & (token >= length - window))[None, :], s, float("-inf"))
         higher = tl.maximum(peak, tl.max(s, 1))
@@ -85,8 +94,10 @@ def paged_attention(
     heads: tuple[int, int],
     scale: float,
     window: int | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v of each sequence's newest token: [B, Hq D] from qkv [B, (Hq + 2 G) D], of which q alone is read.
+    """softmax(scale q k^T) v of each sequence's newest token: [B, Hq D] from qkv [B, at least Hq D], of which the first
+    columns, q, are read. With a cap scores become cap tanh(score / cap).
 
     keys, values [pages, G, P, D], contiguous, P a power of two of at least 16: the newest token's own are among them. tables
     int32 [B, pages at most]: each sequence's pages in order. lengths int32 [B]: its tokens; rows of 0 stay unwritten. With a
@@ -97,8 +108,10 @@ def paged_attention(
     out = torch.empty((qkv.shape[0], hq * size), dtype=qkv.dtype, device=qkv.device)
     cfg = config("paged_attention")
     _paged_attention[(qkv.shape[0], hkv)](
-        qkv, keys, values, out, tables, lengths, tables.stride(0), scale, NO_WINDOW if window is None else window,
+        qkv, keys, values, out, tables, lengths, qkv.stride(0), tables.stride(0), scale, 1.0 if cap is None else cap,
+        NO_WINDOW if window is None else window,
         HQ=hq, HKV=hkv, D=size, BD=max(16, triton.next_power_of_2(size)), P=page,
-        M=max(LEAST_ROWS, triton.next_power_of_2(hq // hkv)), num_warps=cfg.warps, num_stages=cfg.stages,
+        M=max(LEAST_ROWS, triton.next_power_of_2(hq // hkv)), CAPPED=cap is not None,
+        num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return out
