@@ -119,7 +119,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(InternalPort, port=internal_port)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
-    problem_handlers.install(app, {error_objects.PREFIX: error_objects.error_response}, problem_page)
+    problem_handlers.install(app, {error_objects.PREFIX: error_objects.render_problem}, problem_page)
     framed_problems.install(app)
     repeated_requests.install(app)
     for router in _ROUTERS:

@@ -128,6 +128,7 @@ class Settings(BaseSettings):
     completion_seconds: Wait = 600  # of a request from its arrival to its end
     completion_idle_seconds: Wait = 120  # without a request, after which an executor that answers alone is let go
     completion_sessions_at_once: Limit = 2  # executors that are held to answer a tenant's requests alone
+    openai_id_prefixes: bool = True  # /openai/v1 writes ftjob-… and file-…; off while older API processes answer
     failed_authentications_per_minute: Limit = 60  # per address; beyond it, unknown credentials are not looked up
     retention_days: Days = 30  # how long a deleted task's curves, events and adapters stay
     plan_history_days: Days = 90  # each task's planned times
@@ -150,7 +151,6 @@ class Settings(BaseSettings):
     hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
     hf_hub_offline: bool = Field(default=False, validation_alias="HF_HUB_OFFLINE")  # no call to the hub
     hub_networks: Networks = ()  # that the hub may redirect to
-
     import_networks: Networks = ()  # of https:// sources, as above
     import_seconds: Annotated[float, Field(ge=1, le=86_400)] = 3600  # of one attempt to import a file
 

@@ -51,7 +51,8 @@ class Unstorable(Invalid):
 
 
 Renderer = Callable[[Request, Problem, Mapping[str, str]], Response]
-ErrorFormats = Mapping[str, Callable[[Problem, dict[str, str]], JSONResponse]]  # by path prefix: a problem with its headers
+# by path prefix: a problem with its headers
+ErrorFormats = Mapping[str, Callable[[Request, Problem, dict[str, str]], JSONResponse]]
 
 
 def install(app: FastAPI, formats: ErrorFormats, for_browsers: Renderer) -> None:
@@ -79,7 +80,7 @@ def problem_response(request: Request, problem: Problem) -> Response:
     formats: ErrorFormats = request.app.state.error_formats
     for prefix, formatted in formats.items():
         if request.url.path.startswith(prefix):
-            return formatted(problem, headers)
+            return formatted(request, problem, headers)
     if opened_by_browser(request):
         return cast(Response, request.app.state.error_page(request, problem, headers))
     return JSONResponse(problem.body(id), problem.status, headers, media_type=MEDIA_TYPE)

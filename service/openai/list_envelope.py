@@ -11,11 +11,12 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import Base
 from service.http.problems import invalid_field
+from service.openai.id_translation import OwnId
 
 Item = TypeVar("Item", bound=BaseModel)
 Row = TypeVar("Row", bound=Base)
 
-After = Annotated[str | None, Query(max_length=128, description="Id of the last entry of the page before")]
+After = Annotated[str | None, Query(max_length=128, description="Id of the last entry of the page before"), OwnId]
 Limit = Annotated[int, Query(ge=1, le=100)]
 # of lists whose entries are small; OpenAI's page of files has 10,000 if nothing is said, which takes long to make
 LongLimit = Annotated[int, Query(ge=1, le=10_000)]

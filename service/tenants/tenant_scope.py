@@ -6,6 +6,7 @@ from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from service.database.engine import Base
+from service.http.openai_ids import hint
 from service.http.problems import NotFound
 from service.tenants.api_keys import Principal
 
@@ -41,4 +42,4 @@ def find(session: Session, model: type[Row], id: str, principal: Principal, noun
 
 def missing(noun: str, id: str) -> NotFound:
     """The 404 for an id that the caller's tenant does not have."""
-    return NotFound(f"There is no {noun} {id!r} that this key could see.")
+    return NotFound(f"There is no {noun} {id!r} that this key could see.{hint(id)}")

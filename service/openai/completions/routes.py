@@ -21,11 +21,13 @@ from service.completions import requests
 from service.completions.following import Following
 from service.completions.requests import AskedModel
 from service.database.engine import Database, clock
+from service.http.openai_ids import OpenAiIds
 from service.http.problems import Problem, invalid_field
 from service.metrics.completion_metrics import Timing
 from service.openai.completions.completion_objects import Choice, CompletionAnswer
 from service.openai.completions.completion_requests import ChatRequest, TextRequest
 from service.openai.error_objects import PREFIX, error_response
+from service.openai.id_translation import ids_of
 from service.openai.list_envelope import unix
 from service.openai.models.asked_models import asked_model
 from service.tenants.api_keys import Principal
@@ -65,7 +67,7 @@ async def _answer(wanted: ChatRequest | TextRequest, writer: Principal, state: S
         timing.ended("cancelled")
         raise
     following.read = True
-    said = _events(pieces, first, answer, wanted.include_usage, timing)
+    said = _events(pieces, first, answer, wanted.include_usage, timing, ids_of(request))
     return StreamingResponse(said, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
@@ -116,6 +118,7 @@ async def _events(
     answer: CompletionAnswer,
     include_usage: bool,
     timing: Timing,
+    ids: OpenAiIds,
 ) -> AsyncIterator[str]:
     outcome = "cancelled"
     more = {"usage": None} if include_usage else {}
@@ -137,7 +140,7 @@ async def _events(
             yield "data: [DONE]\n\n"
         except Problem as problem:
             outcome = problem.code
-            body = error_response(problem, {}).body
+            body = error_response(problem, {}, ids).body
             yield f"data: {bytes(body).decode()}\n\n"
         finally:
             timing.ended(outcome, answer.prompt_tokens, answer.completion_tokens)

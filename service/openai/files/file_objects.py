@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from service.files.models import File
+from service.http.openai_ids import OpenAiIds
 from service.http.problems import invalid_field
 from service.openai.list_envelope import unix
 
@@ -35,9 +36,9 @@ def require_fine_tune(purpose: str) -> None:
         raise invalid_field("purpose", "invalid_purpose", f"must be 'fine-tune', got {purpose!r}")
 
 
-def file_object(file: File) -> FileObject:
+def file_object(file: File, ids: OpenAiIds) -> FileObject:
     return FileObject(
-        id=file.id,
+        id=ids.of(file.id),
         bytes=file.bytes,
         created_at=unix(file.created_at),
         expires_at=unix(file.expires_at) if file.expires_at else None,

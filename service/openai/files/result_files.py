@@ -1,6 +1,7 @@
 """A task's result files, generated on request: its curves as CSV, its jobs as JSONL, its best adapter as an archive.
 
-Their ids derive from the task's: result-metrics-TASK, result-jobs-TASK, result-adapter-TASK.
+Their ids derive from the task's: result-metrics-TASK, result-jobs-TASK, result-adapter-TASK (http/openai_ids.py shows them as
+file-metrics-KEY and so on).
 """
 
 import csv
@@ -14,6 +15,7 @@ from contract.messages.report_messages import Series
 from contract.states import TASK_TERMINAL
 from service.adapters.actions import winner_of
 from service.adapters.models import Adapter
+from service.http.openai_ids import OpenAiIds
 from service.openai.files.file_objects import FileObject
 from service.openai.jobs.job_objects import accuracy_is_of_tokens, result_ids
 from service.openai.list_envelope import unix
@@ -39,9 +41,8 @@ class Result:
     kind: str
     task: Task
 
-    @property
-    def filename(self) -> str:
-        return f"{self.task.id}-{_NAMES[self.kind]}"
+    def filename(self, ids: OpenAiIds) -> str:
+        return f"{ids.of(self.task.id)}-{_NAMES[self.kind]}"
 
 
 def is_result(file_id: str) -> bool:
@@ -64,15 +65,15 @@ def winners_adapter(session: Session, principal: Principal, task: Task) -> Adapt
     return winner_of(session, principal, task)
 
 
-def describe(session: Session, principal: Principal, result: Result) -> FileObject:
+def describe(session: Session, principal: Principal, result: Result, ids: OpenAiIds) -> FileObject:
     """The file object. An archive's size is the sum of its files' sizes."""
     if result.kind == "adapter":
         size = sum(file["bytes"] for file in winners_adapter(session, principal, result.task).manifest["files"])
     else:
         size = sum(len(block) for block in text(session, principal, result))
     made = unix(result.task.ended_at or result.task.created_at)
-    file_id = f"{_PREFIX}{result.kind}-{result.task.id}"
-    return FileObject(id=file_id, bytes=size, created_at=made, filename=result.filename, purpose="fine-tune-results")
+    file_id, name = ids.of(f"{_PREFIX}{result.kind}-{result.task.id}"), result.filename(ids)
+    return FileObject(id=file_id, bytes=size, created_at=made, filename=name, purpose="fine-tune-results")
 
 
 def text(session: Session, principal: Principal, result: Result) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from service.files import actions
 from service.files.dataset_intake import Intake
 from service.files.models import File
 from service.files.multipart_upload import Upload, data_set, receiving
+from service.http.openai_ids import OpenAiIds
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.idempotency.repeated_requests import claim_key_of_body
@@ -28,10 +29,11 @@ from service.openai.files.file_objects import (
     file_object,
     require_fine_tune,
 )
+from service.openai.id_translation import Ids, OwnIdsRoute
 from service.openai.list_envelope import USUAL, After, ListOf, LongLimit, listed
 from service.storage.downloads import attachment, send_object
 
-router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False)
+router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False, route_class=OwnIdsRoute)
 
 _TEXTS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 Form = Annotated[Upload[Intake], Depends(receiving(data_set(*_TEXTS)))]
@@ -40,14 +42,16 @@ _MEDIA = {"metrics": "text/csv", "jobs": "application/jsonl"}
 
 
 @router.post("")
-def create_file(writer: Writer, upload: Form, db: Db, request: Request, idempotency_key: IdempotencyKey = None) -> FileObject:
+def create_file(
+    writer: Writer, upload: Form, db: Db, request: Request, ids: Ids, idempotency_key: IdempotencyKey = None
+) -> FileObject:
     require_fine_tune(upload.texts.get("purpose", ""))
     lasts = _expires_after(upload)
     data = upload.intake.finish()
     said = (data.stored.sha256, upload.name, str(lasts))
     with claim_key_of_body(request, writer, idempotency_key, *said) as claim, db.begin() as session:
         expires_at = clock(session) + lasts if lasts else None
-        made = file_object(actions.keep(session, writer, upload.name, data, expires_at))
+        made = file_object(actions.keep(session, writer, upload.name, data, expires_at), ids)
         claim.store_answer(session, 200, made, {})
     return made
 
@@ -72,6 +76,7 @@ def _expires_after(upload: Form) -> timedelta | None:
 def list_files(
     reader: Reader,
     db: Db,
+    ids: Ids,
     after: After = None,
     limit: LongLimit = USUAL,
     order: Literal["asc", "desc"] = "desc",
@@ -82,19 +87,19 @@ def list_files(
         files = actions.files_of(reader)
         if purpose not in (None, "fine-tune"):
             files = files.where(false())
-        return listed(session, files, File, after, limit, lambda rows: [file_object(f) for f in rows], order == "asc")
+        return listed(session, files, File, after, limit, lambda rows: [file_object(f, ids) for f in rows], order == "asc")
 
 
 @router.get("/{file_id}")
-def get_file(file_id: str, reader: Reader, db: Db) -> FileObject:
+def get_file(file_id: str, reader: Reader, db: Db, ids: Ids) -> FileObject:
     with db.begin() as session:
         if result_files.is_result(file_id):
-            return result_files.describe(session, reader, result_files.find_result(session, reader, file_id))
-        return file_object(actions.find_file(session, reader, file_id))
+            return result_files.describe(session, reader, result_files.find_result(session, reader, file_id), ids)
+        return file_object(actions.find_file(session, reader, file_id), ids)
 
 
 @router.get("/{file_id}/content")
-def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, request: Request, ids: Ids) -> Response:
     with db.begin() as session:
         if not result_files.is_result(file_id):
             file = actions.find_file(session, reader, file_id)
@@ -105,16 +110,16 @@ def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, reque
                 adapter = result_files.winners_adapter(session, reader, result.task)
                 answer = partial(send_archive, request, storage, adapter, additional_files(session, reader, adapter))
             else:
-                answer = partial(_as_text, result, b"".join(result_files.text(session, reader, result)))
+                answer = partial(_as_text, result, ids, b"".join(result_files.text(session, reader, result)))
     return answer()  # after the transaction: storage may be slow
 
 
-def _as_text(result: result_files.Result, content: bytes) -> Response:
-    return Response(content, 200, {"Content-Disposition": attachment(result.filename)}, _MEDIA[result.kind])
+def _as_text(result: result_files.Result, ids: OpenAiIds, content: bytes) -> Response:
+    return Response(content, 200, {"Content-Disposition": attachment(result.filename(ids))}, _MEDIA[result.kind])
 
 
 @router.delete("/{file_id}")
-def delete_file(file_id: str, writer: Writer, db: Db) -> FileDeleted:
+def delete_file(file_id: str, writer: Writer, db: Db, ids: Ids) -> FileDeleted:
     with db.begin() as session:
         if result_files.is_result(file_id):
             result_files.find_result(session, writer, file_id)
@@ -122,4 +127,4 @@ def delete_file(file_id: str, writer: Writer, db: Db) -> FileDeleted:
                 "file_id", "result_file", "is made from its job whenever it is asked for; there is nothing to delete"
             )
         actions.delete(session, writer, file_id)
-    return FileDeleted(id=file_id)
+    return FileDeleted(id=ids.of(file_id))

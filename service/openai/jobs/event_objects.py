@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from service.http.openai_ids import OpenAiIds
 from service.http.problems import invalid_field
 from service.openai.jobs.job_objects import accuracy_is_of_tokens
 from service.openai.list_envelope import ListOf, list_of, unix
@@ -36,13 +37,15 @@ class EventObject(BaseModel):
     data: dict[str, Any]
 
 
-def events_page(session: Session, principal: Principal, task: Task, after: str | None, limit: int) -> ListOf[EventObject]:
+def events_page(
+    session: Session, principal: Principal, task: Task, after: str | None, limit: int, ids: OpenAiIds
+) -> ListOf[EventObject]:
     """A page of events, newest first; `after` is an event's id. Raises Invalid if it is no event of this task."""
     events: Select[TaskEvent] = scoped(select(TaskEvent).where(TaskEvent.task_id == task.id), TaskEvent, principal)
     if after is not None:
         events = events.where(TaskEvent.number < _number(after, task.id))
     found = list(session.scalars(events.order_by(TaskEvent.number.desc()).limit(limit + 1)))
-    return list_of([_object(event, accuracy_is_of_tokens(task)) for event in found[:limit]], len(found) > limit)
+    return list_of([_object(event, accuracy_is_of_tokens(task), ids) for event in found[:limit]], len(found) > limit)
 
 
 def _number(id: str, task_id: str) -> int:
@@ -52,13 +55,13 @@ def _number(id: str, task_id: str) -> int:
     return int(number)
 
 
-def _object(event: TaskEvent, of_tokens: bool) -> EventObject:
+def _object(event: TaskEvent, of_tokens: bool, ids: OpenAiIds) -> EventObject:
     level, message = _said(EventKind(event.kind), event.data)
     return EventObject(
-        id=f"{_PREFIX}{event.task_id}-{event.number}",
+        id=ids.of(f"{_PREFIX}{event.task_id}-{event.number}"),
         created_at=unix(event.created_at),
         level=level,
-        message=message,
+        message=ids.in_text(message),
         type="metrics" if event.kind == EventKind.CURVES else "message",
         data=_metrics(event.data, of_tokens) | event.data if event.kind == EventKind.CURVES else event.data,
     )

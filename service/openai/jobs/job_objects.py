@@ -11,6 +11,7 @@ from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
 from service.adapters.models import Adapter
+from service.http.openai_ids import OpenAiIds
 from service.openai.jobs.job_requests import BASE_LEARNING_RATE
 from service.openai.list_envelope import unix
 from service.openai.openai_names import tuned
@@ -59,20 +60,25 @@ def accuracy_is_of_tokens(task: Task) -> bool:
     return bool(part(task, "objective").get("type") != "dpo")
 
 
-def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:
+def checkpoint_object(adapter: Adapter, task: Task, ids: OpenAiIds) -> CheckpointObject:
     made = AdapterManifest.model_validate(adapter.manifest)
     return CheckpointObject(
-        id=adapter.id,
+        id=ids.of(adapter.id),
         created_at=unix(adapter.created_at),
         fine_tuned_model_checkpoint=tuned(task.base_model, task.name, adapter.id),
-        fine_tuning_job_id=task.id,
+        fine_tuning_job_id=ids.of(task.id),
         metrics={"step": float(made.step), "valid_loss": made.val_loss, "full_valid_loss": made.val_loss},
         step_number=made.step,
     )
 
 
 def job_object(
-    task: Task, shown: TaskResource, tokens: int, running_until: datetime | None = None, start: str | None = None
+    task: Task,
+    shown: TaskResource,
+    tokens: int,
+    ids: OpenAiIds,
+    running_until: datetime | None = None,
+    start: str | None = None,
 ) -> JobObject:
     """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens trained for it, billed or not; `running_until`:
     when a running one is expected to end; `start`: the tuned model that it goes on from."""
@@ -80,7 +86,7 @@ def job_object(
     space = _space(task)
     found = _found(task, space, shown)
     return JobObject(
-        id=task.id,
+        id=ids.of(task.id),
         created_at=unix(task.created_at),
         error={"code": "task_failed", "message": task.error, "param": None} if task.error else None,
         fine_tuned_model=tuned(task.base_model, task.name, shown.winner.adapter_id) if shown.winner else None,
@@ -88,12 +94,12 @@ def job_object(
         hyperparameters=found,
         model=start or task.base_model,
         organization_id=task.tenant_id,
-        result_files=result_ids(task) if ended else [],
+        result_files=[ids.of(id) for id in result_ids(task)] if ended else [],
         seed=(_tried(space, "seed") or [0])[0],
         status=_STATUSES.get(TaskStatus(task.status), str(task.status)),
         trained_tokens=tokens if ended else None,
-        training_file=task.train_file_id,
-        validation_file=task.validation_file_id,
+        training_file=ids.of(task.train_file_id),
+        validation_file=ids.of(task.validation_file_id) if task.validation_file_id is not None else None,
         estimated_finish=unix(end) if (end := running_until or _planned_end(shown)) is not None else None,
         integrations=shown.spec.get("integrations", []),
         metadata=task.labels,

@@ -5,7 +5,7 @@ For `auto` Motet uses its defaults, which search learning rates. A multiplier of
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation
@@ -26,6 +26,8 @@ from contract.task_spec import (
     Training,
     WarmStart,
 )
+from service.http.openai_ids import own_id
+from service.openai.id_translation import OwnId
 from service.openai.models.tuned_start import TunedStart
 from service.openai.openai_names import ModelName
 
@@ -77,12 +79,20 @@ class Method(Strict):
         return own.hyperparameters if own is not None else None
 
 
+def _of_own_adapter(start: WarmStart) -> WarmStart:
+    return start.model_copy(update={"adapter_id": own_id(start.adapter_id)})
+
+
+def _of_own_file(evaluation: Evaluation) -> Evaluation:
+    return evaluation if evaluation.file_id is None else evaluation.model_copy(update={"file_id": own_id(evaluation.file_id)})
+
+
 class JobRequest(Strict):
     """OpenAI's fields; and Motet's own, which its SDK passes on from `extra_body`. `model` may be a tuned model."""
 
     model: ModelName
-    training_file: Name
-    validation_file: Name | None = None
+    training_file: Annotated[Name, OwnId]
+    validation_file: Annotated[Name, OwnId] | None = None
     suffix: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f:]*$")] | None = None
     seed: Seed | None = None
     metadata: Pairs | None = None
@@ -94,9 +104,9 @@ class JobRequest(Strict):
 
     search_space: SearchSpace | None = None
     training: Training | None = None
-    warm_start: WarmStart | None = None
+    warm_start: Annotated[WarmStart, AfterValidator(_of_own_adapter)] | None = None
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
-    evaluation: Evaluation | None = None
+    evaluation: Annotated[Evaluation, AfterValidator(_of_own_file)] | None = None
     select_by: Annotated[str, Field(max_length=40)] = VAL_LOSS
     gpus: Gpus = 1
     max_gpus: MaxGpus | None = None

@@ -13,10 +13,12 @@ from service.app_state import DependenciesDep, GradersDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
+from service.http.openai_ids import OpenAiIds
 from service.http.problem_handlers import invalid_body
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import ClaimedKey
 from service.openai.error_objects import PREFIX
+from service.openai.id_translation import Ids, OwnIdsRoute
 from service.openai.jobs.event_objects import EventObject, events_page
 from service.openai.jobs.job_objects import CheckpointObject, JobObject, checkpoint_object, job_object
 from service.openai.jobs.job_requests import JobRequest
@@ -29,25 +31,25 @@ from service.tasks.submission.spec_checks import SpecRefused
 from service.tenants.tenant_scope import find, scoped
 from service.usage.models import TaskUsageRecord
 
-router = APIRouter(prefix=f"{PREFIX}/fine_tuning/jobs", include_in_schema=False)
+router = APIRouter(prefix=f"{PREFIX}/fine_tuning/jobs", include_in_schema=False, route_class=OwnIdsRoute)
 
 _METADATA = re.compile(r"metadata\[([^\]]{1,64})\]")
 
 
-def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
-    ids = [task.id for task in tasks]
+def _objects(session: Session, tasks: list[Task], ids: OpenAiIds) -> list[JobObject]:
+    own = [task.id for task in tasks]
     sums = (
         select(TaskUsageRecord.task_id, func.sum(TaskUsageRecord.tokens))
-        .where(TaskUsageRecord.task_id.in_(ids))
+        .where(TaskUsageRecord.task_id.in_(own))
         .group_by(TaskUsageRecord.task_id)
     )
     tokens = {task_id: int(total) for task_id, total in session.execute(sums)}
-    live = select(Placement.task_id, Placement.expected_end).where(Placement.task_id.in_(ids), Placement.ended_at.is_(None))
+    live = select(Placement.task_id, Placement.expected_end).where(Placement.task_id.in_(own), Placement.ended_at.is_(None))
     ends = {task_id: end for task_id, end in session.execute(live)}
     shown = render(session, tasks)
     starts = starts_of(session, tasks)
     return [
-        job_object(task, one, tokens.get(task.id, 0), ends.get(task.id), starts.get(task.id))
+        job_object(task, one, tokens.get(task.id, 0), ids, ends.get(task.id), starts.get(task.id))
         for task, one in zip(tasks, shown, strict=True)
     ]
 
@@ -60,6 +62,7 @@ def create_job(
     queue: QueueDep,
     graders: GradersDep,
     claim: ClaimedKey,
+    ids: Ids,
     limited: Submitting,
 ) -> JobObject:
     with db.begin() as session:
@@ -74,19 +77,19 @@ def create_job(
             task = actions.create(session, queue, graders, writer, spec)
         except SpecRefused as refused:
             raise (as_of_model(refused) if start is not None else refused) from None
-        made = _objects(session, [task])[0]
+        made = _objects(session, [task], ids)[0]
         claim.store_answer(session, 200, made, {})
     return made
 
 
 @router.get("")
-def list_jobs(reader: Reader, db: Db, request: Request, after: After = None, limit: Limit = 20) -> ListOf[JobObject]:
+def list_jobs(reader: Reader, db: Db, request: Request, ids: Ids, after: After = None, limit: Limit = 20) -> ListOf[JobObject]:
     pairs = _metadata(request)
     with db.begin() as session:
         tasks = actions.select_tasks(reader, labels=pairs or {})
         if pairs is None:
             tasks = tasks.where(Task.labels == {})
-        return listed(session, tasks, Task, after, limit, lambda rows: _objects(session, list(rows)))
+        return listed(session, tasks, Task, after, limit, lambda rows: _objects(session, list(rows), ids))
 
 
 def _metadata(request: Request) -> dict[str, str] | None:
@@ -101,40 +104,42 @@ def _metadata(request: Request) -> dict[str, str] | None:
 
 
 @router.get("/{task_id}")
-def get_job(task_id: str, reader: Reader, db: Db) -> JobObject:
+def get_job(task_id: str, reader: Reader, db: Db, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [find(session, Task, task_id, reader, "fine-tuning job")])[0]
+        return _objects(session, [find(session, Task, task_id, reader, "fine-tuning job")], ids)[0]
 
 
 @router.post("/{task_id}/cancel")
-def cancel_job(task_id: str, writer: Writer, db: Db, queue: QueueDep, hints: WakeupsDep) -> JobObject:
+def cancel_job(task_id: str, writer: Writer, db: Db, queue: QueueDep, hints: WakeupsDep, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.cancel(session, queue, hints, writer, task_id)])[0]
+        return _objects(session, [actions.cancel(session, queue, hints, writer, task_id)], ids)[0]
 
 
 @router.post("/{task_id}/pause")
-def pause_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> JobObject:
+def pause_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.pause(session, dependencies, writer, task_id)])[0]
+        return _objects(session, [actions.pause(session, dependencies, writer, task_id)], ids)[0]
 
 
 @router.post("/{task_id}/resume")
-def resume_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> JobObject:
+def resume_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.resume(session, dependencies, writer, task_id)])[0]
+        return _objects(session, [actions.resume(session, dependencies, writer, task_id)], ids)[0]
 
 
 @router.get("/{task_id}/events")
-def list_events(task_id: str, reader: Reader, db: Db, after: After = None, limit: Limit = 20) -> ListOf[EventObject]:
+def list_events(task_id: str, reader: Reader, db: Db, ids: Ids, after: After = None, limit: Limit = 20) -> ListOf[EventObject]:
     with db.begin() as session:
         task = find(session, Task, task_id, reader, "fine-tuning job")
-        return events_page(session, reader, task, after, limit)
+        return events_page(session, reader, task, after, limit, ids)
 
 
 @router.get("/{task_id}/checkpoints")
-def list_checkpoints(task_id: str, reader: Reader, db: Db, after: After = None, limit: Limit = 10) -> ListOf[CheckpointObject]:
+def list_checkpoints(
+    task_id: str, reader: Reader, db: Db, ids: Ids, after: After = None, limit: Limit = 10
+) -> ListOf[CheckpointObject]:
     """The adapters of its configurations, the newest first."""
     with db.begin() as session:
         task = find(session, Task, task_id, reader, "fine-tuning job")
         adapters = scoped(select(Adapter).where(Adapter.task_id == task_id, Adapter.deleted_at.is_(None)), Adapter, reader)
-        return listed(session, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task) for a in rows])
+        return listed(session, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task, ids) for a in rows])

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from service.adapters.models import Adapter
 from service.completions.requests import AskedModel
 from service.fleet.models import BaseModel
+from service.http.openai_ids import own_id
 from service.http.problems import FieldError, Invalid, NotFound, invalid_field
 from service.openai.list_envelope import unix
 from service.openai.models.model_objects import ModelObject
@@ -66,6 +67,7 @@ def tuned_model(session: Session, principal: Principal, name: str) -> TunedModel
 
 def tuned_start(session: Session, principal: Principal, name: str) -> TunedStart | None:
     """What a job starts from whose `model` is this name; None for a base, known or not. Raises SpecRefused."""
+    name = own_id(name)
     if not name.startswith(("ft:", "adapter_")) or session.scalar(select(BaseModel.name).where(BaseModel.name == name)):
         return None
     try:
@@ -98,6 +100,7 @@ def asked_model(session: Session, principal: Principal, name: str, precision: st
     base = session.scalar(select(BaseModel).where(BaseModel.name == name, BaseModel.enabled))
     if base is not None:
         return AskedModel(base.name, base.revision, precision or "bf16")
+    name = own_id(name)
     if name.startswith("job_"):
         return _job(session, principal, name, precision)
     return tuned_adapter(session, principal, name).asked(precision)

@@ -14,6 +14,7 @@ from service.authentication import Db, Reader, Writer
 from service.fleet.models import BaseModel
 from service.http.problems import invalid_field, shown
 from service.openai.error_objects import PREFIX
+from service.openai.id_translation import OwnId, OwnIdsRoute
 from service.openai.list_envelope import USUAL, After, Limit, ListOf, LongLimit, list_of, unix
 from service.openai.models.asked_models import TunedModel, tuned_adapter, tuned_model, tuned_object
 from service.openai.models.model_objects import DeletedModel, ModelObject, PermissionObject, model_object
@@ -27,9 +28,9 @@ _PERMISSIONS = "/fine_tuning/checkpoints/{checkpoint:path}/permissions"
 _NOT_SHARED = "tuned models are their tenant's alone: projects that could share them do not exist here"
 
 # as long as a ModelName
-AfterModel = Annotated[str | None, Query(max_length=400, description="Name of the last entry of the page before")]
+AfterModel = Annotated[str | None, Query(max_length=400, description="Name of the last entry of the page before"), OwnId]
 
-router = APIRouter(prefix=PREFIX, include_in_schema=False)
+router = APIRouter(prefix=PREFIX, include_in_schema=False, route_class=OwnIdsRoute)
 
 
 class NewPermission(Strict):

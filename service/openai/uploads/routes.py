@@ -23,10 +23,11 @@ from service.idempotency.repeated_requests import ClaimedKey, claim_key_of_body
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.openai.error_objects import PREFIX
 from service.openai.files.file_objects import LATEST_EXPIRY, SOONEST_EXPIRY, file_object, require_fine_tune
+from service.openai.id_translation import Ids, OwnIdsRoute
 from service.openai.uploads.upload_objects import UploadObject, UploadPartObject, part_object, upload_object
 from service.tenants.api_keys import Principal
 
-router = APIRouter(prefix=f"{PREFIX}/uploads", include_in_schema=False)
+router = APIRouter(prefix=f"{PREFIX}/uploads", include_in_schema=False, route_class=OwnIdsRoute)
 
 _Name = Annotated[str, Field(min_length=1, max_length=1024), STORABLE]
 _MimeType = Annotated[str, Field(min_length=1, max_length=255), STORABLE]  # rows are checked, whatever it says
@@ -106,6 +107,7 @@ def complete_upload(
     db: Db,
     settings: Config,
     storage: Store,
+    ids: Ids,
     limited: Assembling,
 ) -> UploadObject:
     """Sent again with the same parts, it is answered as it was."""
@@ -119,7 +121,7 @@ def complete_upload(
         with db.begin() as session:
             done = actions.complete(session, writer, upload_id, wanted.part_ids, data)
     upload, file = done
-    return upload_object(upload, file_object(file))
+    return upload_object(upload, file_object(file, ids))
 
 
 @router.post("/{upload_id}/cancel")

@@ -20,6 +20,7 @@ from service.files.models import File
 from service.files.row_checks import Format
 from service.fleet.models import BaseModel as BaseModelRow
 from service.graders.endpoint_graders import EndpointGraders
+from service.http.openai_ids import hint
 from service.http.problems import FieldError, Invalid
 from service.mirrors import task_mirrors
 from service.tasks import stored_specs
@@ -195,7 +196,7 @@ def _unknown(session: Session, principal: Principal, field: str, file_id: str) -
         message = f"could not be imported; GET /v1/files/{file_id} says why"
         yield FieldError(field=field, code="file_import_failed", message=message)
         return
-    message = f"there is no file {file_id!r} that this key could see; upload it with POST /v1/files"
+    message = f"there is no file {file_id!r} that this key could see; upload it with POST /v1/files{hint(file_id)}"
     yield FieldError(field=field, code="file_unknown", message=message)
 
 

@@ -6,6 +6,7 @@ from sqlalchemy import select, text
 from service.background.resealing import run as reseal
 from service.background.retention import Retention, forget
 from service.database.engine import Database
+from service.http.openai_ids import own_id
 from service.mirrors import tracking_servers
 from service.mirrors.models import TaskMirror, TrackingServer
 from service.mirrors.tracking_servers import box_of, opened
@@ -152,7 +153,7 @@ def test_a_job_of_openais_form_is_mirrored_too(tenant):
     job = tenant.post("/openai/v1/fine_tuning/jobs", json=asked)
     assert job.status_code == 200, job.text
     assert job.json()["integrations"] == [MIRRORED | {"tags": {}}]
-    assert len(tenant.get(f"/v1/tasks/{job.json()['id']}/mirrors").json()["data"]) == 1
+    assert len(tenant.get(f"/v1/tasks/{own_id(job.json()['id'])}/mirrors").json()["data"]) == 1
     plain = tenant.post("/openai/v1/fine_tuning/jobs", json={**asked, "integrations": None}).json()
     assert plain["integrations"] == []
 
@@ -161,7 +162,7 @@ def test_a_spec_without_integrations_says_nothing_of_them(tenant, database):
     """So that a planner of the version before, which does not know the field, reads the spec."""
     job = tenant.post("/openai/v1/fine_tuning/jobs", json={"model": "small", "training_file": tenant.file()}).json()
     with database.begin() as session:
-        assert "integrations" not in session.get_one(Task, job["id"]).spec
+        assert "integrations" not in session.get_one(Task, own_id(job["id"])).spec
 
 
 def test_a_deleted_server_stops_its_mirrors_and_no_task(tenant, placed, mlflow, courier, due):

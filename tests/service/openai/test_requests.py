@@ -2,6 +2,7 @@
 
 import pytest
 
+from service.http.openai_ids import own_id
 from service.openai.jobs.job_requests import JobRequest
 from tests.service.fleet.scripted import moved, points
 
@@ -179,7 +180,7 @@ def test_a_jobs_expected_end_is_told_while_it_waits_and_while_it_runs(tenant, ne
     assert sorted(job["status"] for job in told) == ["queued", "running"]
     assert all(job["estimated_finish"] > job["created_at"] for job in told)
     running = next(job for job in told if job["status"] == "running")
-    taken = node.take(running["id"])
+    taken = node.take(own_id(running["id"]))
     taken.report(taken.attached())
     taken.report(moved(0, "warmup"), points(0, [1, 2], [3.0, 2.5]), points(0, [2], [2.75], "val_loss"))
     events = tenant.get(f"/openai/v1/fine_tuning/jobs/{running['id']}/events").json()["data"]

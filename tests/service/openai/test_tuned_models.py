@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.fleet.models import BaseModel
+from service.http.openai_ids import own_id
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.fleet.scripted import completed, moved, points
 
@@ -17,7 +18,7 @@ def tuned_model(tenant, new_node, plan):
         body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3], **shape}}
         job = tenant.post("/openai/v1/fine_tuning/jobs", json=body).json()["id"]
         plan()
-        taken = node.take(job)
+        taken = node.take(own_id(job))
         taken.report(taken.attached(), moved(0, "warmup"), points(0, [1]))
         taken.report(taken.adapter(0, 1.25), completed(0, 20, 18, 1.25))
         return str(tenant.get(f"/openai/v1/fine_tuning/jobs/{job}").json()["fine_tuned_model"])
@@ -55,14 +56,14 @@ def test_a_job_goes_on_from_a_tuned_model(tenant, new_tenant, tuned_model, new_n
     ask, jobs = {"model": name, "training_file": tenant.file()}, "/openai/v1/fine_tuning/jobs"
     made = [tenant.post(jobs, json=ask | {"model": model}).json() for model in (name, name.rpartition(":")[2])]
     assert [job["model"] for job in made] == [name, name], made
-    spec = tenant.get(f"/v1/tasks/{made[0]['id']}").json()["spec"]
+    spec = tenant.get(f"/v1/tasks/{own_id(made[0]['id'])}").json()["spec"]
     assert (spec["base_model"], spec["warm_start"]) == ("small", {"adapter_id": name.rpartition(":")[2]})
     shape = {key: spec["search_space"][key] for key in ("rank", "alpha", "target_modules", "learning_rate")}
     modules = [["q_proj", "v_proj"]]
     assert shape == {"rank": [8], "alpha": [16], "target_modules": modules, "learning_rate": [5e-5, 2e-4, 1e-3]}
     listed = {"method": "list", "jobs": [{"learning_rate": 1e-4}, {"learning_rate": 2e-4, "alpha": 4}]}
     made = tenant.post(jobs, json=ask | {"search_space": listed}).json()
-    found = tenant.get(f"/v1/tasks/{made['id']}").json()["spec"]["search_space"]["jobs"]
+    found = tenant.get(f"/v1/tasks/{own_id(made['id'])}").json()["spec"]["search_space"]["jobs"]
     assert [(job["rank"], job["alpha"], job["target_modules"]) for job in found] == [(8, 16, modules[0]), (8, 4, modules[0])]
 
     space = {"learning_rate": [1e-3], "rank": [8, 16], "target_modules": [["q_proj"]]}

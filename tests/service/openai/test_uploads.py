@@ -18,6 +18,7 @@ from service.background.retention import UPLOADS_KEPT, Retention, forget
 from service.database.engine import clock
 from service.files.models import ChunkedUpload, ChunkedUploadPart, File
 from service.files.uploads import actions
+from service.http.openai_ids import own_id
 from service.tenants.models import Tenant
 from tests.service.api import Caller, chat_rows, jsonl
 
@@ -128,7 +129,7 @@ def test_requests_that_complete_at_once_make_one_file(tenant, elsewhere, databas
     assert {answer.status_code for answer in answers} == {200}
     (file_id,) = {answer.json()["file"]["id"] for answer in answers}
     with database.begin() as session:
-        assert list(session.scalars(select(File.id).where(File.tenant_id == tenant.tenant_id))) == [file_id]
+        assert list(session.scalars(select(File.id).where(File.tenant_id == tenant.tenant_id))) == [own_id(file_id)]
 
 
 def test_a_repeated_part_under_a_key_is_one_part(tenant, database):

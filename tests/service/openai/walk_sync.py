@@ -32,6 +32,7 @@ def refused(kind: type[openai.APIStatusError], code: str, act: Callable[[], obje
 
 def files(client: OpenAI) -> str:
     file = client.files.create(file=("train.jsonl", ROWS), purpose="fine-tune")
+    assert file.id.startswith("file-")
     assert (file.bytes, file.filename, file.purpose, file.status) == (len(ROWS), "train.jsonl", "fine-tune", "processed")
     assert client.files.retrieve(file.id) == file
     assert client.files.content(file.id).content == ROWS
@@ -82,6 +83,7 @@ def job(client: OpenAI, file_id: str):
         extra_body={"search_space": SPACE},
     )
     assert (made.status, made.model, made.training_file, made.seed) == ("validating_files", "small", file_id, 0)
+    assert made.id.startswith("ftjob-")
     assert made.hyperparameters.n_epochs == 2
     assert made.hyperparameters.batch_size == 4
     assert made.hyperparameters.learning_rate_multiplier == "auto"  # it is searched for
