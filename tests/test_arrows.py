@@ -73,6 +73,7 @@ PURE_SEES = {
     "numpy",
     "ortools",
     "pydantic",
+    "rapidfuzz",
     "referencing",
     "regex",
     "sacrebleu",

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from contract.evaluation.text_evaluation import NAME_OF_0_2
 from contract.model_types import MODEL_TYPES
 from contract.task_spec import TaskSpec
 
@@ -22,6 +23,7 @@ SERVICE_FIELDS = frozenset(
 SHARING = "sharing"  # the worker trains several tasks on one executor, each within its bound
 ANSWERS_ONLY = "answers_only"  # the worker holds a base to answer completions alone
 HUB_BASES = "base_model=hf"  # the worker fetches bases from the hub by itself
+METRIC_NAMES = "evaluation.metrics.name=any"  # the worker takes names of metrics that 0.2.0 refuses
 
 Schema = Mapping[str, Any]
 
@@ -29,7 +31,7 @@ Schema = Mapping[str, Any]
 def understood(spec_schema: Schema | None = None, model_types: Iterable[str] = MODEL_TYPES) -> frozenset[str]:
     """The capabilities of a worker built with this spec schema (default: the current one)."""
     schema = _today() if spec_schema is None else spec_schema
-    found = {SHARING, ANSWERS_ONLY, HUB_BASES, *(f"model_type={name}" for name in model_types)}
+    found = {SHARING, ANSWERS_ONLY, HUB_BASES, METRIC_NAMES, *(f"model_type={name}" for name in model_types)}
     for name, field in schema["properties"].items():
         if name not in SERVICE_FIELDS:
             found.update(_all(schema, field, name))
@@ -46,6 +48,9 @@ def needed(spec: Mapping[str, Any], model_type: str | None = None, spec_schema: 
     for name, value in spec.items():
         if name not in SERVICE_FIELDS:
             found.update(_said(schema, schema["properties"].get(name), name, value))
+    metrics = (spec.get("evaluation") or {}).get("metrics", ())
+    if any(not NAME_OF_0_2.fullmatch(metric.get("name") or metric.get("type", "")) for metric in metrics):
+        found.add(METRIC_NAMES)
     return frozenset(found)
 
 

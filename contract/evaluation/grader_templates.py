@@ -28,7 +28,10 @@ def rendered(template: str, text: str, reference: str) -> str:
 def _known(template: str) -> str:
     unknown = sorted(placeholders(template) - {OUTPUT, ANSWER})
     if unknown:
-        raise ValueError(f"names {{{{{unknown[0]}}}}}, which is not known here; there are {_KNOWN}")
+        raise ValueError(
+            f"names {{{{{unknown[0]}}}}}, which is not known here; there are {_KNOWN}. Rows have no other columns: let the "
+            "row's answer be what to compare with, or write what is the same for all rows into the template"
+        )
     if "{{" in _PLACEHOLDER.sub("", template):
         raise ValueError(f"opens a placeholder with '{{{{' that is not closed; there are {_KNOWN}")
     return template

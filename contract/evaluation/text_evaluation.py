@@ -27,7 +27,11 @@ def _not_of_rows(name: str) -> str:
     return name
 
 
-MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$"), AfterValidator(_not_of_rows)]
+# none of the characters that a table in an adapter's README, or a CSV, would have to quote
+MetricName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9 _.:/-]{0,38}[A-Za-z0-9_.:/-])?$"), AfterValidator(_not_of_rows)
+]
+NAME_OF_0_2 = re.compile(r"[a-z][a-z0-9_]{0,39}")  # of which a worker of 0.2 takes any
 FileId = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 _Text = Annotated[str, Field(min_length=1, max_length=1000), STORABLE]
 
@@ -128,18 +132,22 @@ class StringCheck(_Grader):
     operation: Literal["eq", "ne", "like", "ilike"]
 
 
-_Similarity = Literal["bleu", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"]
-_NOT_COMPUTED = ("cosine", "fuzzy_match", "gleu", "meteor")  # OpenAI's others
+_Similarity = Literal["bleu", "fuzzy_match", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"]
+_NOT_COMPUTED = ("cosine", "gleu", "meteor")  # OpenAI's others
 
 
 def _computed(metric: object) -> object:
     if metric in _NOT_COMPUTED:
-        raise ValueError(f"is '{metric}', which is not computed here; there are {', '.join(get_args(_Similarity))}")
+        raise ValueError(
+            f"is '{metric}', which is not computed here; there are {', '.join(get_args(_Similarity))}; or let an endpoint of "
+            "yours compute it (type 'endpoint')"
+        )
     return metric
 
 
 class TextSimilarity(_Grader):
-    """OpenAI's text_similarity: BLEU, or the F measure of ROUGE by words (Lin 2004): of so many words in a row, or rouge_l."""
+    """OpenAI's text_similarity: BLEU; the F measure of ROUGE by words (Lin 2004): of so many words in a row, or rouge_l; or
+    fuzzy_match, the characters that need no change to make one text of the other (rapidfuzz's ratio)."""
 
     type: Literal["text_similarity"]
     evaluation_metric: Annotated[_Similarity, BeforeValidator(_computed)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contract.compatibility.capabilities import needed, understood
+from contract.compatibility.capabilities import METRIC_NAMES, needed, understood
 from contract.evaluation.text_evaluation import Evaluation
 from contract.task_spec import TaskSpec
 
@@ -29,7 +29,10 @@ def test_metrics_are_reported_under_their_names_or_types() -> None:
         ({"metrics": [{"type": "regex", "pattern": "("}]}, "is no regular expression"),
         ({"metrics": [{"type": "regex"}]}, "pattern"),
         ({"metrics": [{"type": "contains"}, {"type": "contains"}]}, "two metrics named contains; give each a 'name'"),
-        ({"metrics": [{"type": "json_valid", "name": "No spaces"}]}, "name"),
+        *(
+            ({"metrics": [{"type": "json_valid", "name": name}]}, "name")
+            for name in ("a|b", "a,b", "=a", "a ", "ä", "a\n", "A" * 41)
+        ),
         ({"metrics": [{"type": "rouge_l"}], "max_new_tokens": 0}, "max_new_tokens"),
         ({"metrics": [{"type": "rouge_l"}], "stop": [""]}, "stop"),
         ({"metrics": [{"type": "rouge_l"}], "temperature": True}, "must be a number, not true"),
@@ -208,7 +211,7 @@ def test_only_a_worker_that_knows_milestones_gets_a_task_with_some() -> None:
         ({"type": "string_check", "operation": "eq", "input": "4"}, "names {{sample.output_text}} neither in 'input' nor in"),
         ({"type": "string_check", "operation": "eq", "pass_threshold": 1}, "pass_threshold"),
         ({"type": "text_similarity", "evaluation_metric": "meteor"}, "is 'meteor', which is not computed here; there are bleu"),
-        ({"type": "text_similarity", "evaluation_metric": "fuzzy_match"}, "is 'fuzzy_match', which is not computed here"),
+        ({"type": "text_similarity", "evaluation_metric": "cosine"}, "or let an endpoint of yours compute it"),
         ({"type": "text_similarity", "evaluation_metric": "rouge_6"}, "'rouge_5' or 'rouge_l'"),
         ({"type": "text_similarity", "evaluation_metric": ["bleu"]}, "Input should be 'bleu'"),
     ],
@@ -230,6 +233,18 @@ def test_graders_are_written_as_openai_writes_them_and_need_a_worker_that_knows_
     assert made.evaluation.names == ["exactly", "similar"]
     wanted = needed(made.model_dump(mode="json"))
     assert {"evaluation.metrics.type=string_check", "evaluation.metrics.evaluation_metric=rouge_2"} <= wanted <= understood()
+
+
+@pytest.mark.parametrize("name", ["My Grader-1", "Exact: v2.1/de", "9", "A" * 40])
+def test_a_grader_may_be_named_as_at_openai_where_the_worker_knows_such_names(name: str) -> None:
+    made = spec(evaluation={"metrics": [{"type": "bleu", "name": name}]}, select_by=name)
+    assert METRIC_NAMES in needed(made.model_dump(mode="json")) & understood()
+
+
+def test_a_name_that_0_2_takes_needs_nothing_new() -> None:
+    metrics = [{"type": "bleu"}, {"type": "exact_match", "name": "exactly_2"}]
+    assert METRIC_NAMES not in needed(spec(evaluation={"metrics": metrics}).model_dump(mode="json"))
+    assert METRIC_NAMES not in needed(spec().model_dump(mode="json"))
 
 
 JUDGE: dict[str, Any] = {"type": "endpoint", "name": "judge", "url": "https://judge.example.com/grade"}

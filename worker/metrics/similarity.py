@@ -1,4 +1,4 @@
-"""How close a text is to its reference, from 0 to 1: ROUGE by words, BLEU and chrF as sacreBLEU computes them.
+"""How close a text is to its reference, from 0 to 1: ROUGE by words, BLEU and chrF by sacreBLEU, rapidfuzz's ratio.
 
 Each reads the beginnings of text and reference, since their time grows with both.
 """
@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import regex
+from rapidfuzz import fuzz
 from sacrebleu.metrics import BLEU, CHRF
 
 MOST_WORDS = 4000  # of a text or a reference under ROUGE, whose time grows with their product
-MOST_CHARACTERS = 20_000  # under BLEU and chrF
+MOST_CHARACTERS = 20_000  # under BLEU, chrF and fuzzy_match
 # In ASCII [a-z0-9]+, as in Google's rouge_score. Marks belong to words, since Indic scripts write vowels as marks.
 _WORDS = regex.compile(r"[\p{L}\p{M}\p{Nd}]+")
 _BLEU = BLEU(effective_order=True)  # of single texts: only orders that a text is long enough for
@@ -25,6 +26,12 @@ def bleu(text: str, reference: str) -> float:
 def chrf(text: str, reference: str) -> float:
     """F score of character n-grams up to 6, recall weighted twice (Popović 2015)."""
     return min(1.0, _CHRF.sentence_score(text[:MOST_CHARACTERS], [reference[:MOST_CHARACTERS]]).score / 100)
+
+
+def fuzzy_match(text: str, reference: str) -> float:
+    """1 - (insertions and deletions that make one of the other) / (characters of both): normalised indel similarity. Of two
+    empty texts 1."""
+    return fuzz.ratio(text[:MOST_CHARACTERS], reference[:MOST_CHARACTERS]) / 100
 
 
 def rouge_l(text: str, reference: str) -> float:

@@ -24,7 +24,7 @@ from contract.evaluation.text_evaluation import (
 )
 from worker.metrics.json_schema_check import Clock, SchemaCheck, document
 from worker.metrics.score_errors import MetricError, TooCostly
-from worker.metrics.similarity import bleu, chrf, rouge_l, rouge_n
+from worker.metrics.similarity import bleu, chrf, fuzzy_match, rouge_l, rouge_n
 
 Score = Callable[[str, str], float]  # of a text and its reference
 
@@ -73,6 +73,7 @@ _CHECKS: Mapping[str, Score] = {
 }
 _SIMILARITIES: Mapping[str, Score] = {
     "bleu": bleu,
+    "fuzzy_match": fuzzy_match,
     "rouge_l": rouge_l,
     **{f"rouge_{words}": partial(rouge_n, words) for words in range(1, 6)},
 }

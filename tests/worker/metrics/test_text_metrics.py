@@ -14,7 +14,7 @@ from contract.evaluation.text_evaluation import JsonSchema, TextMetric
 from worker.metrics import scoring
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import MOST_COSTLY, Scoring
-from worker.metrics.similarity import bleu, chrf, rouge_l, rouge_n
+from worker.metrics.similarity import bleu, chrf, fuzzy_match, rouge_l, rouge_n
 from worker.metrics.text_metrics import scorer
 
 METRIC: TypeAdapter[Any] = TypeAdapter(TextMetric)
@@ -106,6 +106,10 @@ def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
         (like("rouge_5"), "a b c d e", "a b c d e", 1),
         (like("rouge_1"), "", "", 0),
         (like("rouge_l"), "police kill the gunman", "police killed the gunman", 0.75),
+        (like("fuzzy_match"), "kitten", "sitting", 1 - 5 / 13),  # s, k; i, e; g
+        (like("fuzzy_match"), "Rome", "rome", 1 - 2 / 8),
+        (like("fuzzy_match"), "", "", 1),
+        (like("fuzzy_match"), "", "4", 0),
         (like("bleu"), "the cat sat on a mat", "the cat sat on the mat", (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25),
         (like("rouge_1", reference="one {{item.completion}}"), "one two", "two", 1),
     ],
@@ -174,14 +178,14 @@ def test_chrf_is_the_f_score_of_the_papers_definition(text: str, reference: str)
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_similarities_of_any_texts_are_from_0_to_1(text: str, reference: str) -> None:
-    for score in (bleu, chrf, rouge_l):
+    for score in (bleu, chrf, fuzzy_match, rouge_l):
         assert 0 <= score(text, reference) <= 1
 
 
-@pytest.mark.parametrize("kind", ["bleu", "chrf", "rouge_l"])
+@pytest.mark.parametrize("metric", [{"type": "bleu"}, {"type": "chrf"}, like("fuzzy_match"), {"type": "rouge_l"}])
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "(" * 1_000_000, "1," * 500_000, "&lt;" * 250_000, "a " * 500_000])
-def test_similarities_of_endless_texts_hold_nobody_up(kind: str, text: str) -> None:
-    assert score({"type": kind}, text, text) in (0, pytest.approx(1))
+def test_similarities_of_endless_texts_hold_nobody_up(metric: dict[str, Any], text: str) -> None:
+    assert score(metric, text, text) in (0, pytest.approx(1))
 
 
 BACKTRACKS = {"type": "regex", "pattern": "(a|aa)+$"}
