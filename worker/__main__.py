@@ -2,10 +2,11 @@
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError
 
 from contract import reproducibility
-from worker.node.daemon import serve
-from worker.settings import SettingsError
+from worker.node.daemon import Daemon
+from worker.settings import Settings, SettingsError
 from worker.stderr_logging import log_to_stderr
 from worker.thread_guard import end_process_with_its_threads
 
@@ -15,10 +16,22 @@ def main() -> int:
     end_process_with_its_threads()
     reproducibility.turn_on(os.environ)  # executors inherit it
     try:
-        return serve()
+        settings = Settings.load()
+        _make_scratch(settings)
+        return Daemon(settings).run()
+    except PackageNotFoundError as error:
+        sys.stderr.write(f"motet worker: the package {error.name} is not installed; run: pip install 'motet[worker]'\n")
+        return 2
     except SettingsError as error:
         sys.stderr.write(f"motet worker: {error}\n")
         return 2
+
+
+def _make_scratch(settings: Settings) -> None:
+    try:
+        settings.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"MOTET_WORKER_DIR: cannot write to {settings.scratch}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -29,6 +29,12 @@ def _scratch() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "motet" / "worker"
 
 
+def _notice(named: str) -> str:
+    if named not in ("aws", "gcp") and not named.startswith(("file:///", "http://", "https://")):
+        raise ValueError(f"must be aws, gcp, file:///path, or a URL that starts with http:// or https://, got {named!r}")
+    return named
+
+
 class Settings(BaseSettings):
     """Sizes are bytes, durations seconds. The heartbeat's interval and the lease come from the service."""
 
@@ -51,6 +57,8 @@ class Settings(BaseSettings):
     worker_checkpoint_seconds: Seconds = 30
     worker_stop_seconds: Seconds = 30  # after SIGTERM, for a last checkpoint of all jobs
     liveness_file: Path | None = None  # that the daemon touches as it goes on, for a probe that restarts a hung one
+    # where it is told that the machine is about to be taken away: aws, gcp, file:///path or a URL
+    preemption_notice: Annotated[str, AfterValidator(_notice)] | None = None
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
     worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.08  # of training's time, for all generation
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit

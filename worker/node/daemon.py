@@ -7,7 +7,6 @@ the loop never waits for a network or a child. Each fetch brings the whole desir
 import logging
 import queue
 import signal
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from contract.messages.node_messages import PlacementsLost
@@ -22,15 +21,17 @@ from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
+from worker.node.preemption_notice import PreemptionNotice
 from worker.node.wanted_placements import Wanted, wanted_of
 from worker.pipe_messages import Detach, ExecutorProgress, HeartbeatResult, PlacementEnded, Pulses, Renew, UnknownNode
-from worker.settings import Settings, SettingsError
+from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed
 _STOP_GRACE = 2.0  # after the settings' stop seconds, executors are killed
 
+_PREEMPTED_SECONDS = 600.0  # a machine that was to be taken away and is still there: the worker ends, to be started again
 _LOOK_SECONDS = 5.0  # at least so often the loop turns, and says that it lives
 
 _STOP = object()
@@ -44,13 +45,18 @@ class Daemon:
         self._credential = NodeCredential(settings.scratch)
         self._devices = find_devices(settings)
         self._pool = ExecutorPool(self._devices, self._inbox.put)
+        self._notice = PreemptionNotice(settings.preemption_notice, lambda: self._inbox.put(None))
+        self._asked_to_end = False
         self._wanted: Wanted = {}
         self._ended_ids: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
         self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT. Raises SettingsError if the service refuses the node."""
+        """Serve until SIGTERM or SIGINT. Raises SettingsError if the service refuses the node.
+
+        After a preemption notice it gives back what runs and waits for its end: started again, it would be given more.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(_STOP))
         self._pool.maintain(boot_now())  # an executor imports torch while we join
@@ -60,6 +66,8 @@ class Daemon:
                 self._pool.kill()
                 self._wanted.clear()
                 self._ended_ids.clear()
+            if self._notice.given and not self._asked_to_end:
+                self._stop_requested(_PREEMPTED_SECONDS)
         finally:
             self._pool.kill()
             self._link.close()
@@ -83,11 +91,11 @@ class Daemon:
     # ---- serving -------------------------------------------------------------------------------------------------
 
     def _serve(self, member: NodeMembership) -> bool:
-        """Serve under this registration. True when the node must register again, False after a stop signal."""
+        """Serve under this registration. True when the node must register again, False after a stop signal or a notice."""
         look_again: float | None = None
         while True:
             event = self._next(None if look_again is None else max(0.0, look_again - boot_now()))
-            if event is _STOP:
+            if event is _STOP or self._notice.given:
                 self._stop(member)
                 return False
             if self._is_forgotten(member, event):
@@ -104,9 +112,11 @@ class Daemon:
         if self._settings.liveness_file is not None:
             self._settings.liveness_file.touch()
         try:
-            return self._inbox.get(timeout=_LOOK_SECONDS if seconds is None else min(seconds, _LOOK_SECONDS))
+            event = self._inbox.get(timeout=_LOOK_SECONDS if seconds is None else min(seconds, _LOOK_SECONDS))
         except queue.Empty:
             return None
+        self._asked_to_end |= event is _STOP
+        return event
 
     def _is_forgotten(self, member: NodeMembership, event: Any) -> bool:
         if isinstance(event, NodeForgotten):
@@ -265,8 +275,9 @@ class Daemon:
     def _stop(self, member: NodeMembership) -> None:
         """Drain: have executors checkpoint their jobs within the settings' stop seconds, give the placements back, end the
         children."""
-        log.info("stopping")
-        self._lose(member, [], RequeueReason.NODE_LOST, "the worker stops", stopping=True)  # so that it is given nothing new
+        why = "the machine is about to be taken away" if self._notice.given else "the worker was stopped"
+        log.info("stopping: %s", why)
+        self._lose(member, [], RequeueReason.NODE_LOST, why, stopping=True)  # so that it is given nothing new
         lost = [held.placement for held in self._pool.held.values() if held.detaching_since is None]
         for executor in self._pool.executors:
             self._pool.stop(executor, self._settings.worker_stop_seconds)
@@ -282,18 +293,5 @@ class Daemon:
                     self._renew(member, beat)
                 case ChildMessage(message=PlacementEnded() as ended):
                     lost = [placement for placement in lost if placement.placement_id != ended.placement_id]
-        self._lose(member, lost, RequeueReason.NODE_LOST, "the worker was stopped", stopping=True)
+        self._lose(member, lost, RequeueReason.NODE_LOST, why, stopping=True)
         member.close(seconds=_STOP_GRACE)
-
-
-def serve() -> int:
-    """Run a daemon with the environment's settings; returns the exit code. Raises SettingsError."""
-    settings = Settings.load()
-    try:
-        settings.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"MOTET_WORKER_DIR: cannot write to {settings.scratch}: {error.strerror}") from None
-    try:
-        return Daemon(settings).run()
-    except PackageNotFoundError as error:
-        raise SettingsError(f"the package {error.name} is not installed; run: pip install 'motet[worker]'") from None
