@@ -23,6 +23,7 @@ import service.members.invitation_routes
 import service.members.member_routes
 import service.members.platform_routes
 import service.members.service_account_routes
+import service.merges.routes
 import service.metrics.routes
 import service.mirrors.routes
 import service.openai.completions.routes
@@ -64,6 +65,7 @@ _ROUTERS = (
     service.scheduler.routes.router,
     service.adapters.routes.router,
     service.adapters.upload_routes.router,
+    service.merges.routes.router,
     service.webhooks.routes.router,
     service.mirrors.routes.router,
     service.fleet.base_models.routes.router,

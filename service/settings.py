@@ -138,6 +138,7 @@ class Settings(BaseSettings):
     placement_days: Days = 90  # placements of ended tasks; their usage stays
     node_days: Days = 7  # without a heartbeat, after which a node is removed from the list
     audit_days: Days = 365
+    merged_model_days: Days = 30  # from when it is ready; adapters stay
     webhook_networks: Networks = ()  # allowed though not public
     grader_networks: Networks = ()  # of endpoint graders, as above
     grader_seconds: Annotated[float, Field(ge=1, le=600)] = 60  # until a grader's endpoint has answered
@@ -153,7 +154,6 @@ class Settings(BaseSettings):
     hub_networks: Networks = ()  # that the hub may redirect to
     import_networks: Networks = ()  # of https:// sources, as above
     import_seconds: Annotated[float, Field(ge=1, le=86_400)] = 3600  # of one attempt to import a file
-
     max_file_bytes: Limit = 1024 * MIB
     max_file_rows: Limit = 1_000_000
     max_line_bytes: Limit = 4 * MIB

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from contract.messages.cached_file_list import CachedFiles
 from contract.messages.completion_messages import CompletionPieces, CompletionsGiven, CompletionsWanted, PiecesTaken
+from contract.messages.merge_messages import MergeReport
 from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
-from contract.messages.placement_messages import AnswersOnly, DesiredState, Placement
+from contract.messages.placement_messages import AnswersOnly, DesiredState, MergeWork, Placement
 from contract.messages.report_messages import Report, ReportAck
 from contract.messages.upload_messages import FOLLOWS_REDIRECTS, UploadGrant, UploadRequest
 from contract.strict import Message
@@ -127,7 +128,9 @@ def _desired(content: bytes) -> tuple[DesiredState, list[UnreadPlacement]]:
         said = json.loads(content)
         placements, unread = _each(Placement, said["placements"])
         sessions, also = (None, []) if said.get("sessions") is None else _each(AnswersOnly, said["sessions"])
-        return DesiredState.model_validate({**said, "placements": placements, "sessions": sessions}), [*unread, *also]
+        merges, others = (None, []) if said.get("merges") is None else _each(MergeWork, said["merges"])
+        read = {**said, "placements": placements, "sessions": sessions, "merges": merges}
+        return DesiredState.model_validate(read), [*unread, *also, *others]
     except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(f"the service's desired state cannot be read: {error!r}") from None
 
@@ -219,6 +222,9 @@ class PlacementLink(_Link):
     def object(self, placement_id: str, token: str, sha256: str) -> Iterator[bytes]:
         """The bytes of one of the task's checkpoints, in blocks."""
         return self._download(f"placements/{placement_id}/objects/{sha256}", token)
+
+    def merge_report(self, placement_id: str, token: str, report: MergeReport) -> None:
+        self._send("POST", f"placements/{placement_id}/merge", token, report)
 
     def completions(self, placement_id: str, token: str, wanted: CompletionsWanted) -> CompletionsGiven:
         """Requests for completions; answered after up to `wanted.wait` seconds."""

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 
 from contract.messages.node_messages import HeartbeatAnswer
-from contract.messages.placement_messages import AnswersOnly, Placement
+from contract.messages.placement_messages import AnswersOnly, MergeWork, Placement
 from contract.strict import Message
 
 T = TypeVar("T")
@@ -37,6 +37,14 @@ class Serve(Message):
     placement: AnswersOnly
     deadline: float  # of its lease
     sent_at: float = Field(default_factory=time.time)  # epoch seconds
+
+
+class Merge(Message):
+    """The only thing that a merging process does."""
+
+    kind: Literal["merge"] = "merge"
+    placement: MergeWork
+    deadline: float  # of its lease
 
 
 class Renew(Message):
@@ -65,6 +73,7 @@ class Stop(Message):
 
 
 Command = Annotated[Attach | Serve | Renew | Detach | Stop, Field(discriminator="kind")]
+MergeCommand = Annotated[Merge | Renew | Detach | Stop, Field(discriminator="kind")]
 
 # ---- executor to daemon ----------------------------------------------------------------------------------------------
 
@@ -146,6 +155,7 @@ class UnknownNode(Message):
 HeartbeatNews = Annotated[HeartbeatResult | UnknownNode, Field(discriminator="kind")]
 
 COMMANDS: TypeAdapter[Attach | Serve | Renew | Detach | Stop] = TypeAdapter(Command)
+MERGE_COMMANDS: TypeAdapter[Merge | Renew | Detach | Stop] = TypeAdapter(MergeCommand)
 EXECUTOR_NEWS: TypeAdapter[ExecutorProgress | PlacementEnded] = TypeAdapter(ExecutorNews)
 HEARTBEAT_COMMANDS: TypeAdapter[Identity | Pulses] = TypeAdapter(HeartbeatCommand)
 HEARTBEAT_NEWS: TypeAdapter[HeartbeatResult | UnknownNode] = TypeAdapter(HeartbeatNews)

@@ -106,6 +106,16 @@ class AnswersOnly(Leased):
     """A placement without a task: its executor answers completions of the base, on devices that no task wants."""
 
 
+class MergeWork(Leased):
+    """A placement without devices: the base and an adapter are merged on the node's CPU, and stored file by file."""
+
+    tenant_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    adapter: list[AdapterFile]  # objects that the service serves to the placement's token
+    max_shard_bytes: Annotated[int, Field(ge=1)]
+    stored: list[AdapterFile] = Field(default=[])  # by attempts before this one
+    readme: str
+
+
 class Placement(Leased):
     """One task on one executor."""
 
@@ -146,3 +156,4 @@ class DesiredState(Message):
     unchanged: list[Unchanged] = Field(default=[])
     # a worker from before them ignores them; None: of a service from before them, beside which they go on
     sessions: list[AnswersOnly] | None = None
+    merges: list[MergeWork] | None = None  # as sessions

@@ -16,6 +16,7 @@ from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
 from service.fleet.models import BaseModelFile
+from service.merges.models import OPEN, MergedModel
 from service.metrics.ended_totals import fold
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task, reads_file
@@ -37,6 +38,9 @@ def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
     with db.begin() as session:
         expired = update(File).where(File.deleted_at.is_(None), File.expires_at <= clock(session))
         session.execute(expired.values(deleted_at=File.expires_at))
+        row = MergedModel
+        expired = update(row).where(row.deleted_at.is_(None), row.expires_at <= clock(session))
+        session.execute(expired.values(deleted_at=row.expires_at))
     fold(db)  # before placements are deleted, which stay counted
     roll_up(db)
     forgotten = {table: rows for table, rows in forget(db, keep).items() if rows}
@@ -70,7 +74,7 @@ def _compare_counters(db: Database) -> None:
 
 
 def _unreferenced(session: Session, found: set[str]) -> set[str]:
-    """Those of `found` that no file, checkpoint, adapter or base refers to."""
+    """Those of `found` that no file, checkpoint, adapter, merged model or base refers to."""
     return found.difference(references(session))
 
 
@@ -83,5 +87,8 @@ def references(session: Session) -> Iterator[str]:
     for one in (files, checkpoints, bases):
         yield from session.scalars(one.execution_options(yield_per=_ROWS))
     adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
-    for manifest in session.scalars(adapters.execution_options(yield_per=_ROWS)):
-        yield from (file["sha256"] for file in manifest)
+    merged = select(MergedModel.files).where(MergedModel.deleted_at.is_(None))
+    sources = select(MergedModel.adapter_files).where(MergedModel.deleted_at.is_(None), MergedModel.status.in_(OPEN))
+    for of_folders in (adapters, merged, sources):
+        for listed in session.scalars(of_folders.execution_options(yield_per=_ROWS)):
+            yield from (file["sha256"] for file in listed)

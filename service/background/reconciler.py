@@ -24,11 +24,13 @@ from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.files.imports.importer import Importer
 from service.fleet.answer_sessions import end_over
+from service.fleet.merges.merge_leases import end_expired_merges
 from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
 from service.graders.endpoint_graders import box_of, outbound_of
 from service.graders.grader_courier import GraderCourier
+from service.merges.merge_starts import start_due_merges
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QueueJob
 from service.mirrors.mirror_courier import MirrorCourier
@@ -263,5 +265,7 @@ STEPS: tuple[Callable[[Dependencies], None], ...] = (
     replan_missed_requests,
     end_over,
     start_missed_sessions,
+    end_expired_merges,
+    start_due_merges,
     forget_old_plans,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, CursorResult, delete, func, inspect, select, text, update
+from sqlalchemy import ColumnElement, CursorResult, and_, delete, func, inspect, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute
 
 from contract.states import TASK_TERMINAL
@@ -20,6 +20,7 @@ from service.fleet.models import Node
 from service.fleet.node_health.node_removal import remove_away, unnamed
 from service.graders.models import EndpointGrader, TextGrading
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
+from service.merges.models import FAILED, MergedModel
 from service.metrics.models import EndedTotalsThrough
 from service.mirrors.models import TaskMirror
 from service.scheduler.models import Plan, PlanChange
@@ -69,6 +70,11 @@ _WAITED_FOR = select(TextGrading.id).where(TextGrading.grader_id == EndpointGrad
 _KEPT_FILE = select(File.id).where(File.id == FileImport.id, File.deleted_at.is_(None)).exists()
 
 
+def _over(before: datetime) -> ColumnElement[bool]:
+    """Merged models that were deleted or expired before this, and merges that failed."""
+    return or_(MergedModel.deleted_at < before, and_(MergedModel.status == FAILED, MergedModel.ended_at < before))
+
+
 def forget(db: Database, keep: Retention) -> dict[str, int]:
     """Delete rows past their retention; returns how many of each table."""
     with db.begin() as session:
@@ -81,6 +87,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
         "placements": _forget_placements(db, now - keep.placements),
         "nodes": remove_away(db, now - keep.nodes) + delete_in_batches(db, Node, *unnamed(now - keep.placements)),
+        "merged_models": delete_in_batches(db, MergedModel, _over(now - keep.deleted)),
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
         "uploads": delete_in_batches(db, ChunkedUpload, ChunkedUpload.expires_at < now - UPLOADS_KEPT),
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),

@@ -24,6 +24,7 @@ from service.database.engine import clock
 from service.files.models import File
 from service.fleet import answer_sessions
 from service.fleet.base_models.base_refs import base_ref
+from service.fleet.merges import merge_leases
 from service.fleet.models import BaseModel, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
@@ -57,8 +58,9 @@ def desired_state(session: Session, settings: Settings, node: Node) -> DesiredSt
         except ValueError as error:  # SpecUnreadable, or a status of a newer version
             log.warning("task %s goes on as its node has it, since this version cannot read it: %s", task.id, error)
             unchanged.append(Unchanged(placement_id=placement.id, leave=placement.leaving is not None))
-    sessions = answer_sessions.wanted(session, settings, node)
-    return DesiredState(version=node.desired_version, placements=placements, unchanged=unchanged, sessions=sessions)
+    sessions, merges = answer_sessions.wanted(session, settings, node), merge_leases.wanted(session, settings, node)
+    version = node.desired_version
+    return DesiredState(version=version, placements=placements, unchanged=unchanged, sessions=sessions, merges=merges)
 
 
 def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> PlacementMessage:

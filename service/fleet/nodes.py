@@ -23,6 +23,7 @@ from service.dependencies import Dependencies
 from service.fleet import answer_sessions, join_tokens
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
+from service.fleet.merges import merge_leases
 from service.fleet.models import NODE_LOCK, AnswerSession, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, note_applied, note_waits, release_lost, trouble_of
 from service.fleet.worker_authentication import check_node, credential_hash, mint_credential, placement_token
@@ -143,6 +144,7 @@ def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said
         version = _record_heartbeat(dependencies, session, node, said, now)
         held = [one for one in said.pulses if one.waits_for is None and not _hangs(dependencies.settings, one, 0.0)]
         leases += answer_sessions.renew(session, dependencies.settings, node_id, held, now)
+        leases += merge_leases.renew(session, dependencies.settings, node_id, held, now)
     counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
     for placement_id, detail, devices in stalled:
         loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
@@ -198,8 +200,9 @@ def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, 
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
     before = trouble_of(node, now, dependencies.settings)
     note_applied(node, said.applied_version, said.applied_age, now)
-    asked = answer_sessions.among(session, node.id, [pulse.placement_id for pulse in said.pulses])
-    note_waits(node, [pulse.waits_for for pulse in said.pulses if pulse.placement_id not in asked], now)
+    ids = [pulse.placement_id for pulse in said.pulses]
+    beside = answer_sessions.among(session, node.id, ids) | merge_leases.among(session, node.id, ids)
+    note_waits(node, [pulse.waits_for for pulse in said.pulses if pulse.placement_id not in beside], now)
     node.heartbeat_at = now
     node.bases, node.base_rate = said.bases, said.base_bytes_per_second
     after = trouble_of(node, now, dependencies.settings)
@@ -225,6 +228,7 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
                 request_plan(session, dependencies.queue, "node_stopping")
             untaken = Placement.acknowledged_at.is_(None), Placement.ended_at.is_(None), Placement.id.not_in(lost)
             lost += session.scalars(select(Placement.id).where(Placement.node_id == node_id, *untaken))
+        merge_leases.lose(session, node_id, said.fences, said.detail, counted=not said.stopping)
         gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))
         if answer_sessions.end(session, said.detail or "its executor ended", *gone):
             after_commit(session, lambda: dependencies.queue.wake(QueueJob.ANSWER))  # who waited for it gets another

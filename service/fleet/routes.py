@@ -4,23 +4,28 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from contract.messages.cached_file_list import CachedFiles
+from contract.messages.merge_messages import MergeReport
 from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
 from contract.messages.placement_messages import DesiredState
 from contract.messages.report_messages import Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from service.app_state import DependenciesDep, ProfileUpdatesDep, Service, State
+from service.dependencies import Dependencies
 from service.files.models import File
 from service.fleet import nodes, reports
 from service.fleet.cached_files import unwanted
 from service.fleet.desired_state import desired_state, warm_start
-from service.fleet.errors import ObjectUnknown
+from service.fleet.errors import FenceStale, ObjectUnknown
+from service.fleet.merges import merge_leases, merge_reports
 from service.fleet.worker_authentication import check_node
 from service.http.concurrency_limits import Completing, Reporting
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, pour, read_json
+from service.settings import Settings
 from service.storage.downloads import send_object
 from service.storage.object_store import ObjectMismatch, ObjectMissing
 from service.tenants.auth_throttle import address_of
@@ -110,14 +115,29 @@ def file(placement_id: str, file_id: str, bearer: Bearer, dependencies: Dependen
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
 def checkpoint(placement_id: str, sha256: str, bearer: Bearer, dependencies: DependenciesDep, request: Request) -> Response:
-    """A checkpoint of one of the placement's jobs, or a file of the adapter that they start from."""
+    """A checkpoint of one of the placement's jobs, or a file of the adapter that they start from, or that a merge adds."""
     with dependencies.db.begin() as session:
-        task, _ = reports.own_placement(session, dependencies.settings, placement_id, bearer)
-        start = warm_start(session, task)
-        served = {job.checkpoint["sha256"] for job in task.jobs if job.checkpoint}
-        if sha256 not in served | {file.sha256 for file in (start.files if start else [])}:
-            raise ObjectUnknown(f"No job of task {task.id} has a checkpoint {sha256}, nor starts from it.")
+        if merge_leases.is_merge(placement_id):
+            merged = merge_leases.own_merge(session, dependencies.settings, placement_id, bearer)
+            served = {str(file["sha256"]) for file in merged.adapter_files}
+        else:
+            served = _served(session, dependencies, placement_id, bearer)
+        if sha256 not in served:
+            raise ObjectUnknown(f"{sha256} is no object of placement {placement_id}.")
     return send_object(request, dependencies.storage, sha256, sha256, "application/octet-stream", worker=True)
+
+
+def _served(session: Session, dependencies: Dependencies, placement_id: str, bearer: str | None) -> set[str]:
+    """What jobs of the placement's task have as checkpoints, and start from."""
+    task, _ = reports.own_placement(session, dependencies.settings, placement_id, bearer)
+    start = warm_start(session, task)
+    checkpoints = {str(job.checkpoint["sha256"]) for job in task.jobs if job.checkpoint}
+    return checkpoints | {file.sha256 for file in (start.files if start else [])}
+
+
+@router.post("/placements/{placement_id}/merge", status_code=204)
+def merge_report(placement_id: str, said: MergeReport, bearer: Bearer, dependencies: DependenciesDep) -> None:
+    merge_reports.accept(dependencies, placement_id, bearer, said)
 
 
 @router.post("/placements/{placement_id}/uploads")
@@ -126,9 +146,8 @@ def upload(placement_id: str, said: UploadRequest, bearer: Bearer, dependencies:
     if said.bytes > MAX_OBJECT_BYTES:
         raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")
     with dependencies.db.begin() as session:
-        _, placement = reports.own_placement(session, dependencies.settings, placement_id, bearer)
-        if said.fence != placement.fence:
-            raise reports.stale(placement)
+        if said.fence != _live_fence(session, dependencies.settings, placement_id, bearer):
+            raise FenceStale(f"Placement {placement_id} is over (its fence is old); nothing was changed.")
     grant = dependencies.storage.grant_upload(said.sha256, said.bytes, said.direct)
     if grant.exists:
         return grant
@@ -165,4 +184,11 @@ def complete_object(token: str, bearer: Bearer, state: Service, limited: Complet
 def _require_live(state: State, placement_id: str, bearer: str | None) -> None:
     """Raise unless the bearer is the token of a live placement."""
     with state.system.begin() as session:
-        reports.own_placement(session, state.settings, placement_id, bearer)
+        _live_fence(session, state.settings, placement_id, bearer)
+
+
+def _live_fence(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> int:
+    """The fence of the placement, or merge, whose token the bearer is. Raises unless it is live."""
+    if merge_leases.is_merge(placement_id):
+        return merge_leases.own_merge(session, settings, placement_id, bearer).fence
+    return reports.own_placement(session, settings, placement_id, bearer)[1].fence

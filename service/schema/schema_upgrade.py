@@ -24,13 +24,14 @@ import service.files.models
 import service.fleet.models
 import service.graders.models
 import service.idempotency.idempotency_store
+import service.merges.models
 import service.metrics.models
 import service.mirrors.models
 import service.scheduler.models
 import service.tasks.models
 import service.tenants.models
 import service.usage.models
-import service.webhooks.models  # noqa: F401  (these thirteen declare the tables)
+import service.webhooks.models  # noqa: F401  (these fourteen declare the tables)
 from service.database.engine import Base, Database
 from service.database.timeouts import Timeouts
 from service.schema import roles, row_level_security

@@ -12,6 +12,7 @@ from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files.models import ChunkedUpload, File, FileImport
 from service.http.problems import Forbidden
+from service.merges.models import MergedModel
 from service.tasks.models import TASK_IS_OPEN, Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
@@ -24,7 +25,7 @@ _MAX_API_PROCESSES = 16  # the bound of settings.api_processes
 # tasks that may be created at once outside the lock (one transaction a process), plus one batch under it
 _NEAR = _MAX_API_PROCESSES * MAX_SHARED_TASKS + MOST_TASKS
 
-_FEWER_BYTES = "delete files and adapters that nobody needs any more"
+_FEWER_BYTES = "delete files, adapters and merged models that nobody needs any more"
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as in ix_tasks_open
 _WAITING_COUNT = scoped_by_parameter(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
@@ -93,7 +94,8 @@ def count_waiting_tasks(session: Session, principal: Principal) -> int:
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:
-    """Bytes of the tenant's undeleted files and adapters, its jobs' newest checkpoints, and the files that it is uploading.
+    """Bytes of the tenant's undeleted files, adapters and merged models, its jobs' newest checkpoints, and the files that it is
+    uploading.
 
     Only open tasks have checkpoints, so that sum reads few rows. Adapters are summed by their index, without a join: those of
     deleted tasks, which are few until their rows go too, are taken off.
@@ -109,7 +111,9 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     arriving = select(func.sum(func.greatest(ChunkedUpload.bytes, ChunkedUpload.received_bytes)))
     is_open = (ChunkedUpload.status == "pending", ChunkedUpload.expires_at > func.clock_timestamp())
     uploads = scoped(arriving.where(*is_open), ChunkedUpload, principal)
-    return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints, imports, uploads))
+    merged = scoped(select(func.sum(MergedModel.bytes)).where(MergedModel.deleted_at.is_(None)), MergedModel, principal)
+    held_by = (files, adapters, checkpoints, imports, uploads, merged)
+    return sum(int(session.scalars(one).one() or 0) for one in held_by)
 
 
 def _lock_tenant_quota(session: Session, principal: Principal) -> None:

@@ -108,6 +108,7 @@ def every_call(document: dict[str, Any], spec: dict[str, Any]) -> list[tuple[str
         ("patch", "/v1/webhooks/{webhook_id}"): {"json": {"enabled": False}},
         ("post", "/v1/tracking-servers"): {"json": {"name": "lab", "url": "https://1.1.1.1"}},
         ("patch", "/v1/tracking-servers/{server_id}"): {"json": {}},
+        ("post", "/v1/merged-models"): {"json": {"adapter_id": "adapter_x"}},
         ("post", "/v1/models"): {"json": {"source": "hf://org/base"}},
         ("post", "/v1/admin/models"): {"json": {"name": "base", "source": str(BASE_MODEL)}},
         ("post", "/v1/admin/join-tokens"): {"json": {"node_name": "gpu-7"}},

@@ -110,7 +110,7 @@ class ArtifactUploader:
         kept = persist(task.lease, "an adapter", write)
         began = task.phases.over("export adapter", began, run.index)
         for file in kept.values():
-            self._upload(task.lease, file)
+            upload(self._link, task.lease, file)
             scratch.drop(file.sha256)
         task.phases.over("upload adapter", began, run.index, bytes=sum(file.bytes for file in kept.values()))
         manifest = AdapterManifest(
@@ -139,19 +139,21 @@ class ArtifactUploader:
 
         for snapshot in snapshots:
             kept = persist(task.lease, "a checkpoint", partial(write, snapshot))
-            self._upload(task.lease, kept)
+            upload(self._link, task.lease, kept)
             made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
         self._hand_over(partial(then, made))
 
-    def _upload(self, lease: Lease, kept: Kept) -> None:
-        request = UploadRequest(fence=lease.fence, sha256=kept.sha256, bytes=kept.bytes, direct=True)
 
-        def attempt() -> None:
-            grant = self._link.grant(lease.placement_id, lease.token, request)
-            if not grant.exists:
-                self._link.put(grant, kept.path)
+def upload(link: PlacementLink, lease: Lease, kept: Kept) -> None:
+    """Bring an object to storage, unless it is there. Retries while the lease lasts; raises LeaseNotHeld and Refused."""
+    request = UploadRequest(fence=lease.fence, sha256=kept.sha256, bytes=kept.bytes, direct=True)
 
-        persist(lease, "an upload", attempt)
+    def attempt() -> None:
+        grant = link.grant(lease.placement_id, lease.token, request)
+        if not grant.exists:
+            link.put(grant, kept.path)
+
+    persist(lease, "an upload", attempt)
 
 
 def _copy(source: Path, target: Path) -> None:

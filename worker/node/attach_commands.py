@@ -1,19 +1,23 @@
-"""What a daemon tells an executor that is to hold a placement: to train its task, or to answer for its base alone."""
+"""What a daemon tells an executor that is to hold a placement: to train its task, to answer for its base alone, or to merge an
+adapter into it."""
 
 import logging
 
 from contract.compatibility.lenient_documents import unknown_fields
-from contract.messages.placement_messages import AnswersOnly, Leased, Placement
-from worker.pipe_messages import Attach, Serve
+from contract.messages.placement_messages import AnswersOnly, Leased, MergeWork, Placement
+from worker.pipe_messages import Attach, Merge, Serve
 
 log = logging.getLogger(__name__)
 
 
-def attach_command(placement: Leased, deadline: float, pid: int) -> Attach | Serve:
+def attach_command(placement: Leased, deadline: float, pid: int) -> Attach | Serve | Merge:
     """deadline: of its first lease. pid: of the executor, for the log."""
     if isinstance(placement, AnswersOnly):
         log.info("base %s goes to executor %d, to be asked", placement.base.name, pid)
         return Serve(placement=placement, deadline=deadline)
+    if isinstance(placement, MergeWork):
+        log.info("merge %s (fence %d) goes to process %d", placement.placement_id, placement.fence, pid)
+        return Merge(placement=placement, deadline=deadline)
     assert isinstance(placement, Placement)
     log.info(
         "placement %s of task %s (fence %d, request %s) goes to executor %d",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from contract.messages.node_messages import Device
-from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased
+from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased, MergeWork
 from worker.node.child_process import Child, ChildEnded, ChildMessage
 from worker.pipe_messages import EXECUTOR_NEWS, Phase, PlacementPulse, Stop
 
@@ -94,7 +94,8 @@ class ExecutorPool:
         """Assign the placement to an executor and return it. None while its devices are not free.
 
         Placements with the same devices and the same base share an executor; an executor without placements may change its
-        base. One that was told to drop a placement takes no other until it has: it may hang, and be killed for it.
+        base. One that was told to drop a placement takes no other until it has: it may hang, and be killed for it. A merge has
+        no devices, and a process of its own.
         """
         devices = frozenset(placement.device_indexes)
         for executor in self.executors:
@@ -106,7 +107,10 @@ class ExecutorPool:
                 if not executor.held:
                     self.stop(executor, 0.0)
                 return None
-        executor = next((h for h in self.executors if h.devices == devices), None) or self._spare() or self._start()
+        if isinstance(placement, MergeWork):
+            executor = self._start("worker.export")
+        else:
+            executor = next((h for h in self.executors if h.devices == devices), None) or self._spare() or self._start()
         executor.devices, executor.base = devices, placement.base
         executor.held[placement.placement_id] = HeldPlacement(placement, progress_at=now)
         return executor
@@ -158,7 +162,7 @@ class ExecutorPool:
     def _spare(self) -> ExecutorProcess | None:
         return next((executor for executor in self.executors if executor.devices is None and not executor.stopping), None)
 
-    def _start(self) -> ExecutorProcess:
-        executor = ExecutorProcess(Child("worker.executor", EXECUTOR_NEWS, self._on_event))
+    def _start(self, module: str = "worker.executor") -> ExecutorProcess:
+        executor = ExecutorProcess(Child(module, EXECUTOR_NEWS, self._on_event))
         self.executors.append(executor)
         return executor

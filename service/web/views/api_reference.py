@@ -24,6 +24,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "change_webhook": {"enabled": False},
     "create_tracking_server": {"name": "lab", "url": "https://mlflow.example.com", "credentials": {"token": "a token"}},
     "change_tracking_server": {"credentials": {"token": "another token"}},
+    "create_merged_model": {"adapter_id": "$ADAPTER_ID"},
     "create_own_key": _KEY,
     "create_key": _KEY,
     "create_tenant": {"name": "acme"},
@@ -118,7 +119,7 @@ def _example(api_url: str, path: str, method: str, said: dict[str, Any], kind: s
     return " ".join([*words, f'"{api_url}{place}"'])
 
 
-_PLACES = {"name": "$BASE_MODEL", "path": "adapter_config.json"}  # $PATH is the shell's
+_PLACES = {"name": "$BASE_MODEL", "path": "adapter_config.json", "file": "config.json"}  # $PATH is the shell's
 _PLACE = re.compile(r"{(\w+)}")
 _SHELL_VARIABLE = re.compile(r"\$[A-Z_]+")
 _OUTPUT = {  # by the kind of answer; whatever is stored in a bucket is answered with its address there

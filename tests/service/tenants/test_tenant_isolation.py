@@ -72,9 +72,11 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "permission_id": "cp_1",
         "upload_id": other.post("/openai/v1/uploads", json=UPLOAD).json()["id"],
         "path": "adapter_config.json",
+        "file": "config.json",
         "webhook_id": webhook.id,
         "server_id": other.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).json()["id"],
         "delivery_id": delivery.id,
+        "merged_id": other.post("/v1/merged-models", json={"adapter_id": made.id}).json()["id"],
         "key_id": other.get("/v1/keys").json()["data"][0]["id"],
         "user_id": owner.get("/v1/me").json()["user_id"],
         "invitation_id": owner.post("/v1/invitations", json={}).json()["id"],
@@ -88,6 +90,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "adapters/{adapter_id}/files/{path}",
         "webhooks/{webhook_id}",
         "tracking-servers/{server_id}",
+        "merged-models/{merged_id}",
     ):
         assert other.get("/v1/" + path.format(**ids)).status_code == 200  # they are there, for their owner
     return ids

@@ -10,6 +10,7 @@ from typing import Any
 from contract.states import TaskStatus
 from service.database.engine import Database, clock, new_id
 from service.fleet.models import Node
+from service.merges.models import MergedModel
 from service.storage.object_store import Storage
 from service.tasks.lifecycle.transitions import enter
 from service.tasks.models import Task
@@ -81,6 +82,7 @@ class Things:
             "BATCH_ID": lambda: _made(self.owner, "/v1/batches", tasks=[self.owner.spec(self.owner.file())]),
             "WEBHOOK_ID": self._webhook,
             "SERVER_ID": lambda: _made(self.owner, "/v1/tracking-servers", name=new_id("lab"), url="https://example.com"),
+            "MERGED_ID": lambda: self._merged(operation),
             "KEY_ID": lambda: _made(self.owner, "/v1/keys", name="another", scopes=["read"]),
             "ACCOUNT_ID": lambda: _made(self.owner, "/v1/service-accounts", name=f"of {operation}", role="editor"),
             "INVITATION_ID": lambda: _made(self.owner, "/v1/invitations", role="viewer"),
@@ -105,6 +107,13 @@ class Things:
             for status in _STATES.get(operation, ()):
                 enter(row, status, clock(session))
             return {"TASK_ID": task, "JOB_ID": job.id, "ADAPTER_ID": made.id}
+
+    def _merged(self, operation: str) -> dict[str, str]:
+        merged = _made(self.owner, "/v1/merged-models", adapter_id=self._task(operation)["ADAPTER_ID"])["id"]
+        with self._database.begin() as session:
+            row = session.get_one(MergedModel, merged)
+            row.files = [row.adapter_files[0] | {"path": "config.json"}]
+        return {"MERGED_ID": merged}
 
     def _webhook(self) -> dict[str, str]:
         hook = _made(self.owner, "/v1/webhooks", url="https://example.com/hook", events=["task.succeeded"])["id"]

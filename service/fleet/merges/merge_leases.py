@@ -1,0 +1,131 @@
+"""Leases of merges on nodes: told to nodes, renewed by heartbeats, checked at each request, ended. Chooses no node.
+
+A merge is a placement without devices to its node. Lock order: node, merged model.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.messages.adapter_manifest import AdapterFile
+from contract.messages.node_messages import LeaseGrant, Pulse
+from contract.messages.placement_messages import MergeWork
+from service.database.engine import clock
+from service.dependencies import Dependencies
+from service.fleet.base_models.base_refs import base_ref
+from service.fleet.errors import FenceStale
+from service.fleet.lease_clock import lease_until
+from service.fleet.merges.merged_readme import readme
+from service.fleet.models import BaseModel, Node
+from service.fleet.worker_authentication import check_placement, placement_token, token_refused
+from service.merges.models import FAILED, QUEUED, RUNNING, MergedModel
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 5  # that store nothing, after which a merge is given up
+_PAUSE = timedelta(seconds=10)  # after each
+_LIVE = (MergedModel.status == RUNNING, MergedModel.deleted_at.is_(None))
+
+
+def is_merge(placement_id: str) -> bool:
+    """Whether a node's request is about a merge."""
+    return placement_id.startswith("merged_")
+
+
+def among(session: Session, node_id: str, ids: Collection[str]) -> set[str]:
+    """Those of these ids that are merges of the node, live or ended."""
+    row = MergedModel
+    return set(session.scalars(select(row.id).where(row.id.in_([id for id in ids if is_merge(id)]), row.node_id == node_id)))
+
+
+def wanted(session: Session, settings: Settings, node: Node) -> list[MergeWork]:
+    """The node's live merges, as its daemon hears of them; without those that this version cannot describe."""
+    now, told = clock(session), []
+    live = select(MergedModel, BaseModel).join(BaseModel, BaseModel.name == MergedModel.base_model)
+    for merged, base in session.execute(live.where(MergedModel.node_id == node.id, *_LIVE).order_by(MergedModel.id)):
+        try:
+            ref = base_ref(session, base, merged.base_revision, "bf16")
+        except ValueError as error:  # a source of a newer version
+            log.warning("merge %s ends on its node, since this version cannot read its base: %s", merged.id, error)
+            continue
+        assert merged.lease_until is not None
+        told.append(
+            MergeWork(
+                placement_id=merged.id,
+                fence=merged.fence,
+                token=placement_token(settings, merged.id, merged.fence),
+                lease_seconds=max(0.0, (merged.lease_until - now).total_seconds()),
+                device_indexes=[],
+                base=ref,
+                tenant_id=merged.tenant_id,
+                adapter=[AdapterFile.model_validate(file) for file in merged.adapter_files],
+                max_shard_bytes=merged.max_shard_bytes,
+                stored=[AdapterFile.model_validate(file) for file in merged.files],
+                readme=readme(merged, base),
+            )
+        )
+    return told
+
+
+def renew(session: Session, settings: Settings, node_id: str, pulses: Collection[Pulse], now: datetime) -> list[LeaseGrant]:
+    """Renew the node's merges among these pulses, which make progress. The caller holds the node's lock."""
+    said = {pulse.placement_id: pulse.fence for pulse in pulses if is_merge(pulse.placement_id)}
+    own = select(MergedModel).where(MergedModel.id.in_(said), MergedModel.node_id == node_id, *_LIVE)
+    grants = []
+    for merged in session.scalars(own.order_by(MergedModel.id).with_for_update()):
+        if merged.fence == said[merged.id]:
+            merged.lease_until = lease_until(now, settings)
+            token = placement_token(settings, merged.id, merged.fence)
+            grants.append(LeaseGrant(placement_id=merged.id, fence=merged.fence, seconds=settings.lease_seconds, token=token))
+    return grants
+
+
+def own_merge(session: Session, settings: Settings, merged_id: str, bearer: str | None) -> MergedModel:
+    """The token's merge, locked. Raises FenceStale once it has ended, was deleted, is another node's, or its lease is over."""
+    fence = check_placement(settings, merged_id, bearer)
+    merged = session.scalar(select(MergedModel).where(MergedModel.id == merged_id).with_for_update())
+    if merged is None:
+        raise token_refused(merged_id)
+    over = merged.fence != fence or merged.status != RUNNING or merged.deleted_at is not None
+    if over or merged.lease_until is None or merged.lease_until < clock(session):
+        raise FenceStale(f"Merge {merged_id} is over here; nothing was changed.")
+    return merged
+
+
+def lose(session: Session, node_id: str, fences: Mapping[str, int], detail: str, counted: bool = True) -> None:
+    """Queue the merges anew that a node gave up under these fences; what they have stored stays. counted: as an attempt."""
+    ids = [id for id in fences if is_merge(id)]
+    live = select(MergedModel).where(MergedModel.id.in_(ids), MergedModel.node_id == node_id, *_LIVE)
+    for merged in session.scalars(live.order_by(MergedModel.id).with_for_update()):
+        if merged.fence == fences[merged.id]:
+            _requeue(merged, clock(session), detail or "its process ended", counted)
+
+
+def end_expired_merges(dependencies: Dependencies) -> None:
+    """Queue merges anew whose lease is over."""
+    with dependencies.db.begin() as session:
+        now = clock(session)
+        over = select(MergedModel).where(MergedModel.lease_until < now, *_LIVE).order_by(MergedModel.id)
+        for merged in session.scalars(over.with_for_update(skip_locked=True)):
+            _requeue(merged, now, "its node did not renew its lease", counted=True)
+
+
+def _requeue(merged: MergedModel, now: datetime, detail: str, counted: bool) -> None:
+    log.warning("merge %s leaves node %s: %s", merged.id, merged.node_id, detail)
+    merged.attempts += counted
+    merged.node_id = merged.lease_until = None
+    if merged.attempts >= ATTEMPTS:
+        fail(merged, now, f"given up after {ATTEMPTS} attempts; the last one: {detail}")
+        return
+    merged.status, merged.error = QUEUED, detail
+    merged.next_at = now + _PAUSE * merged.attempts
+
+
+def fail(merged: MergedModel, now: datetime, why: str) -> None:
+    """End a merge without a model. What it stored is nobody's."""
+    merged.status, merged.error, merged.ended_at = FAILED, why, now
+    merged.files, merged.bytes = [], 0

@@ -1,0 +1,47 @@
+"""The table of merged models: from the request to the files, which storage keeps until the model expires or is deleted."""
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, String, Text, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.database.engine import At, Base, Big, Id, Json, Now
+
+QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
+OPEN = (QUEUED, RUNNING)
+
+
+class MergedModel(Base):
+    """A node merges it under a lease and a fence, as placements are run. It keeps what it needs of the adapter, which may be
+    deleted meanwhile."""
+
+    __tablename__ = "merged_models"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    adapter_id: Mapped[str] = mapped_column(String(40))
+    adapter_files: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)  # an AdapterFile each
+    lineage: Mapped[Json]  # of the adapter's manifest
+    base_model: Mapped[str] = mapped_column(String(128))
+    base_revision: Mapped[str] = mapped_column(String(64))
+    max_shard_bytes: Mapped[Big]
+    status: Mapped[str] = mapped_column(String(16), default=QUEUED)
+    files: Mapped[list[dict[str, Any]]] = mapped_column(JSONB, default=list)  # an AdapterFile each, as they are stored
+    bytes: Mapped[Big]  # counts towards the stored-bytes quota: as estimated until it is ready, 0 once it failed
+    node_id: Mapped[str | None] = mapped_column(String(40))
+    fence: Mapped[Big] = mapped_column(default=0)
+    lease_until: Mapped[At | None]
+    attempts: Mapped[int] = mapped_column(default=0)  # that ended since a file was last stored
+    next_at: Mapped[Now]  # no node gets it before then
+    waits_for: Mapped[str | None] = mapped_column(Text)  # why no node has it, in a sentence
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[Now]
+    ended_at: Mapped[At | None]
+    expires_at: Mapped[At | None]
+    deleted_at: Mapped[At | None]
+
+    __table_args__ = (
+        Index("ix_merged_models_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
+        Index("ix_merged_models_open", "next_at", postgresql_where=text("status IN ('queued', 'running')")),
+    )

@@ -1,0 +1,252 @@
+"""A merge from the request to the files: who gets it, what a node may do under its lease, what is kept, counted and removed."""
+
+import hashlib
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+
+from contract.messages.upload_messages import UploadGrant
+from service.background.garbage_collection import sweep
+from service.background.retention import Retention
+from service.fleet.merges.merge_leases import ATTEMPTS, end_expired_merges
+from service.fleet.models import BaseModel
+from service.merges.merge_requests import MOST_OPEN
+from service.merges.models import MergedModel
+from service.tenants.models import Tenant
+from tests.service.merges.conftest import FILES
+
+SHARD = b"a shard of weights"
+
+
+def call(node, work, method, path, said=None):
+    return node.call(method, f"placements/{work.placement_id}/{path}", work.token, said)
+
+
+def upload(node, work, content):
+    """The status of the grant; the object is put where the service says."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    asked = call(node, work, "POST", "uploads", {"fence": work.fence, "sha256": sha256, "bytes": len(content)})
+    if asked.status_code == 200 and not (grant := UploadGrant.model_validate(asked.json())).exists:
+        assert node.client.put(grant.url, headers=grant.headers, content=content).status_code == 204
+    return asked.status_code
+
+
+def file(path, content):
+    return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def report(node, work, **said):
+    answer = call(node, work, "POST", "merge", said)
+    return answer.status_code, answer.json()["code"] if answer.content else None
+
+
+def pulse(work, **more):
+    return {"placement_id": work.placement_id, "fence": work.fence, "phase": "training", "progress_age": 0.0} | more
+
+
+def lost(node, work, **more):
+    said = {"reason": "executor_lost", "fences": {work.placement_id: work.fence}, "detail": "killed"} | more
+    assert node.call("POST", f"nodes/{node.id}/lost", node.credential, said).status_code == 204
+
+
+def finish(node, work):
+    assert upload(node, work, SHARD) == 200
+    assert report(node, work, files=[file("model.safetensors", SHARD)], done=True) == (204, None)
+
+
+def test_from_the_request_to_the_files(tenant, merge, merging_node, given):
+    merged_id = merge(tenant)
+    asked = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (asked["status"], asked["files"], asked["bytes"]) == ("queued", [], 14_000_000)
+    assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] >= 14_000_000
+    node = merging_node()
+    before = node.desired().version
+    (work,) = given(node)
+    assert node.desired().version > before, "the node is told"
+    assert (work.placement_id, work.base.name, work.base.precision, work.stored) == (merged_id, "small", "bf16", [])
+    assert asked["adapter_id"] in work.readme
+    assert FILES["adapter_model.safetensors"] == call(node, work, "GET", f"objects/{work.adapter[1].sha256}").content
+    assert call(node, work, "GET", f"objects/{'0' * 64}").json()["code"] == "object_unknown"
+    assert report(node, work, files=[file("model.safetensors", SHARD)]) == (422, "invalid"), "nothing was uploaded"
+    assert upload(node, work, SHARD) == 200
+    for _ in range(2):  # a report whose answer was lost
+        assert report(node, work, files=[file("model.safetensors", SHARD)]) == (204, None)
+    running = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (running["status"], running["files"]) == ("running", [file("model.safetensors", SHARD)])
+    assert report(node, work, done=True) == (204, None)
+    assert report(node, work, done=True) == (409, "fence_stale")
+    ready = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (ready["status"], ready["bytes"], ready["error"]) == ("ready", len(SHARD), None)
+    assert ready["expires_at"] > ready["ended_at"] > ready["created_at"]
+    got = tenant.get(f"/v1/merged-models/{merged_id}/files/model.safetensors")
+    assert (got.content, got.headers["etag"]) == (SHARD, f'"{ready["files"][0]["sha256"]}"')
+    missing = tenant.get(f"/v1/merged-models/{merged_id}/files/other")
+    assert (missing.status_code, "model.safetensors" in missing.json()["detail"]) == (404, True)
+    assert tenant.get("/v1/merged-models").json()["data"] == [ready]
+    assert node.desired().merges == []
+
+
+def test_an_older_worker_gets_none_and_a_node_one_at_a_time(tenant, merge, new_node, merging_node, given):
+    first, second = merge(tenant), merge(tenant)
+    old = new_node(said={"capabilities": ["sharing"]})
+    assert given(old) == []
+    assert "can merge small; upgrade a worker" in tenant.get(f"/v1/merged-models/{first}").json()["waits_for"]
+    node = merging_node()
+    (work,) = given(node)
+    assert work.placement_id == first
+    assert tenant.get(f"/v1/merged-models/{second}").json()["waits_for"] == "each node that can merge it is merging already"
+    finish(node, work)
+    assert [one.placement_id for one in given(node)] == [second]
+
+
+def test_tenants_take_turns(tenant, new_tenant, merge, merging_node, given):
+    mine = [merge(tenant) for _ in range(3)]
+    theirs = merge(new_tenant())
+    nodes = [merging_node(), merging_node()]
+    given(nodes[0])
+    assert {work.placement_id for node in nodes for work in node.desired().merges} == {mine[0], theirs}
+
+
+def test_heartbeats_renew_and_a_lost_process_loses_nothing_stored(tenant, merge, merging_node, given, database, dependencies):
+    merged_id, node = merge(tenant), merging_node()
+    (work,) = given(node)
+    (lease,) = node.leases(pulse(work)).leases
+    assert (lease.placement_id, lease.fence, lease.token) == (merged_id, work.fence, work.token)
+    assert node.leases(pulse(work, fence=work.fence - 1)).leases == []
+    assert node.leases(pulse(work, progress_age=10_000)).leases == [], "it hangs"
+    assert node.leases(pulse(work, progress_age=10_000, phase="loading")).leases != []
+    assert upload(node, work, SHARD) == 200
+    assert report(node, work, files=[file("model-1.safetensors", SHARD)]) == (204, None)
+    lost(node, work)
+    assert node.desired().merges == []
+    assert report(node, work, done=True) == (409, "fence_stale")
+    assert upload(node, work, b"late") == 409
+    waiting = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (waiting["status"], waiting["error"]) == ("queued", "killed")
+    (again,) = given(node)
+    assert (again.fence, [kept.path for kept in again.stored]) == (work.fence + 1, ["model-1.safetensors"])
+    assert report(node, work, done=True) == (409, "fence_stale"), "its token is of the attempt before"
+    lost(node, work)
+    assert len(node.desired().merges) == 1, "the loss of an older fence changes nothing"
+
+    with database.begin() as session:
+        session.execute(update(MergedModel).values(lease_until=MergedModel.created_at))
+    assert report(node, again, done=True) == (409, "fence_stale"), "its lease is over"
+    end_expired_merges(dependencies)
+    assert tenant.get(f"/v1/merged-models/{merged_id}").json()["error"] == "its node did not renew its lease"
+    assert given(node)[0].fence == work.fence + 2
+
+
+def test_attempts_that_store_nothing_are_bounded(tenant, merge, merging_node, given):
+    merged_id, node = merge(tenant), merging_node()
+    for _ in range(ATTEMPTS):
+        (work,) = given(node)
+        lost(node, work, detail="out of memory")
+    assert given(node) == []
+    failed = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (failed["status"], failed["bytes"]) == ("failed", 0)
+    assert failed["error"] == f"given up after {ATTEMPTS} attempts; the last one: out of memory"
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_worker_that_stops_costs_no_attempt(tenant, merge, merging_node, given, database, stopping):
+    merged_id, node = merge(tenant), merging_node()
+    (work,) = given(node)
+    lost(node, work, reason="node_lost", stopping=stopping)
+    with database.begin() as session:
+        assert session.get_one(MergedModel, merged_id).attempts == (0 if stopping else 1)
+
+
+def test_what_can_never_be_merged_fails_at_once(tenant, merge, merging_node, given):
+    merged_id, node = merge(tenant), merging_node()
+    (work,) = given(node)
+    assert report(node, work, error="the adapter lacks a matrix") == (204, None)
+    failed = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (failed["status"], failed["error"], failed["ended_at"] is not None) == ("failed", "the adapter lacks a matrix", True)
+    assert given(node) == []
+
+
+def test_deletion_ends_a_merge_and_takes_what_was_stored(
+    tenant, new_tenant, merge, merging_node, given, dependencies, storage, aged
+):
+    merged_id, other_id, node = merge(tenant), merge(tenant), merging_node()
+    finish(node, given(node)[0])
+    (other,) = given(node)
+    assert upload(node, other, b"half of it") == 200
+    assert report(node, other, files=[file("model-1.safetensors", b"half of it")]) == (204, None)
+    stranger = new_tenant()
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/files/model.safetensors")):
+        assert stranger.request(method, f"/v1/merged-models/{merged_id}{path}").status_code == 404
+    aged()
+    sweep(dependencies.db, storage)
+    assert storage.exists(hashlib.sha256(SHARD).hexdigest())
+    assert storage.exists(hashlib.sha256(b"half of it").hexdigest())
+    for one in (merged_id, other_id):
+        assert tenant.delete(f"/v1/merged-models/{one}").status_code == 204
+        assert tenant.delete(f"/v1/merged-models/{one}").status_code == 404
+    assert tenant.get("/v1/merged-models").json()["data"] == []
+    assert node.leases(pulse(other)).leases == []
+    assert node.desired().merges == []
+    assert upload(node, other, b"more") == 409
+    sweep(dependencies.db, storage)
+    assert not storage.exists(hashlib.sha256(SHARD).hexdigest())
+    assert not storage.exists(hashlib.sha256(b"half of it").hexdigest())
+
+
+def test_it_expires_and_its_row_is_forgotten(tenant, merge, merging_node, given, dependencies, storage, database, aged):
+    merged_id, node = merge(tenant), merging_node()
+    finish(node, given(node)[0])
+    with database.begin() as session:
+        session.execute(update(MergedModel).values(expires_at=MergedModel.created_at))
+    aged()
+    sweep(dependencies.db, storage)
+    assert tenant.get(f"/v1/merged-models/{merged_id}").status_code == 404
+    assert not storage.exists(hashlib.sha256(SHARD).hexdigest())
+    sweep(dependencies.db, storage, Retention(deleted=timedelta(0)))
+    with database.begin() as session:
+        assert session.get(MergedModel, merged_id) is None
+
+
+def test_a_merge_keeps_the_adapters_files_until_it_has_ended(
+    tenant, adapter_of, merging_node, given, dependencies, storage, aged
+):
+    adapter_id = adapter_of(tenant)
+    merged_id = tenant.post("/v1/merged-models", json={"adapter_id": adapter_id}).json()["id"]
+    task_id = tenant.get(f"/v1/adapters/{adapter_id}").json()["task_id"]
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    assert tenant.delete(f"/v1/adapters/{adapter_id}").status_code == 204
+    assert tenant.post("/v1/merged-models", json={"adapter_id": adapter_id}).json()["code"] == "adapter_deleted"
+    aged()
+    sweep(dependencies.db, storage)
+    node = merging_node()
+    (work,) = given(node)
+    assert call(node, work, "GET", f"objects/{work.adapter[0].sha256}").content == FILES["adapter_config.json"]
+    assert tenant.delete(f"/v1/merged-models/{merged_id}").status_code == 204
+    sweep(dependencies.db, storage)
+    assert not storage.exists(work.adapter[0].sha256)
+
+
+def test_requests_that_cannot_be_met_say_so(tenant, new_tenant, adapter_of, merge, database):
+    adapter_id = adapter_of(tenant)
+
+    def refusal(who=tenant, **said):
+        answer = who.post("/v1/merged-models", json={"adapter_id": adapter_id} | said)
+        return answer.status_code, answer.json()["code"]
+
+    def change(row, which, **values):
+        with database.begin() as session:
+            session.execute(update(row).where(which).values(**values))
+
+    own, small = Tenant.id == tenant.tenant_id, BaseModel.name == "small"
+    assert refusal(new_tenant()) == (404, "not_found")
+    assert refusal(max_shard_bytes=10) == (422, "invalid")
+    change(Tenant, own, stored_bytes_quota=14_000_000)
+    assert refusal() == (403, "quota_exceeded")
+    change(Tenant, own, stored_bytes_quota=None)
+    change(BaseModel, small, revision="b" * 64)
+    assert refusal() == (409, "base_changed")
+    change(BaseModel, small, revision="a" * 64)
+    for _ in range(MOST_OPEN):
+        merge(tenant)
+    assert refusal() == (403, "quota_exceeded")
