@@ -26,7 +26,17 @@ def test_both_clients_have_the_same_calls_each_with_its_words() -> None:
     with Client("http://127.0.0.1:9", "mk_1", "mk_2") as client:
         groups = {name: type(value) for name, value in vars(client).items() if isinstance(value, Calls)}
     assert groups == asyncio.run(attributes())
-    assert set(groups) == {"files", "tasks", "batches", "adapters", "completions", "models", "account", "members"}
+    assert set(groups) == {
+        "files",
+        "tasks",
+        "batches",
+        "adapters",
+        "completions",
+        "models",
+        "account",
+        "members",
+        "merged_models",
+    }
     for group in {*groups.values(), Admin}:
         calls = {name: call for name, call in vars(group).items() if isinstance(call, Call | Paginated)}
         assert calls

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from motet.api.async_transport import AsyncTransport
-from motet.api.operations import account, adapters, batches, completions, files, fleet, members, tasks
+from motet.api.operations import account, adapters, batches, completions, files, fleet, members, merged_models, tasks
 from motet.api.steps import Listing, Operation
 from motet.api.sync_transport import Transport
 
@@ -115,6 +115,18 @@ class Adapters(Calls[D]):
     list = Paginated(adapters.adapters)
     delete = Call(adapters.delete_adapter)
     download = Call(adapters.download)
+
+
+class MergedModels(Calls[D]):
+    """Adapters added to their bases, as folders that are loaded without them."""
+
+    create = Call(merged_models.create)
+    get = Call(merged_models.merged_model)
+    list = Paginated(merged_models.merged_models)
+    follow = Paginated(merged_models.follow)
+    wait = Call(merged_models.wait)
+    download = Call(merged_models.download)
+    delete = Call(merged_models.delete_merged_model)
 
 
 class Completions(Calls[D]):

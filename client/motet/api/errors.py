@@ -36,6 +36,10 @@ class FileNotReady(MotetError):
     """An import failed, or had not ended when the wait timed out."""
 
 
+class MergedModelNotReady(MotetError):
+    """An adapter could not be added to its base, or is not yet."""
+
+
 @dataclass(frozen=True)
 class FieldProblem:
     """One mistake that the service found in a field of the body or on a line of a file."""

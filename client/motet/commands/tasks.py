@@ -179,13 +179,20 @@ def cancel(task: TaskId, json: Json = False) -> None:
 
 
 def download(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task (its winner), an adapter's id, or `last`.")],
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="A task (its winner), an adapter's or a merged model's id, or `last`.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to make; left out, called after the adapter.")] = None,
     json: Json = False,
 ) -> None:
-    """Fetch the winner's adapter as a PEFT folder, checked by sha256."""
+    """Fetch the winner's adapter as a PEFT folder, or a merged model, checked by sha256."""
     output = Output(json)
     with Client() as client:
+        if task.startswith("merged_"):
+            with output.console_output.doing(f"downloading {task}"):
+                folder = client.merged_models.download(task, out or Path(task))
+            output.give({"merged_model_id": task, "folder": str(folder)}, lambda: f"{task} is in {folder}")
+            return
         adapter_id = task if task.startswith("adapter_") else winner_of(client, task, output)
         with output.console_output.doing(f"downloading {adapter_id}"):
             folder = client.adapters.download(adapter_id, out or Path(adapter_id))
@@ -193,13 +200,15 @@ def download(
 
 
 def delete(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Tasks, files or adapters by id, or `last` for a task.")],
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Tasks, files, adapters or merged models by id, or `last` for a task.")
+    ],
     json: Json = False,
 ) -> None:
-    """Delete ended tasks with their adapters, or uploads, or single adapters, for good."""
+    """Delete ended tasks with their adapters, or uploads, single adapters or merged models, for good."""
     output, deleted = Output(json), []
     with Client() as client:
-        deletes = {"file": client.files.delete, "adapter": client.adapters.delete}
+        deletes = {"file": client.files.delete, "adapter": client.adapters.delete, "merged": client.merged_models.delete}
         for id in ids:
             whole = resolve(client, id)
             deletes.get(whole.partition("_")[0], client.tasks.delete)(whole)

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.gpu_counts import device_word, gpu_count
-from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, ScheduledNode, Task
+from motet.api.resources import Adapter, File, Job, MergedModel, Model, Node, Schedule, ScheduledNode, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
 from motet.display.task_state import TaskState, why
@@ -170,6 +170,19 @@ def adapters_table(adapters: Iterable[Adapter]) -> RenderableType:
         )
         for one in adapters
     ]
+    return Columns(columns, rows)
+
+
+def merged_models_table(merged: Iterable[MergedModel]) -> RenderableType:
+    columns = (
+        Column("merged model"),
+        Column("adapter", need=1),
+        Column("base", need=2),
+        Column("status"),
+        Column("bytes", need=3, right=True),
+        Column("asked for", need=4),
+    )
+    rows = [(one.id, one.adapter_id, one.base_model, one.status, f"{one.bytes:,}", ago(one.created_at)) for one in merged]
     return Columns(columns, rows)
 
 

@@ -52,20 +52,26 @@ def download(adapter_id: str, folder: str | Path) -> Operation[Path]:
 
     Raises DownloadDamaged where a sha256 differs, MotetError where `folder` holds something else.
     """
-    found, folder = (yield from adapter(adapter_id)), Path(folder)
+    found = yield from adapter(adapter_id)
+    return (yield from fetch_folder("adapters", found.id, found.files, Path(folder)))
+
+
+def fetch_folder(kind: str, id: str, files: list[AdapterFile], folder: Path) -> Operation[Path]:
+    """Write these files of what is called `id`, at /v1/<kind>, to `folder`. As `download`."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if _holds(folder, found.files):
+        if _holds(folder, files):
             return folder
-        raise MotetError(f"{folder} exists and is not this adapter; name another folder, or remove it")
+        raise MotetError(f"{folder} exists and is not {id}; name another folder, or remove it")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise MotetError(f"cannot write to {folder.parent}: {error.strerror}; name another folder") from error
     try:
-        for file in found.files:
-            yield from _fetch(found, file, draft / file.path)
-        yield from _fetch_readme(found, draft)
+        for file in files:
+            yield from _fetch(kind, id, file, draft / file.path)
+        if not any(file.path == README for file in files):
+            yield from _fetch_readme(id, draft)
         draft.chmod(0o755)
         draft.replace(folder)
     finally:
@@ -73,24 +79,22 @@ def download(adapter_id: str, folder: str | Path) -> Operation[Path]:
     return folder
 
 
-def _fetch(adapter: Adapter, file: AdapterFile, path: Path) -> Operation[None]:
+def _fetch(kind: str, id: str, file: AdapterFile, path: Path) -> Operation[None]:
     digest = hashlib.sha256()
-    yield from opened(at("/v1/adapters/{}/files/{}", adapter.id, file.path, nested=True))
+    yield from opened(at(f"/v1/{kind}/{{}}/files/{{}}", id, file.path, nested=True))
     with path.open("wb") as out:
         while block := (yield from chunk()):
             digest.update(block)
             out.write(block)
     if digest.hexdigest() != file.sha256:
         found = f"its sha256 is {digest.hexdigest()}, the manifest says {file.sha256}"
-        raise DownloadDamaged(f"{file.path} of {adapter.id} arrived damaged: {found}; download it again")
+        raise DownloadDamaged(f"{file.path} of {id} arrived damaged: {found}; download it again")
 
 
-def _fetch_readme(adapter: Adapter, draft: Path) -> Operation[None]:
+def _fetch_readme(adapter_id: str, draft: Path) -> Operation[None]:
     """Fetch the README, which the service writes once the task has ended; before that there is none."""
-    if any(file.path == README for file in adapter.files):
-        return
     try:
-        text = (yield from get(at("/v1/adapters/{}/files/{}", adapter.id, README))).content
+        text = (yield from get(at("/v1/adapters/{}/files/{}", adapter_id, README))).content
     except ApiError as error:
         if error.status != 404:  # not written yet
             raise

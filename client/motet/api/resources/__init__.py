@@ -52,6 +52,7 @@ from motet.api.resources.members import (
     ServiceAccount,
     SignedIn,
 )
+from motet.api.resources.merged_models import MergedModel
 from motet.api.resources.tasks import (
     Between,
     Curve,
@@ -101,6 +102,7 @@ __all__ = [
     "Key",
     "Me",
     "Member",
+    "MergedModel",
     "Model",
     "MyTenant",
     "Node",
