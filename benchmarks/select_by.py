@@ -42,8 +42,9 @@ from worker.generate.sequence import Sampling
 from worker.generate.sequence import Sequence as Generated
 from worker.metrics.text_metrics import scorer
 from worker.model.arena import Slot
+from worker.policy.generation_memory import PAGE_TOKENS, PREFILL_TOKENS
 from worker.replicas.base_loader import BaseCopy, load_base
-from worker.replicas.text_generation import MOST_SEQUENCES, PAGE_TOKENS, PREFILL_TOKENS, generator_of
+from worker.replicas.text_generation import MOST_SEQUENCES, generator_of
 
 BASE = Path(__file__).parent.parent / "examples" / "base-model"
 _P3 = "sft/p3_tasks"

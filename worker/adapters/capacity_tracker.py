@@ -25,6 +25,7 @@ class CapacityTracker:
         self._most_tokens = capacity.piece_tokens  # the same, for the current tasks
         self._learned: dict[bool, float] = {}  # bytes a token of failed passes, by whether they recomputed
         self._quiet = 0  # steps since the last failure
+        self._held_bytes = 0  # by the cache of completions
         self._piece_tokens: dict[str, int] = {}  # tokens of a piece of each task's batches, by its own needs and failures alone
 
     @property
@@ -69,6 +70,16 @@ class CapacityTracker:
             return False
         self._recompute()
         return True
+
+    def reserve(self, held_bytes: int) -> None:
+        """Completions hold a cache of so many bytes now, which jobs that join have to leave them."""
+        self._held_bytes = held_bytes
+        self.capacity = replace(self.capacity, reserved_bytes=self._reserved_bytes)
+
+    @property
+    def _reserved_bytes(self) -> int:
+        """Texts of all tasks share one cache."""
+        return self._held_bytes + max((need.generation_bytes for need in self._needs.values()), default=0)
 
     def limit_rows(self, rows: int | None) -> None:
         """Limit admission to `rows` arena rows, beyond which the arena found no memory; None: it may try again."""
@@ -125,7 +136,7 @@ class CapacityTracker:
         a quarter or more."""
         before = self.capacity.pass_budget
         fitting = micro_batch_limit(self._needs.values(), self.capacity, min(tokens, self.capacity.most_pass_tokens))
-        fitting = min(fitting, fitting_tokens(self.capacity, rows, self.recomputes, fitting))
+        fitting = min(fitting, fitting_tokens(self.capacity, rows, self.recomputes, fitting, self.capacity.reserved_bytes))
         if fitting < 1.25 * before:
             return False
         self.capacity = replace(self.capacity, long_pass_tokens=fitting)
@@ -147,7 +158,9 @@ class CapacityTracker:
         tokens = min(tokens, self._most_tokens) if lowered else self._most_tokens
         longer = micro_batch_limit(needs, has, self.capacity.long_pass_tokens) if self.capacity.long_pass_tokens else 0
         tokens = micro_batch_limit(needs, has, tokens, shared=False)
-        self.capacity = replace(has, piece_tokens=tokens, long_pass_tokens=longer, most_rows=None)
+        self.capacity = replace(
+            has, piece_tokens=tokens, long_pass_tokens=longer, most_rows=None, reserved_bytes=self._reserved_bytes
+        )
 
     def _why_unrunnable(self, need: Need, tokens: int) -> str:
         form = "with activations computed again in backward" if need.activations.recompute else "with its activations kept"

@@ -84,7 +84,7 @@ class Executor:
         if self._recheck_admission:
             self._admit(replicas)
         runs = self._active()
-        self._generation.advance(replicas, training=bool(runs))
+        self._generation.advance(replicas, runs)
         if runs:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
@@ -130,7 +130,7 @@ class Executor:
     def _opened(self, task: PlacementRun, prepared: Prepared) -> None:
         """A placement is prepared: make its jobs schedulable."""
         replicas = self._hold(prepared.loaded, prepared.capacities)
-        needs = prepared.needs([run.demand.adapter_rows for run in task.runs])
+        needs = prepared.needs([run.demand.adapter_rows for run in task.runs], task.placement.spec.evaluation)
         replicas.add_placement(task.key, needs, [run.job for run in task.runs])
         for run in task.runs:
             spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
@@ -144,7 +144,7 @@ class Executor:
     def _hold(self, loaded: LoadedBase, capacities: Sequence[Capacity]) -> Replicas:
         """The replicas of this base: those that are there, or new ones."""
         if self._replicas is None or self._replicas.loaded is not loaded:
-            self._replicas = Replicas(loaded, capacities, self._scratch, self._cache)
+            self._replicas = Replicas(loaded, capacities, self._scratch, self._cache, self._generation.give_way)
         return self._replicas
 
     def _advance_baseline(self, replicas: Replicas) -> None:
@@ -180,10 +180,10 @@ class Executor:
         waiting = {run.key: run for run in runs if replicas.store.trains_on(run.key) is None}
         self._completions.make_room(bool(waiting))
         given, unrunnable = replicas.admit([run.demand for run in self._active()], [run.demand for run in waiting.values()])
-        if unrunnable and self._completions.give_way():
-            self._recheck_admission, unrunnable = True, Unrunnable()
         for key in given:
             self._attached[key.placement].started(waiting[key])
+        if unrunnable and self._generation.give_way():
+            return self._admit(replicas)  # at once, before generation takes it again
         self._fail_unrunnable(replicas, unrunnable)
         self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
 

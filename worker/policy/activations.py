@@ -33,6 +33,7 @@ class Need:
     longest: int
     adapter_rows: tuple[int, ...]
     activations: Activations
+    generation_bytes: int = 0  # to be reserved for the texts of its evaluation
 
 
 def choose_activations(capacity: Capacity, longest: int, rows: Sequence[int], always: bool = False) -> Activations:

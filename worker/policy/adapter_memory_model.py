@@ -35,6 +35,7 @@ class Capacity:
     most_rows: int | None = None  # arena rows beyond which the device had no memory
     long_pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are split by piece_tokens all the same
     most_pass_tokens: int = 0  # up to which they may be made longer; 0 where an operator chose their length
+    reserved_bytes: int = 0  # that jobs beside each other leave to generation: generation_memory.py; a job alone may use them
 
     @property
     def pass_budget(self) -> int:
@@ -71,14 +72,16 @@ def capacity_after_oom(capacity: Capacity, tokens: int, rows: int, recompute: bo
 def grown_capacity(capacity: Capacity, most: int, rows: int, recompute: bool = False) -> Capacity:
     """The capacity after a while without failures: micro-batches grow by half, up to `most` tokens and to what the model,
     refitted to every failed pass, allows beside `rows` adapter rows. Never smaller."""
-    tokens = min(most, -(-capacity.piece_tokens * 3 // 2), fitting_tokens(capacity, rows, recompute, most))
+    fitting = fitting_tokens(capacity, rows, recompute, most, capacity.reserved_bytes)
+    tokens = min(most, -(-capacity.piece_tokens * 3 // 2), fitting)
     return replace(capacity, piece_tokens=max(capacity.piece_tokens, tokens))
 
 
-def fitting_tokens(capacity: Capacity, rows: int, recompute: bool, most: int) -> int:
-    """Tokens of the largest pass of this kind beside `rows` adapter rows, up to `most`; below 0 where not even the rows fit."""
+def fitting_tokens(capacity: Capacity, rows: int, recompute: bool, most: int, reserved: int = 0) -> int:
+    """Tokens of the largest pass of this kind beside `rows` adapter rows and `reserved` bytes, up to `most`; below 0 where not
+    even the rows fit."""
     model = capacity.of(recompute)
-    left = capacity.usable_bytes - model.predict(0, rows)
+    left = capacity.usable_bytes - reserved - model.predict(0, rows)
     return math.floor(min(left / model.per_token, most)) if model.per_token and left < model.per_token * most else most
 
 

@@ -77,11 +77,12 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
 
 
 def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
-    """Whether memory holds the job beside the running ones, and their micro-batch too, unless no job of its placement runs."""
+    """Whether memory holds the job beside the running ones and what is reserved for generation, and their micro-batch too,
+    unless no job of its placement runs. Beside nothing it may use all: generation then takes what is left."""
     together = [*running, demand]
     if capacity.most_rows is not None and sum(d.adapter_rows for d in together) > capacity.most_rows:
         return False
-    if peak(together, capacity) > capacity.usable_bytes:
+    if peak(together, capacity) > capacity.usable_bytes - (capacity.reserved_bytes if running else 0):
         return False
     alone = all(d.placement != demand.placement for d in running)
     return alone or sum(d.tokens for d in together) <= capacity.pass_budget

@@ -33,10 +33,10 @@ Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memor
 
 
 class Replica:
-    """`adapters`: those in its arena."""
+    """`adapters`: those in its arena. give_way: frees what others than jobs hold on the device; whether there was anything."""
 
-    def __init__(self, trainer: Trainer, tracker: CapacityTracker) -> None:
-        self.trainer, self.tracker = trainer, tracker
+    def __init__(self, trainer: Trainer, tracker: CapacityTracker, give_way: Callable[[], bool] = lambda: False) -> None:
+        self.trainer, self.tracker, self._give_way = trainer, tracker, give_way
         self.adapters = ArenaAdapters(trainer, tracker)
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
@@ -180,7 +180,8 @@ class Replica:
 
     def run_with_oom_retries(self, jobs: Sequence[JobKey], work: Callable[[list[JobKey]], T]) -> tuple[T, Unrunnable]:
         """Run `work` for these jobs, with shorter passes or recomputed activations where the device had no memory, and without
-        the jobs for which that is not enough. First of all free rows go, but once: the work may take them again."""
+        the jobs for which that is not enough. First of all generation gives way, then free rows go, but once: the work may take
+        them again."""
         unrunnable: Unrunnable = {}
         spared = False
         while True:
@@ -189,7 +190,9 @@ class Replica:
                 return work(left), unrunnable
             except OutOfMemory as error:
                 self.trainer.discard_gradients(self.adapters.slots(left))
-                if not spared and shrink_arena(self.trainer):
+                if self._give_way():
+                    log.warning("out of memory in a pass of %d tokens; generation gave way", error.tokens)
+                elif not spared and shrink_arena(self.trainer):
                     spared = True
                     log.warning("out of memory in a pass of %d tokens; the arena gave back its free rows", error.tokens)
                 else:

@@ -7,7 +7,7 @@ that in which replicas finish.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -43,9 +43,17 @@ class Replicas:
     """All replicas of one loaded base: the first in this process, each other in a process of its own. `store` has all their
     adapters."""
 
-    def __init__(self, loaded: LoadedBase, capacities: Sequence[Capacity], scratch: ObjectCache, cache: NodeCache) -> None:
+    def __init__(
+        self,
+        loaded: LoadedBase,
+        capacities: Sequence[Capacity],
+        scratch: ObjectCache,
+        cache: NodeCache,
+        give_way: Callable[[], bool],
+    ) -> None:
+        """give_way: frees what others than jobs hold on the first device; whether there was anything."""
         self.loaded = loaded
-        self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]))  # measures what is the same on all
+        self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way)  # measures what is the same on all
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
         self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
         self.store = AdapterStore([replica.adapters for replica in self._all], capacities[0].park_bytes, scratch, cache)
@@ -112,6 +120,10 @@ class Replicas:
             return self.first.adapters.hold(weights, alpha, self.store.may_leave(0), evicted)
         finally:
             self.store.keep_evicted(evicted)
+
+    def on_first(self, active: Sequence[Demand]) -> list[Demand]:
+        """Those of these running jobs that are on the first replica."""
+        return [demand for demand in active if self.store.trains_on(_key(demand)) == 0]
 
     def _loads(self, active: Sequence[Demand]) -> list[Load]:
         shares = self._shares({_key(demand): demand for demand in active})

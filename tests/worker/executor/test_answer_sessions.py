@@ -80,13 +80,13 @@ def test_isolation_an_adapter_that_is_asked_when_the_session_changes_goes_with_i
         completions, begun = executor._completions, threading.Event()
         run_pass = completions.advance
 
-        def held_back(replicas) -> None:
+        def held_back(replicas, room) -> None:
             """No pass before the next session has come."""
             if completions._placement_id == "own":
-                completions._begin_waiting(replicas)
+                completions._begin_waiting(replicas, room)
                 begun.set()
             else:
-                run_pass(replicas)
+                run_pass(replicas, room)
 
         monkeypatch.setattr(completions, "advance", held_back)
         with fleet.lock:

@@ -258,10 +258,10 @@ def test_a_neighbour_steps_between_any_two_passes_of_the_texts(fleet, placing, t
         stepped.seconds = 10.0
         return stepped, lost
 
-    def generating(self):
+    def generating(self, room):
         told.append("pass")
         clock[0] += 1.0  # a step earns less
-        return generate(self)
+        return generate(self, room)
 
     def timed(executor):
         executor._generation._clock = lambda: clock[0]

@@ -24,14 +24,15 @@ from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.sequence import Sequence
 from worker.model.out_of_memory import is_out_of_memory
+from worker.policy.generation_memory import FLOOR_TOKENS, PREFILL_TOKENS, pages_for
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.replica_set import Replicas
-from worker.replicas.text_generation import PAGE_TOKENS, PREFILL_TOKENS, generator_of
+from worker.replicas.text_generation import Room, generation_shape, generator_of
 
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS, MOST_SEQUENCES = 64, 64
-CACHE_TOKENS = 16_384  # of the cache, unless one request takes more
+CACHE_TOKENS = 16_384  # of the cache, unless one request takes more or training leaves less
 IDLE_SECONDS = 30.0  # without a request, after which the cache is given up
 _NO_MEMORY = CompletionFailed(code="no_memory", message="the executor has no memory for it now; try again shortly")
 
@@ -57,7 +58,8 @@ class Completions:
         self._placement_id = ""  # under whose lease requests are answered
         self._earlier: frozenset[str] = frozenset()  # requests that were at hand when it changed: their adapters do not stay
         self._generator: Generator | None = None
-        self._pages = 0
+        self._pages, self._held_bytes = 0, 0
+        self._begun_anew: set[str] = set()  # requests that gave way to training once
         self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory
         self._used_at = 0.0
 
@@ -135,23 +137,27 @@ class Completions:
                 self._leave(run)
                 self._channel.send(run.ending())
         self._waiting = deque(run for run in self._waiting if run.id not in set(ids))
+        self._begun_anew.difference_update(ids)
 
     def drop(self) -> None:
         """Forget all requests: the service has them asked elsewhere. Rows stay held for the next ones."""
         self._preparing.clear()
         self._waiting.clear()
+        self._begun_anew.clear()
         for run in list(self._running.values()):
             self._leave(run)
 
     def give_way(self) -> bool:
-        """Training lacks memory: requests that sent nothing begin anew later, others end, and all that they held is free.
-        Whether there was anything."""
+        """Training lacks memory: requests that sent nothing begin anew later, once, others end, and all that they held is
+        free. Whether there was anything."""
         replicas, had = self._replicas, bool(self._running or self._adapters or self._generator)
         if replicas is None or not had:
             return False
         for run in list(self._running.values()):
+            anew = run.unsent and run.id not in self._begun_anew
             self._leave(run)
-            if run.unsent:
+            if anew:
+                self._begun_anew.add(run.id)
                 self._waiting.appendleft(run)
             else:
                 self._channel.send(run.failure(_NO_MEMORY))
@@ -166,10 +172,15 @@ class Completions:
 
     # ---- passes ------------------------------------------------------------------------------------------------------
 
-    def advance(self, replicas: Replicas) -> None:
-        """Begin requests that have room, and run one pass."""
+    @property
+    def held_bytes(self) -> int:
+        """Of the key-value cache."""
+        return self._held_bytes if self._generator is not None else 0
+
+    def advance(self, replicas: Replicas, room: Room) -> None:
+        """Begin requests that have room, and run one pass. room: what a cache may take."""
         assert replicas is self._replicas
-        self._begin_waiting(replicas)
+        self._begin_waiting(replicas, room)
         if self._generator is None or not self._running:
             return
         began, lacking = time.monotonic(), False
@@ -196,24 +207,24 @@ class Completions:
             if run.done:
                 self._leave(run)
 
-    def _begin_waiting(self, replicas: Replicas) -> None:
+    def _begin_waiting(self, replicas: Replicas, room: Room) -> None:
         while self._waiting and len(self._running) < self._most:
             run = self._waiting[0]
-            needed = sum(-(-tokens // PAGE_TOKENS) for tokens in run.most_tokens)
+            needed = sum(map(pages_for, run.most_tokens))
             if self._running and needed > self._pages:
                 return  # once those that run have ended, it gets a cache of its size
             self._waiting.popleft()
             try:
-                self._begin(replicas, run, needed)
+                self._begin(replicas, run, needed, room)
             except NoRows as error:
                 self._channel.send(run.failure(CompletionFailed(code="no_memory", message=str(error)[:2000])))
 
-    def _begin(self, replicas: Replicas, run: RequestRun, pages: int) -> None:
+    def _begin(self, replicas: Replicas, run: RequestRun, pages: int, room: Room) -> None:
         """Raises NoRows."""
         if self._generator is None or pages > self._pages:
             self._release_cache()
-            if not self._open_cache(replicas, pages):
-                self._channel.send(run.failure(_NO_MEMORY))
+            if (failed := self._open_cache(replicas, pages, room)) is not None:
+                self._channel.send(run.failure(failed))
                 return
         assert self._generator is not None
         key, adapter = run.prepared.adapter_key, run.prepared.adapter
@@ -223,10 +234,20 @@ class Completions:
             self._requesters[one] = run
             self._generator.add(one)
 
-    def _open_cache(self, replicas: Replicas, needed: int) -> bool:
-        """A cache of the usual size or more, else of just what is needed. Whether there is memory for it."""
+    def _open_cache(self, replicas: Replicas, needed: int, room: Room) -> CompletionFailed | None:
+        """A cache of the usual size or of what training leaves, which is a floor at least; else of just what is needed. Why
+        there is no memory for that, if so. Jobs that join leave it be."""
         limits = GenerationLimits(MOST_SEQUENCES, PREFILL_TOKENS, replicas.base.max_positions)
-        for pages in dict.fromkeys((max(needed, CACHE_TOKENS // PAGE_TOKENS), needed)):
+        shape = generation_shape(replicas.base.trainer)
+        left = max(shape.pages_within(room(MOST_SEQUENCES), MOST_SEQUENCES) - 1, pages_for(FLOOR_TOKENS))
+        if needed > left:
+            return CompletionFailed(
+                code="no_memory",
+                message=f"it takes {needed * shape.page_bytes >> 20} MiB of keys and values, and training leaves "
+                f"{left * shape.page_bytes >> 20} MiB on the executor that has its base; shorten the prompt, lower "
+                "max_tokens or n, or try again when less trains",
+            )
+        for pages in dict.fromkeys((min(left, max(needed, pages_for(CACHE_TOKENS))), needed)):
             try:
                 self._generator, self._pages = generator_of(replicas.base, pages + 1, limits), pages
             except (RuntimeError, MemoryError) as error:
@@ -234,17 +255,22 @@ class Completions:
                     raise
                 replicas.base.trainer.release_caches()
             else:
-                return True
-        return False
+                self._held_bytes = shape.held_bytes(pages + 1, MOST_SEQUENCES)
+                replicas.first.tracker.reserve(self._held_bytes)
+                return None
+        return _NO_MEMORY
 
     def _release_cache(self) -> None:
         if self._generator is not None:
             self._generator.release()
+            if self._replicas is not None:
+                self._replicas.first.tracker.reserve(0)
         self._generator, self._pages = None, 0
 
     def _leave(self, run: RequestRun) -> None:
         """Take a request out of the batch, ended or not."""
         del self._running[run.id]
+        self._begun_anew.discard(run.id)
         for one in run.sequences:
             del self._requesters[one]
             if one.completion is None and self._generator is not None:

@@ -25,7 +25,7 @@ from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import Scoring
 from worker.policy.job_record import BoundaryTextsScored, JobKey, MilestonePassed
 from worker.replicas.replica_set import Replicas
-from worker.replicas.text_generation import AdapterWeights, CannotGenerate, TextGeneration
+from worker.replicas.text_generation import AdapterWeights, CannotGenerate, Room, TextGeneration
 
 SLICE_SECONDS = 0.02  # of scoring in a turn; a text more
 
@@ -143,8 +143,22 @@ class TextEvaluations:
         if not self._under_way:
             self._end_batch()
 
-    def advance(self, replicas: Replicas) -> None:
-        """Score a slice of what was generated, and run one pass of the batch under way, or begin one with all that wait."""
+    @property
+    def held_bytes(self) -> int:
+        """Of the key-value cache of the batch under way."""
+        return self._generation.held_bytes if self._generation is not None else 0
+
+    def give_way(self) -> bool:
+        """Training lacks memory: the batch under way begins anew later, with half as many texts at once. Whether it held
+        any."""
+        if self._generation is None or not self._generation.held_bytes:
+            return False
+        self._generation.give_way()
+        return True
+
+    def advance(self, replicas: Replicas, room: Room) -> None:
+        """Score a slice of what was generated, and run one pass of the batch under way, or begin one with all that wait. room:
+        for its cache."""
         self._advance_scoring()
         if self._generation is None:
             self._begin(replicas)
@@ -152,7 +166,7 @@ class TextEvaluations:
             return
         began = time.monotonic()
         try:
-            read = self._generation.advance()
+            read = self._generation.advance(room)
         except CannotGenerate as error:
             self._split(self._end_batch(), str(error))
             return

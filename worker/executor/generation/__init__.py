@@ -1,3 +1,4 @@
-"""Turns of generation beside training: evaluations of texts and completions, within one share of the executor's time.
+"""Turns of generation beside training: evaluations of texts and completions, within one share of the executor's time
+and the memory that training leaves.
 
-Enters: both batches, how long steps took. Leaves: their passes. It must not know jobs, texts or requests."""
+Enters: both batches, the jobs that train, how long steps took. Leaves: passes. It must not know texts or requests."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from contract.evaluation.text_evaluation import Evaluation
 from contract.messages.placement_messages import FileRef, JobAssignment, Placement
 from contract.states import JOB_TERMINAL
 from worker.adapters.job_checkpoint import load_progress
@@ -30,10 +31,12 @@ from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need, choose_activations
 from worker.policy.adapter_memory_model import Capacity
+from worker.policy.generation_memory import evaluation_bytes
 from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.memory_profile import Profiles, held_bytes, profiles_of
 from worker.replicas.ranks.rank_group import LoadedBase
+from worker.replicas.text_generation import generation_shape
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -60,10 +63,22 @@ class Prepared:
     drawn: dict[int, Tensor] = field(default_factory=dict)  # first weights by job index, float32 [rank, W]
     prompts: PromptFile | None = None  # of its evaluation
 
-    def needs(self, rows: Iterable[int]) -> list[Need]:
-        """What the task needs of each replica. rows: arena rows of each of its jobs."""
+    def needs(self, rows: Iterable[int], evaluation: Evaluation | None) -> list[Need]:
+        """What the task needs of each replica. rows: arena rows of each of its jobs. evaluation: whose texts the first replica
+        generates."""
         taken = tuple(rows)
-        return [Need(capacity, self.data.longest, taken, self.activations) for capacity in self.capacities]
+        kept = self._generation_bytes(evaluation, max(taken, default=0)) if evaluation is not None else 0
+        return [
+            Need(capacity, self.data.longest, taken, self.activations, kept if place == 0 else 0)
+            for place, capacity in enumerate(self.capacities)
+        ]
+
+    def _generation_bytes(self, evaluation: Evaluation, rows: int) -> int:
+        """Bytes that its evaluation wants kept: keys and values of a few texts at once, and an adapter's rows."""
+        base, prompts = self.loaded.base, self.data.validation if self.prompts is None else self.prompts.rows
+        tokens = min(base.max_positions, prompts.longest + evaluation.max_new_tokens)
+        wave = evaluation_bytes(generation_shape(base.trainer), evaluation.max_prompts, tokens)
+        return wave + round(rows * self.capacities[0].model.per_row)
 
     def file(self, index: int) -> Path | None:
         """The checkpoint file of the job of this index."""

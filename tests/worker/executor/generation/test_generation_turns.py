@@ -1,6 +1,7 @@
 """Turns of evaluations and completions beside training, by a clock that passes move: nothing here depends on the machine."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 from contract.messages.report_messages import TextsEvaluated
@@ -11,6 +12,7 @@ from tests.worker.inside import Inside
 from worker.executor.generation.generation_turns import GenerationTurns
 from worker.generate.generator import Generator
 from worker.policy.generation_share import SAVED_SECONDS, GenerationClass
+from worker.policy.job_record import JobKey
 from worker.replicas.replica_set import Replicas
 
 SHARE, STEP, PASS = 0.1, 1.0, 0.3  # a pass takes what three steps earn
@@ -26,10 +28,20 @@ class Batch:
     def tenants(self) -> set[str]:
         return self.served if self.left else set()
 
-    def advance(self, replicas: Any) -> None:
+    held_bytes = 0
+
+    def give_way(self) -> bool:
+        return bool(self.left)
+
+    def advance(self, replicas: Any, room: Any) -> None:
         self.clock[0] += PASS
         self.left -= 1
         self.ran += 1
+
+
+def runs(*jobs: int) -> Any:
+    """Jobs that train."""
+    return [SimpleNamespace(key=JobKey("p", job)) for job in jobs]
 
 
 def turns(evaluations: Batch, completions: Batch, steps: int) -> None:
@@ -37,7 +49,7 @@ def turns(evaluations: Batch, completions: Batch, steps: int) -> None:
     assert evaluations.clock is completions.clock
     turns = GenerationTurns(SHARE, evaluations, completions, lambda: evaluations.clock[0])
     for _ in range(steps):
-        turns.advance(None, training=True)  # type: ignore[arg-type]  # for the batches alone
+        turns.advance(None, runs(0))  # type: ignore[arg-type]  # for the batches alone
         turns.trained(STEP)
 
 
@@ -54,8 +66,33 @@ def test_without_training_each_class_has_a_pass_in_turn() -> None:
     long, asked = Batch(clock, {"a"}), Batch(clock, {"b"}, passes=3)
     alone = GenerationTurns(0.0, long, asked, lambda: clock[0])
     for _ in range(10):
-        alone.advance(None, training=False)  # type: ignore[arg-type]  # for the batches alone
+        alone.advance(None, [])  # type: ignore[arg-type]  # for the batches alone
     assert (long.ran, asked.ran) == (10, 3)
+
+
+def test_evaluations_that_gave_way_twice_wait_for_other_jobs_and_questions_go_on() -> None:
+    clock = [0.0]
+    long, asked = Batch(clock, {"a"}), Batch(clock, {"b"})
+    held = GenerationTurns(0.5, long, asked, lambda: clock[0])
+
+    def passes(*jobs: int) -> tuple[bool, bool]:
+        before = long.ran, asked.ran
+        for _ in range(20):
+            held.advance(None, runs(*jobs))  # type: ignore[arg-type]  # for the batches alone
+            held.trained(STEP)
+        return long.ran > before[0], asked.ran > before[1]
+
+    assert passes(0) == (True, True)
+    assert held.give_way()
+    assert passes(0) == (True, True)
+    assert held.give_way()
+    assert passes(0) == (False, True)
+    assert passes(0, 1) == (True, True)
+    assert passes(0) == (True, True), "others trained meanwhile"
+    assert held.give_way()
+    assert held.give_way()
+    assert passes(0) == (False, True)
+    assert passes() == (True, True), "nothing trains"
 
 
 def test_an_evaluation_slows_a_neighbours_steps_by_the_share_alone_and_lets_it_ask(
