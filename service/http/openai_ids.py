@@ -9,7 +9,10 @@ from dataclasses import dataclass
 _PREFIXES = {"task_": "ftjob-", "file_": "file-", "adapter_": "ftckpt_"}
 _KEY = "[0-9a-hjkmnp-tv-z]{26}"  # of ids that database.engine.new_id makes
 _THEIRS = re.compile(rf"({'|'.join(_PREFIXES.values())})({_KEY})")
-_RESULT_FILE, _RESULT = re.compile(rf"file-([a-z]+)-({_KEY})"), re.compile(rf"result-([a-z]+)-task_({_KEY})")
+_RESULT_FILE, _RESULT = (
+    re.compile(rf"(?:file|result)-([a-z]+)-(?:ftjob-)?({_KEY})"),
+    re.compile(rf"result-([a-z]+)-task_({_KEY})"),
+)
 _EVENT, _STORED_EVENT = re.compile(rf"ftevent-({_KEY}-\d+)"), re.compile(rf"ftevent-task_({_KEY}-\d+)")
 _NAMED = re.compile(rf"\b(task_|file_)({_KEY})\b")  # in a sentence; an adapter's id is part of its model's name
 

@@ -58,6 +58,7 @@ def test_what_is_no_id_of_ours_stays_as_it_is():
     ):
         assert own_id(id) == WRITTEN.of(id) == id
     assert own_id(f"ft:org/small:mine:ftckpt_{key}") == f"ft:org/small:mine:adapter_{key}"
+    assert own_id(f"result-metrics-ftjob-{key}") == f"result-metrics-task_{key}"  # as programs compose it of a job's id
     text = f"The file is needed by task_{key}, task_{key}; not by task_x, my_task_{key} or ft:small::adapter_{key}."
     said = f"The file is needed by ftjob-{key}, ftjob-{key}; not by task_x, my_task_{key} or ft:small::adapter_{key}."
     assert (WRITTEN.in_text(text), PLAIN.in_text(text)) == (said, text)
