@@ -109,7 +109,7 @@ def _example(api_url: str, path: str, method: str, said: dict[str, Any], kind: s
     if method != "get":
         words.append(f"-X {method.upper()}")
     if kind == "multipart/form-data":
-        words.append("-F file=@train.jsonl")
+        words += _FORMS.get(said["operationId"], ("-F file=@train.jsonl",))
     elif kind == "application/json":
         body = json.dumps(_EXAMPLES.get(said["operationId"], {}), ensure_ascii=False)
         words.append(f"-H 'Content-Type: application/json' -d '{_SHELL_VARIABLE.sub(_unquoted, body)}'")
@@ -120,6 +120,13 @@ def _example(api_url: str, path: str, method: str, said: dict[str, Any], kind: s
 
 
 _PLACES = {"name": "$BASE_MODEL", "path": "adapter_config.json", "file": "config.json"}  # $PATH is the shell's
+_FORMS = {
+    "create_adapter": (
+        "-F file=@adapter_model.safetensors",
+        '-F "config=<adapter_config.json"',
+        '-F "base_model=$BASE_MODEL"',
+    )
+}
 _PLACE = re.compile(r"{(\w+)}")
 _SHELL_VARIABLE = re.compile(r"\$[A-Z_]+")
 _OUTPUT = {  # by the kind of answer; whatever is stored in a bucket is answered with its address there

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from contract.states import TaskStatus
 from service.database.engine import Database, clock, new_id
 from service.fleet.models import Node
@@ -18,6 +20,7 @@ from service.tenants.api_keys import Scope, mint_key
 from service.tenants.member_roles import Role
 from service.web.views.api_reference import operations
 from service.webhooks.models import Delivery
+from tests.service.adapters.adapter_uploads import CONFIG, safetensors, tensors
 from tests.service.api import Caller, jsonl
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web.page_samples import FOLDER
@@ -67,7 +70,7 @@ class Things:
     def named(self, operation: str, example: str) -> dict[str, str]:
         """What the example's variables stand for."""
         made = {
-            "BASE_MODEL": "small",
+            "BASE_MODEL": "toy" if operation == "create_adapter" else "small",
             "HANDLE": "unknown",
             "NODE_NAME": "gpu-7",
             "DEVICE_TYPE": "a type",
@@ -137,12 +140,17 @@ def _made(caller: Caller, path: str, method: str = "POST", **said: Any) -> dict[
     return dict(answer.json())
 
 
+@pytest.mark.usefixtures("toy")
 def test_every_example_runs(app, server, new_member, database, storage, tmp_path):
     owner = new_member(Role.OWNER)
     with database.begin() as session:
         _, key = mint_key(session, owner.tenant_id, "admin", tuple(Scope))
     things = Things(owner, Caller(owner.client, owner.tenant_id, key), new_member, database, storage)
     (tmp_path / "train.jsonl").write_bytes(jsonl(*({"prompt": f"{n} + 1?", "completion": f"{n + 1}"} for n in range(10))))
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    (trained / "adapter_model.safetensors").write_bytes(safetensors(tensors()))
+    (trained / "adapter_config.json").write_text(json.dumps(CONFIG))
     failed = {}
     for tag, of_tag in operations(app.openapi(), server.url).items():
         for one in of_tag:
@@ -153,7 +161,11 @@ def test_every_example_runs(app, server, new_member, database, storage, tmp_path
                 "curl ", "curl --max-time 30 " if "events" not in one.path else "curl --max-time 1 ", 1
             )
             ran = subprocess.run(
-                ["bash", "-uc", command], cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True
+                ["bash", "-uc", command],
+                cwd=trained if one.id == "create_adapter" else tmp_path,
+                env=os.environ | variables,
+                capture_output=True,
+                text=True,
             )
             lacks = _LACKING.get(one.id)
             streams = ran.returncode == 28 and "event:" in ran.stdout
