@@ -1,6 +1,9 @@
-"""Generation through the fused layers and the paged kernel, in fp32, against the plain path: logits of every step."""
+"""Generation through the fused layers and the paged kernel, in fp32, against the plain path: logits of every step; and by the
+paged kernel alone for families that the fused layers lack."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from tests.worker.generate.adapted import decode
 from tests.worker.model import tiny
 from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import FusedRunner
+from worker.generate.cuda.paged_pass import PagedPass
 from worker.generate.generator import Generator, Runner
 from worker.generate.page_allocator import PageAllocator
 from worker.generate.paged_cache import PagedCache
@@ -56,7 +60,19 @@ class Compared:
 )
 def test_prompts_and_decode_steps_equal_the_plain_path(config: PreTrainedConfig, ranks: tuple[int, ...]) -> None:
     backbone = Backbone.of(tiny.model(config), DEVICE)
-    fused = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, DEVICE, torch.float32))
+    compared(DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, DEVICE, torch.float32)), FusedRunner, ranks)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_decode_steps_of_other_families_equal_the_plain_path(name: str) -> None:
+    backbone = Backbone.of(tiny.model(tiny.configs()[name]), DEVICE)
+    assert backbone.beyond_kernels
+    compared(Trainer(backbone, Arena(backbone.targets, 256, DEVICE)), PagedPass, (8, 20))
+
+
+def compared(fused: Trainer, made: Callable[[Any, PagedCache], Runner], ranks: tuple[int, ...]) -> None:
+    """Generate with the base and adapters of these ranks by the runner `made` of this trainer, and compare each step."""
+    backbone = fused.backbone
     plain = Trainer(backbone, Arena(backbone.targets, 256, DEVICE))
     moved: dict[object, object] = {None: None}
     for rank in ranks:
@@ -68,7 +84,7 @@ def test_prompts_and_decode_steps_equal_the_plain_path(config: PreTrainedConfig,
     for cache in caches:
         cache.keys.fill_(float("nan"))
         cache.values.fill_(float("nan"))
-    runner = Compared(FusedRunner(fused, caches[0]), PlainPass(plain, caches[1]), moved)
+    runner = Compared(made(fused, caches[0]), PlainPass(plain, caches[1]), moved)
     generator = Generator(runner, PageAllocator(24, PAGE), LIMITS, decode)
     rng = np.random.default_rng(5)
     sequences = [

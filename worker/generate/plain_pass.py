@@ -4,6 +4,7 @@ New tokens lie on the flat axis of training, each sequence a segment of its own,
 same bits beside any others. Their keys join the cache, and each sequence attends to all of its own. Knows no sampling.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,21 @@ from worker.model.plain.decoder_block import run_block
 from worker.model.plain.lm_head import softcapped
 from worker.model.plain.trainer import Trainer
 
+LayerAttention = Callable[[int, Tensor, Axis, Heads], Tensor]  # of a layer, by its number; else as `attend`
+
+
+class PassTables:
+    """Where a pass's keys lie. pages_T, places_T: of each token on the axis; padding's are page 0. sequences: (first token, end
+    on the axis, pages, tokens cached once the pass has written) of each sequence."""
+
+    def __init__(self, batch: FlatBatch, page_tokens: int, pages: Many[Tensor], pasts: Many[int]) -> None:
+        self.pages_T = torch.zeros_like(batch.tokens)
+        self.places_T = batch.positions % page_tokens
+        self.sequences = []
+        for (start, stop), own, past in zip(batch.sequences(), pages, pasts, strict=True):
+            self.pages_T[start:stop] = own[batch.positions[start:stop] // page_tokens]
+            self.sequences.append((start, stop, own, past + stop - start))
+
 
 class PlainPass:
     """Runs passes with a trainer's base and arena. A sequence's `adapter` is a slot of that arena, or None."""
@@ -38,11 +54,11 @@ class PlainPass:
             pasts = [s.cached if s.generated else 0 for s in sequences]
             batch = _flat(sequences, pasts, backbone.device)
             pages = [torch.tensor(s.pages, dtype=torch.int64, device=backbone.device) for s in sequences]
-            tables = _Tables(batch, self._cache.page_tokens, pages, pasts)
-            adapters, x_TK = trainer.adapters(batch, None), backbone.embed(batch)
+            tables = PassTables(batch, self._cache.page_tokens, pages, pasts)
+            adapters, x_TK, attend = trainer.adapters(batch, None), backbone.embed(batch), self._attention(step, tables)
             axes = self._axes(batch, pasts, x_TK)
             for layer, (weights, groups) in enumerate(zip(backbone.layers, trainer.arena.layout.layers, strict=True)):
-                attention = partial(_attend_cached, cache=self._cache, layer=layer, tables=tables)
+                attention = partial(attend, layer)
                 x_TK = run_block(
                     x_TK, weights, backbone.shape, axes[weights.rope], batch.activation_ranges, adapters, groups, attention
                 )
@@ -52,6 +68,10 @@ class PlainPass:
             wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
             return softcapped(wide, backbone.logit_cap)
 
+    def _attention(self, step: BatchStep, tables: PassTables) -> LayerAttention:
+        """How the layers attend in this pass."""
+        return partial(_attend_cached, self._cache, tables)
+
     def _axes(self, batch: FlatBatch, pasts: Many[int], like: Tensor) -> list[Axis]:
         longest = int(batch.positions.max()) + 1
         # Queries follow the keys that are cached: a block of them may see all keys of the longest sequence before it.
@@ -60,19 +80,6 @@ class PlainPass:
             cos, sin = rotary.table(longest)
             axes.append(Axis(batch.bounds, cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1), mask))
         return axes
-
-
-class _Tables:
-    """Where a pass's keys lie. pages_T, places_T: of each token on the axis; padding's are page 0. sequences: (first token, end
-    on the axis, pages, tokens cached once the pass has written) of each sequence."""
-
-    def __init__(self, batch: FlatBatch, page_tokens: int, pages: Many[Tensor], pasts: Many[int]) -> None:
-        self.pages_T = torch.zeros_like(batch.tokens)
-        self.places_T = batch.positions % page_tokens
-        self.sequences = []
-        for (start, stop), own, past in zip(batch.sequences(), pages, pasts, strict=True):
-            self.pages_T[start:stop] = own[batch.positions[start:stop] // page_tokens]
-            self.sequences.append((start, stop, own, past + stop - start))
 
 
 def prompt_segment(sequence: Sequence, tokens: Many[int]) -> Segment:
@@ -92,7 +99,7 @@ def _flat(sequences: Many[Sequence], pasts: Many[int], device: torch.device) -> 
     return replace(batch, positions=batch.positions + torch.from_numpy(shifts).to(device))
 
 
-def _attend_cached(qkv_TN: Tensor, axis: Axis, heads: Heads, *, cache: PagedCache, layer: int, tables: _Tables) -> Tensor:
+def _attend_cached(cache: PagedCache, tables: PassTables, layer: int, qkv_TN: Tensor, axis: Axis, heads: Heads) -> Tensor:
     """As plain/attention.attend, over the cached keys as well; the new ones join them."""
     x = qkv_TN.view(qkv_TN.shape[0], -1, heads.size)
     qk, _ = rotated(x, axis, heads)
