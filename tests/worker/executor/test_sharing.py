@@ -96,9 +96,9 @@ def steps_by_task() -> tuple[list[tuple[str, int]], object]:
     made: list[tuple[str, int]] = []
     real = PlacementRun.trained
 
-    def noted(self, run, loss, said):
+    def noted(self, run, stepped):
         made.append((self.key, run.step + 1))
-        real(self, run, loss, said)
+        real(self, run, stepped)
 
     return made, noted
 
