@@ -2,6 +2,7 @@
 
 import pytest
 
+from service.http.openai_ids import own_id
 from tests.service.fleet.scripted import completed, moved, points
 
 PAIRS = b'{"prompt": "2 + 3?", "chosen": "5", "rejected": "6"}\n' * 20
@@ -23,7 +24,7 @@ def test_accuracies_are_told_of_tokens_alone(tenant, new_node, plan, method, tol
     one = {"method": "list", "jobs": [{"learning_rate": 1e-4}]}
     job = tenant.post("/openai/v1/fine_tuning/jobs", json=body | {"search_space": one}).json()["id"]
     plan()
-    taken = node.take(job)
+    taken = node.take(own_id(job))
     losses = points(0, [1, 2], [3.0, 2.5]), points(0, [2], [2.0], "val_loss")
     accuracies = points(0, [1, 2], [0.25, 0.5], "train_accuracy"), points(0, [2], [0.75], "val_accuracy")
     taken.report(taken.attached(), moved(0, "warmup"), *losses, *(accuracies if told else ()))

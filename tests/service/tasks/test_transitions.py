@@ -20,7 +20,7 @@ from tests.service.sample_tasks import jobs_of
 SERVICE = Path(transitions.__file__).parents[2]
 WRITERS = {Path(transitions.__file__), Path(task_insertion.__file__)}  # of stored tasks, and of new ones
 GUARDED = {"status", "fence"}
-OTHERS = {"node", "delivery"}  # rows of other tables that have a `status` of their own
+OTHERS = {"node", "delivery", "upload", "merged"}  # rows of other tables that have a `status` or `fence` of their own
 ANSWERS = {"idempotency/idempotency_store.py"}  # an answer's status is HTTP's
 IMPORTS = {"files/imports/claims.py"}  # an import's status, of its own table
 UNSTORED = {"scheduler/dry_run.py"}  # describes a task that nobody submits, for an estimate

@@ -12,6 +12,7 @@ from motet.api.resources import TokenCounts
 from sqlalchemy import func, select, update
 
 from service.completions.models import CompletionPieces, CompletionRequest
+from service.http.openai_ids import own_id
 from service.tasks.models import Job
 from service.usage.models import CompletionUsage
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
@@ -157,10 +158,11 @@ def test_an_uploaded_adapter_is_asked_listed_and_trained_on(server, tenant, new_
     said = {"model": tuned, "training_file": tenant.file(), "search_space": space, "training": {"max_seq_len": 64}}
     job = tenant.post("/openai/v1/fine_tuning/jobs", json=said).json()
     assert job["model"] == tuned, job
-    task = tenant.get(f"/v1/tasks/{job['id']}").json()
+    path = f"/v1/tasks/{own_id(job['id'])}"
+    task = tenant.get(path).json()
     assert (task["base_model"], task["spec"]["warm_start"]) == ("toy", {"adapter_id": made["id"]})
     assert task["spec"]["search_space"]["rank"] == [2]
-    assert tenant.post(f"/v1/tasks/{job['id']}/cancel").status_code == 200
+    assert tenant.post(f"{path}/cancel").status_code == 200
     assert tenant.delete(f"/openai/v1/models/{tuned}").json()["deleted"] is True
     assert tenant.get(f"/openai/v1/models/{tuned}").status_code == 404
 
