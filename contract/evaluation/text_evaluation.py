@@ -59,7 +59,7 @@ class Contains(_Metric):
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"is no regular expression: {error}") from None
     return pattern
 

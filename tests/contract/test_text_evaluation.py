@@ -26,7 +26,10 @@ def test_metrics_are_reported_under_their_names_or_types() -> None:
     [
         ({"metrics": []}, "at least 1"),
         ({"metrics": [{"type": "bertscore"}]}, "does not match any of the expected tags"),
-        ({"metrics": [{"type": "regex", "pattern": "("}]}, "is no regular expression"),
+        *(
+            ({"metrics": [{"type": "regex", "pattern": pattern}]}, "is no regular expression")
+            for pattern in ("(", "a{99999999999999999999}", "(" * 499 + ")" * 499)
+        ),
         ({"metrics": [{"type": "regex"}]}, "pattern"),
         ({"metrics": [{"type": "contains"}, {"type": "contains"}]}, "two metrics named contains; give each a 'name'"),
         *(
