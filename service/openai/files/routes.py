@@ -38,6 +38,7 @@ router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False, route_clas
 _TEXTS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 Form = Annotated[Upload[Intake], Depends(receiving(data_set(*_TEXTS)))]
 
+_MOST_DIGITS = len(str(LATEST_EXPIRY))
 _MEDIA = {"metrics": "text/csv", "jobs": "application/jsonl"}
 
 
@@ -64,8 +65,8 @@ def _expires_after(upload: Form) -> timedelta | None:
         raise invalid_field("expires_after[anchor]", "invalid_anchor", "must be 'created_at'")
     if (
         seconds is None
-        or not (seconds.isascii() and seconds.isdigit())
-        or not SOONEST_EXPIRY <= int(seconds[:9]) <= LATEST_EXPIRY
+        or not (seconds.isascii() and seconds.isdigit() and len(seconds) <= _MOST_DIGITS)
+        or not SOONEST_EXPIRY <= int(seconds) <= LATEST_EXPIRY
     ):
         message = f"must be a number from {SOONEST_EXPIRY} to {LATEST_EXPIRY}"
         raise invalid_field("expires_after[seconds]", "out_of_range", message)

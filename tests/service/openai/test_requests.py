@@ -7,6 +7,7 @@ from service.openai.jobs.job_requests import JobRequest
 from tests.service.fleet.scripted import moved, points
 
 FILE = {"model": "small", "training_file": "file_1"}
+SECONDS = "expires_after[seconds]"
 
 
 def space(**said) -> dict:
@@ -141,9 +142,9 @@ def test_a_job_is_made_once_under_its_key(tenant):
         ({"purpose": "batch"}, "purpose"),
         ({"purpose": "fine-tune", "expires_after[anchor]": "now"}, "expires_after[anchor]"),
         ({"purpose": "fine-tune", "expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
-        (
-            {"purpose": "fine-tune", "expires_after[anchor]": "created_at", "expires_after[seconds]": "60"},
-            "expires_after[seconds]",
+        *(
+            ({"purpose": "fine-tune", "expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}, SECONDS)
+            for seconds in ("60", "2592001", "0025920009999999999999")
         ),
         ({"purpose": "fine-tune", "porpoise": "x"}, "porpoise"),
     ],
