@@ -230,8 +230,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 
 def _models_of(request: Request) -> list[type[BaseModel]]:
-    """The pydantic models among the called route's parameters."""
-    hints = get_type_hints(request.scope["route"].endpoint)
+    """The pydantic models among the called route's parameters; not those that dependencies give it, as the settings."""
+    hints = get_type_hints(request.scope["route"].endpoint, include_extras=True)
     return [hint for name, hint in hints.items() if name != "return" and isinstance(hint, type) and issubclass(hint, BaseModel)]
 
 

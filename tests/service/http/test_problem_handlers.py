@@ -119,6 +119,12 @@ def test_a_field_that_is_like_no_other_shows_which_there_are(tenant):
     assert message.endswith("the fields here are: file_id, max_validation_rows, validation_file_id, validation_fraction")
 
 
+def test_the_fields_that_are_shown_are_the_bodys_and_no_setting_of_the_service(tenant):
+    said = {"bytes": 1, "filename": "a", "mime_type": "text/jsonl", "purpose": "fine-tune", "zzz": 1}
+    message = tenant.post("/openai/v1/uploads", json=said).json()["error"]["message"]
+    assert message.endswith("the fields here are: bytes, expires_after, filename, mime_type, purpose")
+
+
 def test_a_parameter_says_where_it_stands(tenant):
     assert errors_of(tenant.get("/v1/tasks?limit=0&status=done")) == {
         "limit": "(query) should be greater than or equal to 1, got '0'",
