@@ -25,7 +25,7 @@ from contract.messages.node_messages import (
     NodeWelcome,
     PlacementsLost,
 )
-from contract.messages.placement_messages import AnswersOnly, FileRef, Placement
+from contract.messages.placement_messages import AnswersOnly, FileRef, MergeWork, Placement
 from contract.messages.report_messages import Detached, Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import JOB_TERMINAL
@@ -46,6 +46,8 @@ class Fleet:
         self.reported: dict[str, Reported] = {}
         self.desired: list[Placement] = []
         self.sessions: list[AnswersOnly] = []
+        self.merges: list[MergeWork] = []
+        self.away: set[str] = set()  # sha256 of objects that storage does not answer for
         self.newer: list[dict[str, Any]] = []  # placements as only a newer worker reads them
         self.unchanged = False  # whether the service can describe no placement
         self.version = 0
@@ -123,6 +125,10 @@ class Fleet:
             self.sessions, self.version = [session] if session is not None else [], self.version + 1
             return [self.place(placement) for placement in placements]
 
+    def merge(self, work: MergeWork) -> None:
+        with self.lock:
+            self.merges, self.version = [*self.merges, work], self.version + 1
+
     def end(self, placement_id: str) -> None:
         with self.lock:
             self.desired = [p for p in self.desired if p.placement_id != placement_id]
@@ -166,7 +172,7 @@ class Fleet:
         self.credential = self.registrations[-1].credential or f"credential-{len(self.registrations)}"
         for placement in self.desired:
             self.reported[placement.placement_id].live = False
-        self.desired, self.sessions, self.version = [], [], self.version + 1
+        self.desired, self.sessions, self.merges, self.version = [], [], [], self.version + 1
         welcome = NodeWelcome(
             node_id="node_1",
             credential=self.credential,
@@ -181,7 +187,7 @@ class Fleet:
             return 401, b'{"code": "node_unknown"}'
         said = Heartbeat.model_validate_json(body)
         self.heartbeats.append(said)
-        live = {p.placement_id for p in [*self.desired, *self.sessions]}
+        live = {p.placement_id for p in [*self.desired, *self.sessions, *self.merges]}
         leases = [
             LeaseGrant(placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}")
             for p in said.pulses
@@ -200,6 +206,7 @@ class Fleet:
             for placement in said["placements"]:
                 placement["spec"].update(self.strange.get(placement["placement_id"], {}))
         said["sessions"] = [session.model_dump(mode="json") for session in self.sessions]
+        said["merges"] = [merge.model_dump(mode="json") for merge in self.merges]
         return 200, json.dumps(said).encode()
 
     def _cached(self, bearer: str, body: bytes) -> tuple[int, bytes]:
@@ -212,6 +219,7 @@ class Fleet:
         self.lost.append(said)
         self.desired = [p for p in self.desired if p.placement_id not in said.fences]
         self.sessions = [p for p in self.sessions if p.placement_id not in said.fences]
+        self.merges = [p for p in self.merges if p.placement_id not in said.fences]
         for placement_id in said.fences.keys() & self.reported.keys():  # the others never were: a newer service's
             self.reported[placement_id].live = False
         self.newer = [p for p in self.newer if p["placement_id"] not in said.fences]
@@ -240,7 +248,7 @@ class Fleet:
         return 200, self.files[file_id]
 
     def _object(self, bearer: str, body: bytes, placement_id: str, sha256: str) -> tuple[int, bytes]:
-        return 200, self.objects[sha256]
+        return (503, b"") if sha256 in self.away else (200, self.objects[sha256])
 
     def _grant(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
         request = UploadRequest.model_validate_json(body)

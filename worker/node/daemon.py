@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from contract.messages.node_messages import PlacementsLost
-from contract.messages.placement_messages import Leased
+from contract.messages.placement_messages import Leased, MergeWork
 from contract.states import RequeueReason
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
@@ -291,7 +291,7 @@ class Daemon:
                     self._reap(child)
                 case ChildMessage(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
                     self._renew(member, beat)
-                case ChildMessage(message=PlacementEnded() as ended):
-                    lost = [placement for placement in lost if placement.placement_id != ended.placement_id]
+                case ChildMessage(message=PlacementEnded() as ended):  # a merge says so too where it is given up
+                    lost = [one for one in lost if one.placement_id != ended.placement_id or isinstance(one, MergeWork)]
         self._lose(member, lost, RequeueReason.NODE_LOST, why, stopping=True)
         member.close(seconds=_STOP_GRACE)
