@@ -198,6 +198,8 @@ def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, 
     session.refresh(node, with_for_update=NODE_LOCK)
     if (node.boot_id, node.status) != (boot, "ready"):
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
+    if _forget_before_joining(node):
+        request_plan(session, dependencies.queue, "node_joined")
     before = trouble_of(node, now, dependencies.settings)
     note_applied(node, said.applied_version, said.applied_age, now)
     ids = [pulse.placement_id for pulse in said.pulses]
@@ -211,6 +213,16 @@ def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, 
     elif before is None and after is not None and after.status == "disk_full":
         request_plan(session, dependencies.queue, "node_disk_full")  # those that wait are told
     return node.desired_version
+
+
+def _forget_before_joining(node: Node) -> bool:
+    """Whether the node had stopped, or been removed, before it joined. A process of the version before, which may have welcomed
+    it, knows of neither."""
+    stopped = node.stopping_since is not None and node.stopping_since < node.joined_at
+    removed = node.removed_at is not None and node.removed_at < node.joined_at
+    node.stopping_since = None if stopped else node.stopping_since
+    node.removed_at = None if removed else node.removed_at
+    return stopped or removed
 
 
 def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:

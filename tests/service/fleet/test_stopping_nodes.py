@@ -62,6 +62,22 @@ def test_a_node_that_stops_gets_nothing_back_until_it_starts_again(tenant, new_n
     assert (shown(node)["status"], shown(node)["losses"]) == ("ready", 0)
 
 
+def test_a_node_that_an_older_process_welcomed_is_there_again(tenant, new_node, plan, shown, database):
+    node, task = new_node(), tenant.task()
+    stops(node)
+    with database.begin() as session:  # as that process leaves it: it knows neither column
+        now = clock(session)
+        values = {"boot_id": "new", "joined_at": now, "removed_at": now - timedelta(seconds=1)}
+        session.execute(update(Node).where(Node.id == node.id).values(**values))
+    node.boot_id = "new"
+    node.leases()
+    plan()
+    assert (held(node), shown(node)["status"]) == ([task["id"]], "ready")
+    stops(node)
+    node.leases()
+    assert shown(node)["status"] == "stopping"
+
+
 def test_a_node_that_stops_gives_back_what_it_has_not_taken_up(tenant, new_node, plan, shown):
     node, task = new_node(), tenant.task()
     plan()
