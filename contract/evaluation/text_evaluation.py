@@ -176,7 +176,19 @@ class Endpoint(_Metric):
 ComputedMetric = (
     ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL | Bleu | Chrf | StringCheck | TextSimilarity
 )
-TextMetric = Annotated[ComputedMetric | Endpoint, Field(discriminator="type")]
+_OTHER_GRADERS = ("label_model", "multi", "python", "score_model")  # OpenAI's
+
+
+def _of_known_type(said: object) -> object:
+    if isinstance(said, dict) and said.get("type") in _OTHER_GRADERS:
+        raise ValueError(
+            f"has the type '{said['type']}', a grader of OpenAI's that is not computed here; let an endpoint of yours compute "
+            "it (type 'endpoint')"
+        )
+    return said
+
+
+TextMetric = Annotated[ComputedMetric | Endpoint, Field(discriminator="type"), BeforeValidator(_of_known_type)]
 
 
 def _named_apart(metrics: list[TextMetric]) -> list[TextMetric]:

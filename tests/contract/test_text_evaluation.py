@@ -30,6 +30,10 @@ def test_metrics_are_reported_under_their_names_or_types() -> None:
             ({"metrics": [{"type": "regex", "pattern": pattern}]}, "is no regular expression")
             for pattern in ("(", "a{99999999999999999999}", "(" * 499 + ")" * 499)
         ),
+        *(
+            ({"metrics": [{"type": type, "name": "g"}]}, "let an endpoint of yours compute it (type 'endpoint')")
+            for type in ("label_model", "multi", "python", "score_model")
+        ),
         ({"metrics": [{"type": "regex"}]}, "pattern"),
         ({"metrics": [{"type": "contains"}, {"type": "contains"}]}, "two metrics named contains; give each a 'name'"),
         *(
