@@ -27,7 +27,11 @@ class FileSource:
     path: Path
 
     def given(self) -> bool:
-        return self.path.exists()
+        """Whether there is a notice. Raises Unclear."""
+        try:
+            return self.path.exists()
+        except OSError as error:  # a folder that may not be entered
+            raise Unclear(f"{self.path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class UrlSource:
                     life = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
                     headers["X-aws-ec2-metadata-token"] = client.put(self.token_url, headers=life).raise_for_status().text
                 answer = client.get(self.url, headers=headers)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unclear(f"{self.url}: {error or type(error).__name__}") from None
         if answer.status_code == 404:
             return False

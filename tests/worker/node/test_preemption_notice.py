@@ -91,6 +91,14 @@ def test_an_answer_that_says_neither_is_no_notice(metadata: Metadata) -> None:
     assert UrlSource(CLOUDS["aws"].url) != CLOUDS["aws"], "without its token AWS answers 401"
 
 
+def test_a_source_that_cannot_be_asked_is_unclear_and_ends_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for named in ("http://127.0.0.1:99999/", "http://[", f"file:///{'x' * 5000}"):
+        with pytest.raises(Unclear):
+            source_of(named).given()
+    assert not source_of(f"file://{tmp_path}/file/notice").given()
+
+
 def test_a_watch_goes_on_after_what_is_unclear_and_calls_once(
     metadata: Metadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
