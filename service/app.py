@@ -10,6 +10,7 @@ from fastapi import FastAPI
 import service.adapters.routes
 import service.adapters.upload_routes
 import service.audit.routes
+import service.autoscaling.routes
 import service.batches.routes
 import service.completions.worker_routes
 import service.files.import_routes
@@ -84,6 +85,7 @@ _ROUTERS = (
     service.fleet.routes.router,
     service.metrics.routes.router,
     service.storage.routes.router,
+    service.autoscaling.routes.router,
     service.openai.files.routes.router,
     service.openai.uploads.routes.router,
     service.openai.jobs.routes.router,

@@ -1,7 +1,11 @@
 """Types of settings, with what makes a variable's text one of them. Knows no variable."""
 
+import base64
+import binascii
 import ipaddress
+import os
 import re
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -87,6 +91,48 @@ def _header_fields(said: SecretStr) -> SecretStr:
     return said
 
 
+def _webhook_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        whole = parts.port != 0 and all("!" <= letter <= "~" for letter in url)
+    except ValueError:
+        whole = False
+    if not whole or "@" in parts.netloc or parts.fragment:
+        raise ValueError(
+            "must be of the form https://host:port/path, in printable ASCII, without user name, password and fragment"
+        )
+    return url
+
+
+def _webhook_secret(secret: SecretStr) -> SecretStr:
+    said = secret.get_secret_value()
+    try:
+        key = base64.b64decode(said.removeprefix("whsec_"), validate=True)
+    except binascii.Error:
+        key = b""
+    if not said.startswith("whsec_") or not 24 <= len(key) <= 64:
+        raise ValueError(
+            "must be whsec_ and 24 to 64 random bytes in base64; make one with: python -c "
+            "'import base64, secrets; print(\"whsec_\" + base64.b64encode(secrets.token_bytes(32)).decode())'"
+        )
+    return secret
+
+
+def state_home() -> Path:
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "motet"
+
+
+def wrong_variable(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    """What pydantic says of a setting, as a sentence that names its variable."""
+    message = message.removeprefix("Value error, ")
+    if not loc:
+        return message
+    variable = str(loc[0]).upper()
+    name = variable if variable.startswith("HF_") else f"MOTET_{variable}"
+    return f"{name} is not set" if kind == "missing" else f"{name}: {message}"
+
+
 def _smtp(url: SecretStr) -> SecretStr:
     parts = urlsplit(url.get_secret_value())
     try:
@@ -111,6 +157,8 @@ HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
 SmtpUrl = Annotated[SecretStr, AfterValidator(_smtp)]
 OtlpEndpoint = Annotated[HttpUrlText, AfterValidator(_otlp_endpoint)]
 OtlpHeaders = Annotated[SecretStr, AfterValidator(_header_fields)]
+WebhookUrl = Annotated[HttpUrlText, AfterValidator(_webhook_url)]
+WebhookSecret = Annotated[SecretStr, AfterValidator(_webhook_secret)]  # of Standard Webhooks
 Issuer = Annotated[HttpUrlText, AfterValidator(_issuer)]  # of OpenID Connect
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(listed)]

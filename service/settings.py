@@ -1,6 +1,5 @@
 """Settings: environment variables that start with MOTET_. Knows no other source and no default secrets."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -29,20 +28,19 @@ from service.setting_types import (
     SmtpUrl,
     StorageUrl,
     Wait,
+    WebhookSecret,
+    WebhookUrl,
     header_fields,
     is_loopback,
     listed,
     networks_or_none,
+    state_home,
+    wrong_variable,
 )
 
 
 class SettingsError(RuntimeError):
     """A variable is missing or wrong. The message is written for the operator."""
-
-
-def _state_home() -> Path:
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "motet"
 
 
 class Settings(BaseSettings):
@@ -80,7 +78,7 @@ class Settings(BaseSettings):
     backup_name: Annotated[str, Field(pattern=r"^[0-9TZ-]{16,32}$")] | None = None  # that `restore` takes; left out, the newest
     backups_kept: Limit = 14  # of which older ones are removed
     pg_programs: Path | None = None  # the folder of pg_dump and pg_restore; left out, the wheel or PATH has them
-    state_dir: Path = Field(default_factory=_state_home)
+    state_dir: Path = Field(default_factory=state_home)
     liveness_file: Path | None = None  # that queue and reconcile touch as they go on, for a probe that restarts a hung one
     host: str = "127.0.0.1"
     port: Port = 8321
@@ -147,6 +145,9 @@ class Settings(BaseSettings):
     smtp_from: str | None = None  # left out, motet@ the server's host
     otlp_endpoint: OtlpEndpoint | None = None  # OpenTelemetry's collector, to which /v1/traces is appended; left out, no traces
     otlp_headers: OtlpHeaders | None = None  # of each request to it: name=value,name=value
+    autoscaling_url: WebhookUrl | None = None  # told of GPUs that are missing and of idle nodes; any network
+    autoscaling_secrets: Annotated[tuple[WebhookSecret, ...], NoDecode, BeforeValidator(listed)] = ()  # each signs
+    autoscaling_settle_seconds: Wait = 30  # after which a change is told, if it lasts
     # the hub of base models; huggingface_hub's own variables, which nodes read too
     hf_endpoint: HttpUrlText = Field(default="https://huggingface.co", validation_alias="HF_ENDPOINT")
     hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
@@ -194,6 +195,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _autoscaling_is_signed(self) -> Self:
+        if (self.autoscaling_url is None) != (not self.autoscaling_secrets):
+            raise ValueError("MOTET_AUTOSCALING_URL and MOTET_AUTOSCALING_SECRETS need each other")
+        return self
+
+    @model_validator(mode="after")
     def _leases_outlast_heartbeats(self) -> Self:
         if self.lease_seconds < 2 * self.heartbeat_seconds:
             raise ValueError(
@@ -236,7 +243,7 @@ class Settings(BaseSettings):
         try:
             return cls()
         except ValidationError as error:
-            raise SettingsError("\n".join(_sentence(e["loc"], e["type"], e["msg"]) for e in error.errors())) from None
+            raise SettingsError("\n".join(wrong_variable(e["loc"], e["type"], e["msg"]) for e in error.errors())) from None
 
     @property
     def request_timeouts(self) -> Timeouts:
@@ -257,7 +264,7 @@ class Settings(BaseSettings):
     def secrets(self) -> list[str]:
         """Every secret value in the settings, for log redaction."""
         kept = [self.secret_key, self.join_token, self.metrics_token, self.hf_token, self.oidc_client_secret]
-        kept += [*self.secret_keys_before, self.smtp_url, self.otlp_headers]
+        kept += [*self.secret_keys_before, *self.autoscaling_secrets, self.smtp_url, self.otlp_headers]
         mail = self.smtp_url.get_secret_value() if self.smtp_url is not None else ""
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url, mail]
         passwords = [urlsplit(url).password for url in urls]
@@ -277,15 +284,6 @@ class Settings(BaseSettings):
         """The API's URL for a client on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{host}:{self.port}"
-
-
-def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    if not loc:
-        return message
-    variable = str(loc[0]).upper()
-    name = variable if variable.startswith("HF_") else f"MOTET_{variable}"
-    return f"{name} is not set" if kind == "missing" else f"{name}: {message}"
 
 
 def say(line: str) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
+from service.autoscaling.webhook import AutoscalingWebhook
 from service.background.liveness import show_alive
 from service.background.retention import forget_surplus_plans
 from service.completions.session_starts import start_for_who_asks
@@ -66,6 +67,7 @@ def run(settings: Settings) -> None:
     dependencies = Dependencies.of(settings)
     courier = courier_of(settings, dependencies.db)
     graders, mirrors = grader_courier_of(dependencies), MirrorCourier.of(settings, dependencies.db)
+    autoscaling = AutoscalingWebhook(settings, dependencies.db)
     importer, swept = Importer(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         show_alive(settings)
@@ -74,12 +76,14 @@ def run(settings: Settings) -> None:
         importer.wake()  # in threads as well
         graders.wake()
         mirrors.wake()
+        autoscaling.wake()
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
     importer.close()
     graders.close()
     mirrors.close()
+    autoscaling.close()
     span_exporter.stop()
 
 

@@ -79,13 +79,16 @@ MAIL: Mapping[str, Any] = {
 }
 
 
+SCALER: Mapping[str, Any] = {"nodeAutoscaling": {"url": "http://scaler.infra:8080/motet", "secret": "scaler"}}
+
+
 TRACES: Mapping[str, Any] = {"tracing": {"endpoint": "http://otel-collector.observability:4318", "headersSecret": "collector"}}
 
 
 CASES = pytest.mark.parametrize(
     "values",
-    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN, MAIL, TRACES],
-    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in", "mail", "traces"],
+    [{}, EVERYTHING, OWN_SERVERS, A_BUCKET, A_HUB, BACKUPS, SIGN_IN, MAIL, SCALER, TRACES],
+    ids=["default", "everything", "own servers", "a bucket", "a hub", "backups", "sign-in", "mail", "autoscaling", "traces"],
 )
 
 

@@ -86,7 +86,13 @@ def test_every_secret_must_be_set_and_none_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     asked = re.findall(r"\$\{(\w+)([^}]*)\}", text)
     secret = {(name, rest) for name, rest in asked if re.search("PASSWORD|SECRET|TOKEN", name)}
-    optional = {"HF_TOKEN", "MOTET_METRICS_TOKEN", "MOTET_SECRET_KEYS_BEFORE", "MOTET_OIDC_CLIENT_SECRET"}
+    optional = {
+        "HF_TOKEN",
+        "MOTET_METRICS_TOKEN",
+        "MOTET_SECRET_KEYS_BEFORE",
+        "MOTET_OIDC_CLIENT_SECRET",
+        "MOTET_AUTOSCALING_SECRETS",
+    }
     secret -= {(name, ":-") for name in optional}  # not needed, and empty where they are not given
     assert {name for name, _ in secret} == {
         *("POSTGRES_PASSWORD", "POSTGRES_SYSTEM_PASSWORD", "POSTGRES_APP_PASSWORD", "VALKEY_PASSWORD", "VALKEY_NODE_PASSWORD"),

@@ -105,6 +105,8 @@ def test_settings_accept_what_the_chart_gives(values: Mapping[str, Any], monkeyp
                     secrets["MOTET_SMTP_URL"] = "smtp+starttls://user:password@smtp.example.com"
                 if "MOTET_OTLP_HEADERS" in secrets:
                     secrets["MOTET_OTLP_HEADERS"] = "authorization=Bearer 0123456789abcdef"
+                if "MOTET_AUTOSCALING_SECRETS" in secrets:
+                    secrets["MOTET_AUTOSCALING_SECRETS"] = "whsec_" + "QUJD" * 8
                 for key, value in (env | secrets).items():
                     patch.setenv(key, expanded(value, secrets))
                 settings = WorkerSettings.load() if name.endswith("-worker") else Settings.load()

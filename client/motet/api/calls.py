@@ -181,6 +181,7 @@ class Admin(Calls[D]):
     add_model = Call(fleet.add_model)
     storage = Call(fleet.storage)
     nodes = Paginated(fleet.nodes)
+    autoscaling = Call(fleet.autoscaling)
     drain = Call(fleet.drain)
     undrain = Call(fleet.undrain)
     remove_node = Call(fleet.remove_node)

@@ -4,9 +4,10 @@ from rich.console import Group
 from rich.text import Text
 
 from motet.api.client import Client
+from motet.commands.admin import admin
 from motet.commands.common import Json, Output
 from motet.display.plan_timeline import Timeline
-from motet.display.tables import nodes_table, running_table, waiting_table
+from motet.display.tables import autoscaling_table, nodes_table, running_table, waiting_table
 
 
 def cluster(json: Json = False) -> None:
@@ -32,3 +33,12 @@ def nodes(json: Json = False) -> None:
     with Client() as client:
         found = list(client.admin.nodes())
     output.give(found, lambda: nodes_table(found) if found else "no node has joined yet")
+
+
+@admin.command()
+def autoscaling(json: Json = False) -> None:
+    """GPUs that the queue asks for beyond what is free, and nodes that are idle: what the autoscaling webhook is told."""
+    output = Output(json)
+    with Client() as client:
+        found = client.admin.autoscaling()
+    output.give(found, lambda: autoscaling_table(found))

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.gpu_counts import device_word, gpu_count
-from motet.api.resources import Adapter, File, Job, MergedModel, Model, Node, Schedule, ScheduledNode, Task
+from motet.api.resources import Adapter, Autoscaling, File, Job, MergedModel, Model, Node, Schedule, ScheduledNode, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
 from motet.display.task_state import TaskState, why
@@ -227,3 +227,25 @@ def nodes_table(nodes: Iterable[Node]) -> RenderableType:
             )
         )
     return Columns(columns, rows)
+
+
+def autoscaling_table(found: Autoscaling) -> RenderableType:
+    """What the queue asks for by width, what is free, and the nodes that are idle."""
+    columns = (
+        Column("GPUs of a task", right=True),
+        Column("tasks", right=True),
+        Column("GPUs", right=True),
+        Column("missing", right=True),
+        Column("queued", need=1),
+    )
+    rows = [
+        (str(one.width), f"{one.tasks:,}", f"{one.gpus:,}", f"{one.missing_gpus:,}", ago(one.waiting_since))
+        for one in found.wanted
+    ]
+    wanted = Columns(columns, rows) if rows else Text("no task waits for GPUs")
+    free = Text("free: " + (", ".join(gpu_count(one.gpus, one.type) for one in found.free) or "none"))
+    idle = [
+        Text(f"{node.name} is idle: {gpu_count(node.gpus, node.type)}{', drained' * node.drained}; busy {ago(node.idle_since)}")
+        for node in found.idle_nodes
+    ]
+    return Group(wanted, free, *(idle or [Text("no node is idle")]))

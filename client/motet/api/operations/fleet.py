@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from motet.api.resources import HubModel, JoinToken, Model, Node, Schedule, Storage
+from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, Node, Schedule, Storage
 from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages, validated
 
 _HUB_SECONDS = 60.0  # longer than the service waits for the hub
@@ -54,6 +54,11 @@ def storage() -> Operation[Storage]:
 def nodes() -> Listing[Node]:
     """The machines of the fleet."""
     return entries(Node, "/v1/admin/nodes")
+
+
+def autoscaling() -> Operation[Autoscaling]:
+    """GPUs that the queue asks for beyond what is free, and nodes that are idle: what the autoscaling webhook is told."""
+    return one(Autoscaling, get("/v1/admin/autoscaling"))
 
 
 def drain(node_id: str, evict: bool = False) -> Operation[Node]:

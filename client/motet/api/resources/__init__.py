@@ -31,9 +31,12 @@ from motet.api.resources.files import (
     RowProblem,
 )
 from motet.api.resources.fleet import (
+    Autoscaling,
     Device,
+    FreeGpus,
     GpuFit,
     HubModel,
+    IdleNode,
     Model,
     Node,
     RunningTask,
@@ -42,6 +45,7 @@ from motet.api.resources.fleet import (
     ScheduledTask,
     Storage,
     WaitingTask,
+    WantedGpus,
 )
 from motet.api.resources.members import (
     DeviceSignIn,
@@ -78,6 +82,7 @@ __all__ = [
     "Adapter",
     "Amounts",
     "AuditEntry",
+    "Autoscaling",
     "Batch",
     "BatchEstimate",
     "BatchTask",
@@ -94,8 +99,10 @@ __all__ = [
     "FileImport",
     "FileImportError",
     "FoundFile",
+    "FreeGpus",
     "GpuFit",
     "HubModel",
+    "IdleNode",
     "Invitation",
     "Job",
     "JoinToken",
@@ -138,6 +145,7 @@ __all__ = [
     "Usage",
     "Waiting",
     "WaitingTask",
+    "WantedGpus",
     "WidthEstimate",
     "Winner",
 ]

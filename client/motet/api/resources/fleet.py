@@ -99,6 +99,45 @@ class Answering(Message):
     since: datetime
 
 
+class WantedGpus(Message):
+    """What queued tasks of one width ask for; `missing_gpus` is beyond what is free."""
+
+    type: str = "any"
+    width: int
+    tasks: int
+    tasks_that_fit_no_node: int = 0
+    gpus: int
+    missing_gpus: int
+    waiting_since: datetime
+
+
+class FreeGpus(Message):
+    """GPUs of a type that a task could have now."""
+
+    type: str
+    gpus: int
+
+
+class IdleNode(Message):
+    """A node that runs nothing; drain it before it is taken away."""
+
+    id: str
+    name: str
+    type: str
+    gpus: int
+    idle_since: datetime
+    drained: bool = False
+
+
+class Autoscaling(Message):
+    """GPUs that the queue asks for beyond what is free, and nodes that are idle."""
+
+    at: datetime
+    wanted: list[WantedGpus] = Field(default=[])
+    free: list[FreeGpus] = Field(default=[])
+    idle_nodes: list[IdleNode] = Field(default=[])
+
+
 class ScheduledNode(Message):
     """A node of the fleet and the tasks that run there."""
 

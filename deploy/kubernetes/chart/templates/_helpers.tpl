@@ -138,6 +138,13 @@ redis
   valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_OTLP_HEADERS}}
 {{- end }}
 {{- end }}
+{{- with .Values.nodeAutoscaling.url }}
+- {name: MOTET_AUTOSCALING_URL, value: {{ . | quote }}}
+{{- with $.Values.nodeAutoscaling.secret }}
+- name: MOTET_AUTOSCALING_SECRETS
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_AUTOSCALING_SECRETS}}
+{{- end }}
+{{- end }}
 {{- with .Values.secretKeysBefore }}
 - name: MOTET_SECRET_KEYS_BEFORE
   valueFrom: {secretKeyRef: {name: {{ . }}, key: MOTET_SECRET_KEYS_BEFORE}}
