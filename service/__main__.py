@@ -1,4 +1,5 @@
-"""python -m service migrate | bootstrap | api | queue | reconcile | move-storage | backup | restore | reseal | openapi
+"""python -m service migrate | bootstrap | api | queue | reconcile | move-storage | backup | restore
+                  | backups | verify-backup | reseal | openapi
 
 Each command imports only its own modules: the solver alone takes a second and a hundred megabytes.
 """
@@ -26,6 +27,8 @@ _COMMANDS = {
     "move-storage": "service.storage.storage_move:run",
     "backup": "service.backup.backup_creation:run",
     "restore": "service.backup.restore:run",
+    "backups": "service.backup.verification:list_backups",
+    "verify-backup": "service.backup.verification:run",
     "reseal": "service.background.resealing:run",
 }
 _NEED_TABLES = ("api", "queue", "reconcile")

@@ -11,6 +11,7 @@ import service.adapters.routes
 import service.adapters.upload_routes
 import service.audit.routes
 import service.autoscaling.routes
+import service.backup.routes
 import service.batches.routes
 import service.completions.worker_routes
 import service.files.import_routes
@@ -86,6 +87,7 @@ _ROUTERS = (
     service.metrics.routes.router,
     service.storage.routes.router,
     service.autoscaling.routes.router,
+    service.backup.routes.router,
     service.openai.files.routes.router,
     service.openai.uploads.routes.router,
     service.openai.jobs.routes.router,

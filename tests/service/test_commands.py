@@ -92,7 +92,8 @@ def test_a_database_that_is_behind_is_refused(run, new_database_url, command):
 def test_an_unknown_command_shows_those_there_are(run):
     ended = run("serve")
     assert ended.returncode == 2
-    assert "migrate | bootstrap | api | queue | reconcile | move-storage | backup | restore | reseal | openapi" in ended.stderr
+    words = "migrate | bootstrap | api | queue | reconcile | move-storage | backup | restore | backups | verify-backup | reseal"
+    assert f"{words} | openapi" in ended.stderr
 
 
 def test_migrating_says_where_it_came_to(run):

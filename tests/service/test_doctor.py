@@ -6,9 +6,11 @@ import httpx
 import pytest
 from motet.api.client import Client
 from motet.local.doctor import examine
-from sqlalchemy import func, update
+from sqlalchemy import delete, func, update
 
+from service.database.engine import clock
 from service.fleet.models import Node
+from service.metrics.models import NewestBackup
 from service.tenants.api_keys import Scope
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode
@@ -38,6 +40,19 @@ def test_one_that_does_not_answer(monkeypatch, free_port):
     (only,) = examine(lambda: Client(url, "mk_x"))
     assert (only.what, only.no_service) == ("no service to talk to", True)
     assert f"{url} does not answer" in only.mend
+
+
+@pytest.mark.parametrize(("hours", "well"), [(None, True), (35, True), (37, False)])
+def test_an_old_backup_is_told(server: Server, new_tenant, database, hours, well):
+    admin = new_tenant(*Scope)
+    with database.begin() as session:
+        session.execute(delete(NewestBackup))
+        if hours is not None:
+            taken_at = clock(session) - timedelta(hours=hours)
+            session.add(NewestBackup(id=1, name="20261123T021700123Z", taken_at=taken_at))
+    (found,) = [one for one in examine(lambda: Client(server.url, admin.key, admin.key)) if "backup" in one.what]
+    assert (found.well, bool(found.mend)) == (well, not well)
+    assert ("ago" in found.what) == (hours is not None)
 
 
 def test_a_key_that_nobody_knows(server: Server):

@@ -180,6 +180,7 @@ class Admin(Calls[D]):
     register_model = Call(fleet.register_model)
     add_model = Call(fleet.add_model)
     storage = Call(fleet.storage)
+    newest_backup = Call(fleet.newest_backup)
     nodes = Paginated(fleet.nodes)
     autoscaling = Call(fleet.autoscaling)
     drain = Call(fleet.drain)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from contract import reproducibility
 from contract.gpu_counts import device_word, gpu_count
 from contract.states import TaskStatus
+from contract.wording.duration_words import duration
 from motet.api.client import Client
 from motet.api.errors import ApiError, NoCredentials, NotMotet, Unreachable
 from motet.api.resources import Node, Task
@@ -15,7 +16,9 @@ _LOSES = 3  # executors lost in a row before a GPU is named
 _LOOKED_AT = 50  # tasks per status, at most
 
 _SLOW_SECONDS = 5.0
+_BACKUP_HOURS = 36  # as the alert MotetBackupOld
 _STORAGE_SLOW = "uploads and downloads are as slow; look at the bucket's own measurements and the network between"
+_BACKUP_OLD = "take one (`motet admin backup`), or see why the chart's CronJob failed; what came since would be lost"
 _STORAGE_AWAY = "nothing is lost: workers try again; see that its server runs and that the API reaches it"
 _STORAGE_REFUSES = "see MOTET_STORAGE_URL, its region and its credentials (docs/OPERATIONS.md, Storage); the API's log has more"
 
@@ -51,6 +54,7 @@ def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
         try:
             yield from _service(client)
             yield from _storage(client)
+            yield from _backup(client)
             yield from _models(client)
             yield from _nodes(client)
             yield from _tasks(client)
@@ -83,6 +87,24 @@ def _storage(client: Client) -> Iterator[Finding]:
     else:
         mend = _STORAGE_AWAY if found.may_pass else _STORAGE_REFUSES
         yield Finding(False, f"storage at {found.address} does not work: {found.problem}", mend)
+
+
+def _backup(client: Client) -> Iterator[Finding]:
+    """How old the newest backup is; none is no fault of a stack to try things on."""
+    try:
+        found = client.admin.newest_backup()
+    except NoCredentials:
+        return  # said of the machines
+    except ApiError as error:
+        if error.status != 404:  # a service of an earlier version
+            raise
+        return
+    if found.taken_at is None or found.age_seconds is None:
+        yield Finding(True, "no backup was ever taken: `motet admin backup FOLDER` (docs/OPERATIONS.md, Backup and restore)")
+        return
+    old = found.age_seconds > _BACKUP_HOURS * 3600
+    said = f"the newest backup was taken {duration(found.age_seconds)} ago ({found.taken_at:%Y-%m-%d %H:%M} UTC)"
+    yield Finding(not old, said, _BACKUP_OLD if old else "")
 
 
 def _models(client: Client) -> Iterator[Finding]:

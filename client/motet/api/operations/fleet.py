@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, Node, Schedule, Storage
+from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, NewestBackup, Node, Schedule, Storage
 from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages, validated
 
 _HUB_SECONDS = 60.0  # longer than the service waits for the hub
@@ -49,6 +49,11 @@ def add_model(source: str, revision: str = "main", name: str | None = None, dry_
 def storage() -> Operation[Storage]:
     """Where the service keeps objects, and whether it can: it tries."""
     return one(Storage, get("/v1/admin/storage"))
+
+
+def newest_backup() -> Operation[NewestBackup]:
+    """When the newest backup was taken."""
+    return one(NewestBackup, get("/v1/admin/newest-backup"))
 
 
 def nodes() -> Listing[Node]:

@@ -48,6 +48,14 @@ class Storage(Message):
     free_bytes: int | None = None
 
 
+class NewestBackup(Message):
+    """When the newest backup of the service's database was taken; null where none ever was."""
+
+    name: str | None = None
+    taken_at: datetime | None = None
+    age_seconds: float | None = None
+
+
 class Device(Message):
     """One GPU, or a CPU slot (type `cpu`) that stands in for one."""
 
