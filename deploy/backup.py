@@ -69,7 +69,7 @@ def restore(state: State, source: Path) -> None:
     if (source / "storage").exists():
         shutil.copytree(source / "storage", state.folder / "storage", dirs_exist_ok=True)
     shutil.copy2(source / "secrets.json", state.folder / "secrets.json")
-    with _running(postgres_of(state, choose_account())) as postgres:
+    with running_postgres(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
         with create_engine(postgres.url(), connect_args=CONNECT).begin() as connection:
             roles.ensure(connection)  # the dump grants rights to roles but does not create them
@@ -97,7 +97,8 @@ def _tool(postgres: Postgres, name: str, *words: str, grows: Path | None = None)
 
 
 @contextmanager
-def _running(postgres: Postgres) -> Iterator[Postgres]:
+def running_postgres(postgres: Postgres) -> Iterator[Postgres]:
+    """Runs the server for the length of the block. The caller holds the lock of its state folder."""
     process, deadline = postgres.start(), time.monotonic() + _READY_SECONDS
     try:
         while not postgres.ready():

@@ -52,7 +52,7 @@ class Stack:
         private_folder(folder, 0o711 if account.stranger else 0o700)
         private_folder(folder / "storage")
         self._postgres = postgres_of(state, account)
-        self._valkey = Valkey(folder / "valkey", state.logs / "valkey.log", self._secrets.valkey)
+        self._valkey = valkey_of(state)
 
     @property
     def api_url(self) -> str:
@@ -76,6 +76,9 @@ class Stack:
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
         self._postgres.create_database()
         supervisor.run(self._service("migrate", MOTET_OWNER_DATABASE_URL=self._postgres.url()))
+        if self._state.earlier_keys():
+            supervisor.run(self._service("reseal"))
+            self._state.note_resealed()
         api = self._service("api")
         supervisor.start(api, self._service("queue"), self._service("reconcile"))
         workers = {self._node_name(number): number for number in range(1, self._options.workers + 1)}
@@ -89,16 +92,8 @@ class Stack:
         process_reaper.kill(self._mark)
 
     def _service(self, word: str, **more: str) -> Module:
-        env = more | {
-            "MOTET_DATABASE_URL": self._postgres.url(role="motet_system"),
-            "MOTET_APP_DATABASE_URL": self._postgres.url(role="motet_app"),
-            "MOTET_REDIS_URL": self._valkey.url("service"),
-            "MOTET_SECRET_KEY": self._secrets.secret_key,
-            "MOTET_STORAGE_DIR": str(self._state.folder / "storage"),
-            "MOTET_STATE_DIR": str(self._state.folder),
-            "MOTET_HOST": self._options.host,
-            "MOTET_PORT": str(self._port.number),
-        }
+        env = more | service_environment(self._state, self._postgres, self._valkey)
+        env |= {"MOTET_HOST": self._options.host, "MOTET_PORT": str(self._port.number)}
         if self._options.api_processes is not None:
             env["MOTET_API_PROCESSES"] = str(self._options.api_processes)
         port = self._port.number if word == "api" else None
@@ -138,6 +133,25 @@ def postgres_of(state: State, account: Account) -> Postgres:
     # its name includes the secret: a recreated state folder must not find data with another password
     elsewhere = _ELSEWHERE / hashlib.sha256(f"{state.folder} {secret}".encode()).hexdigest()[:16]
     return Postgres(state.folder / "postgres", elsewhere, state.logs / "postgres.log", secret, account)
+
+
+def valkey_of(state: State) -> Valkey:
+    """The Valkey of this state folder, running or not."""
+    return Valkey(state.folder / "valkey", state.logs / "valkey.log", state.secrets().valkey)
+
+
+def service_environment(state: State, postgres: Postgres, valkey: Valkey) -> dict[str, str]:
+    """The variables of the service's programs on this state folder, but for those of the API's address."""
+    env = {
+        "MOTET_DATABASE_URL": postgres.url(role="motet_system"),
+        "MOTET_APP_DATABASE_URL": postgres.url(role="motet_app"),
+        "MOTET_REDIS_URL": valkey.url("service"),
+        "MOTET_SECRET_KEY": state.secrets().secret_key,
+        "MOTET_STORAGE_DIR": str(state.folder / "storage"),
+        "MOTET_STATE_DIR": str(state.folder),
+    }
+    earlier = state.earlier_keys()
+    return env | ({"MOTET_SECRET_KEYS_BEFORE": ",".join(earlier)} if earlier else {})
 
 
 class Port:

@@ -5,8 +5,10 @@ $MOTET_STATE_DIR, else $XDG_STATE_HOME/motet, else ~/.local/state/motet. One sta
 
 import fcntl
 import json
+import math
 import os
 import secrets
+import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +17,8 @@ from deploy.devstack.private_folders import private_file, private_folder
 from deploy.devstack.stack_errors import StackError, trouble_of
 
 _LONG_LOG_BYTES = 16 * 2**20
+_SECRETS = "secrets.json"
+_ANSWER_SECONDS = 25 * 3600.0  # an hour longer than an answer under an Idempotency-Key is kept
 
 
 def default_folder() -> Path:
@@ -77,7 +81,7 @@ class State:
         (self.folder / "stack.json").unlink(missing_ok=True)
 
     def secrets(self) -> Secrets:
-        path = self.folder / "secrets.json"
+        path = self.folder / _SECRETS
         if not path.exists():
             private_file(path, json.dumps(asdict(Secrets(*(secrets.token_hex(32) for _ in fields(Secrets)))), indent=1))
         try:
@@ -88,6 +92,30 @@ class State:
         except (ValueError, TypeError, KeyError) as error:
             fix = f"restore {path} from a copy, or remove {self.folder} to begin anew (its tasks and adapters are lost)"
             raise StackError(f"{path} is damaged: {error}", fix) from error
+
+    def rotate_key(self) -> None:
+        """Replace the secret key from the next start on, which seals everything anew under it. The one before is kept to open
+        what it sealed."""
+        now = self.secrets().secret_key
+        said = json.loads((self.folder / _SECRETS).read_text())
+        said["secret_keys_before"] = [*said.get("secret_keys_before", []), {"key": now, "resealed_at": None}]
+        private_file(self.folder / _SECRETS, json.dumps(said | {"secret_key": secrets.token_hex(32)}, indent=1))
+
+    def earlier_keys(self) -> list[str]:
+        """Secret keys that may still have sealed something: answers under Idempotency-Keys live for a day after the start with
+        the next key, and are not sealed anew."""
+        return [one["key"] for one in self._earlier() if (one["resealed_at"] or math.inf) > time.time() - _ANSWER_SECONDS]
+
+    def note_resealed(self) -> None:
+        """All that lasts is sealed under the newest key."""
+        kept, now = set(self.earlier_keys()), time.time()
+        said = json.loads((self.folder / _SECRETS).read_text())
+        earlier = [one | {"resealed_at": one["resealed_at"] or now} for one in self._earlier() if one["key"] in kept]
+        private_file(self.folder / _SECRETS, json.dumps(said | {"secret_keys_before": earlier}, indent=1))
+
+    def _earlier(self) -> list[dict[str, Any]]:
+        self.secrets()  # makes the file, or says that it is damaged
+        return list(json.loads((self.folder / _SECRETS).read_text()).get("secret_keys_before", []))
 
     def _open_lock(self) -> IO[Any]:
         try:

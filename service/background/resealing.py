@@ -28,6 +28,13 @@ _BATCH = 500
 
 def run(settings: Settings) -> None:
     """The command. Raises SettingsError where a value opens under none of the keys."""
+    say(f"{reseal(settings)} secrets are sealed under the newest key")
+    say("a day from now, when the answers under Idempotency-Keys have ended too, MOTET_SECRET_KEYS_BEFORE can be left out")
+
+
+def reseal(settings: Settings) -> int:
+    """Seal all values anew, and return how many. Raises SettingsError where one opens under none of the keys; the others are
+    sealed anew all the same."""
     db = Database(settings.database_url, pool_size=1, timeouts=settings.work_timeouts)
     renewed, lost = 0, list[str]()
     for model, columns, box in (
@@ -39,12 +46,12 @@ def run(settings: Settings) -> None:
         done, failed = _reseal(db, model, columns, box)
         renewed, lost = renewed + done, lost + failed
     db.engine.dispose()
-    say(f"{renewed} secrets are sealed under the newest key")
     if lost:
         raise SettingsError(
-            f"{len(lost)} secrets open under none of MOTET_SECRET_KEY and MOTET_SECRET_KEYS_BEFORE: {', '.join(lost[:10])}"
+            f"{len(lost)} secrets open under none of MOTET_SECRET_KEY and MOTET_SECRET_KEYS_BEFORE: {', '.join(lost[:10])}; "
+            f"{renewed} others are sealed under the newest key"
         )
-    say("a day from now, when the answers under Idempotency-Keys have ended too, MOTET_SECRET_KEYS_BEFORE can be left out")
+    return renewed
 
 
 def _reseal(

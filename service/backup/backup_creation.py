@@ -33,7 +33,16 @@ _NOW = "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDD\"T\"HH24M
 
 
 def run(settings: Settings) -> None:
-    """The command. Raises SettingsError where something is not set, or an object is damaged."""
+    """The command. Raises SettingsError as `take` does."""
+    made, removed = take(settings)
+    rows = sum(made.rows.values())
+    say(f"backup {made.name}: {rows} rows, {made.objects} objects of {made.object_bytes} bytes, in {settings.backup_url}")
+    say(f"{removed} objects of older backups removed; keep MOTET_SECRET_KEY elsewhere: a backup does not hold it")
+
+
+def take(settings: Settings) -> tuple[Manifest, int]:
+    """Take a backup, and remove surplus ones; how many objects of these. Raises SettingsError where something is not set, or an
+    object is damaged."""
     owner, url = required(settings)
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
     source, target = storage_of(settings, db), storage_at(url, settings, db)
@@ -45,8 +54,7 @@ def run(settings: Settings) -> None:
     _record(db, made)
     removed = remove_surplus(target, catalogue, settings.backups_kept)
     db.engine.dispose()
-    say(f"backup {made.name}: {sum(made.rows.values())} rows, {made.objects} objects of {made.object_bytes} bytes, in {url}")
-    say(f"{removed} objects of older backups removed; keep MOTET_SECRET_KEY elsewhere: a backup does not hold it")
+    return made, removed
 
 
 def _record(db: Database, made: Manifest) -> None:

@@ -27,19 +27,26 @@ _TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
 
 
 def run(settings: Settings) -> None:
-    """The command. Raises SettingsError where the database is not empty or the backup is damaged."""
-    owner, url = required(settings)
-    db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
-    source, target = storage_at(url, settings, db), storage_of(settings, db)
-    manifest = catalogue_at(url, settings).read(settings.backup_name)
-    restore(owner, manifest, source, target, settings)
-    db.engine.dispose()
+    """The command. Raises SettingsError as `bring_back` does."""
+    manifest = bring_back(settings)
     say(
         f"restored backup {manifest.name}: {sum(manifest.rows.values())} rows, {manifest.objects} objects, all as counted there"
     )
     if manifest.secret_key != fingerprint(settings):
         say("MOTET_SECRET_KEY is another than that of the backup: put the old one into MOTET_SECRET_KEYS_BEFORE")
     say("next: python -m service migrate, then start the other programs")
+
+
+def bring_back(settings: Settings) -> Manifest:
+    """Make database and storage from the backup that the settings name. Raises SettingsError where the database is not empty or
+    the backup is damaged."""
+    owner, url = required(settings)
+    db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
+    source, target = storage_at(url, settings, db), storage_of(settings, db)
+    manifest = catalogue_at(url, settings).read(settings.backup_name)
+    restore(owner, manifest, source, target, settings)
+    db.engine.dispose()
+    return manifest
 
 
 def restore(owner: str, manifest: Manifest, source: Storage, target: Storage, settings: Settings) -> None:

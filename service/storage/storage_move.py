@@ -29,6 +29,19 @@ class Moved:
 
 def run(settings: Settings) -> None:
     """The command. Raises SettingsError where there is nowhere to move to, or objects are damaged."""
+    moved = move(settings)
+    say(f"copied {moved.copied} objects, {moved.bytes} bytes, to {settings.storage_move_to}; {moved.there} were there already")
+    if moved.damaged:
+        raise SettingsError(damage_words(moved))
+    say("run it again with the service stopped, for what was stored meanwhile; then set MOTET_STORAGE_URL to the new storage")
+
+
+def damage_words(moved: Moved) -> str:
+    return f"{len(moved.damaged)} objects are damaged and were not copied: {', '.join(moved.damaged[:10])}"
+
+
+def move(settings: Settings) -> Moved:
+    """Copy all objects to the new storage. Raises SettingsError where there is nowhere to move to."""
     target = settings.storage_move_to
     if target is None:
         raise SettingsError("MOTET_STORAGE_MOVE_TO is not set: the storage to copy to, such as s3://bucket/prefix")
@@ -37,12 +50,7 @@ def run(settings: Settings) -> None:
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
     to = storage_at(target, settings, db)
     to.check()
-    moved = copy_all(storage_of(settings, db), to)
-    say(f"copied {moved.copied} objects, {moved.bytes} bytes, to {target}; {moved.there} were there already")
-    if moved.damaged:
-        named = ", ".join(moved.damaged[:10])
-        raise SettingsError(f"{len(moved.damaged)} objects are damaged and were not copied: {named}")
-    say("run it again with the service stopped, for what was stored meanwhile; then set MOTET_STORAGE_URL to the new storage")
+    return copy_all(storage_of(settings, db), to)
 
 
 def copy_all(source: Storage, target: Storage, note: Callable[[str, int], None] | None = None) -> Moved:

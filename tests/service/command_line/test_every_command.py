@@ -14,7 +14,9 @@ from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web.page_samples import FOLDER
 
 FOREGROUND = {("up",), ("demo",)}  # they have no result
-NO_SERVICE = {("schema",), ("services",), ("use",), ("logout",), ("login",)}  # they ask none, or one that is typed
+# they ask none, or one that is typed
+NO_SERVICE = {("schema",), ("services",), ("use",), ("logout",), ("login",)}
+NO_SERVICE |= {("admin", word) for word in ("backup", "verify", "restore", "rotate-key", "reseal", "move-storage")}
 VALUES = {
     "spec": "spec.yaml",
     "folder": ".",

@@ -1,0 +1,188 @@
+"""`motet admin` backs up, verifies, restores and rotates the key of a whole stack, whose programs all run."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from deploy.devstack.postgres_account import choose_account
+from deploy.devstack.stack import postgres_of
+from deploy.devstack.state_folder import State
+from service.database.engine import Database
+from service.secret_box import SecretBox, Unsealable
+from service.webhooks.factories import PURPOSE
+from service.webhooks.models import Webhook
+from tests.deploy.watching import Events
+
+ROWS = b'{"prompt": "1 + 1?", "completion": "2"}\n' * 20
+MAIN = "from motet.cli import main; main()"
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="motet-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def motet(state: Path, *words: str, **environment: str) -> Told:
+    """The command line, with nothing in its environment but where the stack's state is."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
+    env = bare | {"MOTET_STATE_DIR": str(state), "XDG_CONFIG_HOME": str(state.parent / "config")} | environment
+    done = subprocess.run([sys.executable, "-c", MAIN, *words], env=env, capture_output=True, text=True, timeout=300)
+    return Told(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def running(state: Path) -> Iterator[httpx.Client]:
+    """A stack without workers, and its demo tenant's calls."""
+    stack = Events(["-m", "deploy.devstack", "--workers", "0"], {"MOTET_STATE_DIR": str(state)})
+    try:
+        url = stack.await_event("ready")["api_url"]
+        key = json.loads((state / "credentials.json").read_text())["demo_key"]
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client:
+            yield client
+    finally:
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait() == 0
+
+
+def sealed(state: Path, webhook: str) -> bytes:
+    """A webhook's secret as the running stack's database has it."""
+    db = Database(postgres_of(State(state), choose_account()).url(), pool_size=1)
+    with db.begin() as session:
+        secret = session.get_one(Webhook, webhook).secret
+    db.engine.dispose()
+    return secret
+
+
+def key_of(state: Path) -> str:
+    return str(State(state).secrets().secret_key)
+
+
+def test_a_stack_is_backed_up_lost_and_restored_by_command(folder: Path) -> None:
+    state, lost, place = folder / "again", folder / "state", folder / "backups"
+    with running(lost) as client:
+        assert motet(lost, "admin", "backups").out.strip() == "no backup was ever taken"
+        file = client.post("/v1/files", files={"file": ("rows.jsonl", ROWS)}).json()
+        hook = client.post("/v1/webhooks", json={"url": "https://1.1.1.1/", "events": ["task.succeeded"]}).json()
+        first = motet(lost, "admin", "backup", str(place), "--json").json
+        assert (first["of"], first["with_secrets"]) == (f"the stack in {lost}", True)
+        assert first["backup"]["objects"] == 1
+        client.post("/v1/files", files={"file": ("rows.jsonl", ROWS * 2)})
+        second = motet(lost, "admin", "backup", str(place), "--json").json["backup"]
+        assert motet(lost, "admin", "backups", "--json").json["name"] == second["name"]
+        listed = motet(lost, "admin", "backups", str(place), "--json").json["backups"]
+        assert [one["name"] for one in listed] == [first["backup"]["name"], second["name"]]
+        assert "it is whole" in motet(lost, "admin", "verify", str(place)).out
+        older = motet(lost, "admin", "verify", str(place), "--name", first["backup"]["name"], "--json").json
+        assert older["backup"] == first["backup"]
+        assert (place / "secrets.json").stat().st_mode & 0o077 == 0
+
+    done = motet(state, "admin", "restore", str(place), "--json").json
+    assert (done["of"], done["backup"], done["other_secret_key"]) == (f"the stack in {state}", second, False)
+    again = motet(state, "admin", "restore", str(place))
+    assert (again.code, "restore into an empty one" in again.err) == (1, True), again.err
+    with running(state) as client:
+        assert client.get(f"/v1/files/{file['id']}").json() == file
+        assert len(client.get("/v1/files").json()["data"]) == 2
+        assert SecretBox(key_of(state), PURPOSE, []).open(sealed(state, hook["id"])) == hook["secret"]
+        busy = motet(state, "admin", "restore", str(place))
+        assert (busy.code, "a stack runs" in busy.err) == (1, True), busy.err
+
+    stored = place / "objects" / file["sha256"][:2] / file["sha256"]
+    stored.chmod(0o600)
+    stored.write_bytes(ROWS.replace(b"1", b"3"))
+    damaged = motet(lost, "admin", "verify", str(place), "--json")
+    assert (damaged.code, file["sha256"] in damaged.err) == (1, True), damaged.err
+
+
+def test_a_key_is_rotated_by_command_and_everything_is_sealed_anew_at_the_next_start(folder: Path) -> None:
+    state = folder / "rotated"
+    with running(state) as client:
+        hook = client.post("/v1/webhooks", json={"url": "https://1.1.1.1/", "events": ["task.succeeded"]}).json()
+        before = key_of(state)
+        assert motet(state, "admin", "rotate-key", "--json").json["running"]
+        assert key_of(state) != before
+        assert SecretBox(before, PURPOSE, []).open(sealed(state, hook["id"])) == hook["secret"], "it runs on as it was"
+    with running(state):
+        assert SecretBox(key_of(state), PURPOSE, []).open(sealed(state, hook["id"])) == hook["secret"]
+        with pytest.raises(Unsealable):
+            SecretBox(before, PURPOSE, []).open(sealed(state, hook["id"]))
+        assert State(state).earlier_keys() == [before], "answers under Idempotency-Keys live for a day"
+        refused = motet(state, "admin", "reseal")
+        assert (refused.code, "rotate-key" in refused.err) == (1, True), refused.err
+
+
+def test_a_key_before_is_forgotten_a_day_after_everything_was_sealed_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    state = State(tmp_path)
+    first = state.secrets().secret_key
+    assert state.earlier_keys() == []
+    state.rotate_key()
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    second = state.secrets().secret_key
+    assert state.earlier_keys() == [first], "no start has sealed anything anew, however long ago"
+    state.note_resealed()
+    state.rotate_key()
+    monkeypatch.setattr("time.time", lambda: 1e9 + 24 * 3600)
+    assert state.earlier_keys() == [first, second]
+    monkeypatch.setattr("time.time", lambda: 1e9 + 26 * 3600)
+    assert state.earlier_keys() == [second]
+    state.note_resealed()
+    assert state.earlier_keys() == [second]
+    assert first not in (tmp_path / "secrets.json").read_text()
+    assert SecretStr(state.secrets().secret_key) not in (SecretStr(first), SecretStr(second))
+
+
+def test_who_may_not_or_cannot_is_told_what_to_run(folder: Path) -> None:
+    nowhere = folder / "nothing"
+    for words in (("backup", str(folder / "b")), ("verify", str(folder / "b")), ("rotate-key",)):
+        told = motet(nowhere, "admin", *words)
+        assert (told.code, "there is no stack in" in told.err) == (1, True), told.err
+    remote = {"MOTET_API_URL": "https://motet.example", "MOTET_API_KEY": "mk_x"}
+    told = motet(nowhere, "admin", "backup", str(folder / "b"), "--json", **remote)
+    message = json.loads(told.err.splitlines()[-1])["error"]["message"]
+    assert "https://motet.example" in message
+    assert "kubectl create job --from=cronjob/" in message
+    assert "docker compose run" in message
+    assert not (folder / "b").exists()
+
+
+def test_a_deployments_own_variables_come_first(stack: Any, tmp_path: Path) -> None:
+    """In a shell that has them, `motet admin` works on that deployment, whatever stack lies here."""
+    told = motet(
+        tmp_path / "state",
+        *("admin", "backups", str(tmp_path), "--json"),
+        MOTET_DATABASE_URL=stack.database_url,
+        MOTET_APP_DATABASE_URL=stack.database_url,
+        MOTET_REDIS_URL=stack.valkey.url("service"),
+        MOTET_SECRET_KEY="0123456789abcdef" * 4,
+        MOTET_STORAGE_DIR=str(tmp_path / "storage"),
+    )
+    assert (told.json["of"], told.json["backups"]) == ("the deployment of this environment", [])
+    told = motet(tmp_path / "state", "admin", "reseal", MOTET_DATABASE_URL=stack.database_url)
+    assert (told.code, "MOTET_SECRET_KEY is not set" in told.err) == (1, True), told.err
