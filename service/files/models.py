@@ -1,10 +1,11 @@
 """The tables of files: immutable JSONL with one training example a row, stored under its sha256; and of those to come, imported
 or uploaded in parts."""
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, text
+from sqlalchemy import ForeignKey, Index, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from service.database.claimed_rows import ClaimedRow
 from service.database.engine import At, Base, Big, Id, Json, Now
 
 
@@ -25,19 +26,14 @@ class File(Base):
     __table_args__ = (Index("ix_files_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)
 
 
-class FileImport(Base):
-    """A file that is fetched from a named source. Once it is `ready`, a File has the same id.
-
-    Whoever fetches it holds `claim` until `claimed_until`, and renews that. `sealed` is the URL and the token, encrypted; null
-    from the end on.
-    """
+class FileImport(ClaimedRow, Base):
+    """A file that is fetched from a named source. Once it is `ready`, a File has the same id. `status`: importing, ready or
+    failed. `sealed`: the URL and the token."""
 
     __tablename__ = "file_imports"
 
-    id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
     name: Mapped[str] = mapped_column(String(255))
-    status: Mapped[str] = mapped_column(String(16))  # importing, ready or failed
     source: Mapped[str] = mapped_column(Text)  # without a query, which may hold a signature
     path: Mapped[str | None] = mapped_column(Text)  # in the hub's repository, and below of its commit
     revision: Mapped[str | None] = mapped_column(String(255))
@@ -45,17 +41,9 @@ class FileImport(Base):
     license: Mapped[str | None] = mapped_column(String(128))
     gated: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
     pins: Mapped[Json]  # what the bytes must be: sha256, git blob id, ETag, as far as the source told them
-    sealed: Mapped[bytes | None] = mapped_column(LargeBinary)
     total_bytes: Mapped[Big | None]  # null: the source does not tell
     received_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")
     reserved_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")  # of the tenant's quota, while it is importing
-    attempts: Mapped[int] = mapped_column(default=0, server_default="0")
-    next_at: Mapped[Now]  # not tried before
-    claim: Mapped[str | None] = mapped_column(String(32))
-    claimed_until: Mapped[At | None]
-    error: Mapped[dict[str, object] | None] = mapped_column(JSONB(none_as_null=True))  # of the last attempt
-    created_at: Mapped[Now]
-    ended_at: Mapped[At | None]
 
     __table_args__ = (Index("ix_file_imports_open", "next_at", postgresql_where=text("status = 'importing'")),)
 

@@ -1,14 +1,11 @@
 """Imports in their table: claimed, renewed, ended. Each step is a short transaction; a claim that was lost changes nothing."""
 
 import json
-import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import or_, select
-from sqlalchemy.orm import Session
-
-from service.database.engine import Database, clock
+from service.database.claimed_rows import ATTEMPTS, ClaimedRows
+from service.database.engine import Database
 from service.files import actions as files
 from service.files.dataset_intake import CheckedDataSet
 from service.files.imports.actions import FAILED, IMPORTING, READY
@@ -21,12 +18,7 @@ from service.usage.quotas import admit_bytes
 
 _CLAIMED = timedelta(minutes=2)  # longer than a source may be silent
 _COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
-WAITS = tuple(timedelta(seconds=s) for s in (10, 60, 300, 900))  # before the second, third, ... attempt
-ATTEMPTS = len(WAITS) + 1
-
-
-class Lost(Exception):
-    """The import was deleted, or its claim ran out and another importer has it."""
+_ROWS = ClaimedRows(FileImport, IMPORTING, _CLAIMED)
 
 
 @dataclass
@@ -59,50 +51,48 @@ class Claims:
         """Claim the oldest due import, of a tenant that has none running if there is one; None if nothing is due."""
         while True:
             with self._db.begin() as session:
-                row = _due(session)
+                row = _ROWS.due(session)
                 if row is None:
                     return None
                 if row.attempts < ATTEMPTS:
-                    row.claim, row.claimed_until = secrets.token_hex(16), clock(session) + _CLAIMED
-                    row.attempts, row.received_bytes = row.attempts + 1, 0
+                    row.received_bytes = 0
                     return Claimed(
-                        row.id,
-                        row.tenant_id,
-                        row.claim,
-                        row.source,
-                        Pins(**row.pins),
-                        row.total_bytes,
-                        row.attempts,
-                        row.sealed or b"",
+                        id=row.id,
+                        tenant_id=row.tenant_id,
+                        claim=_ROWS.take(session, row),
+                        source=row.source,
+                        pins=Pins(**row.pins),
+                        total=row.total_bytes,
+                        attempts=row.attempts,
+                        sealed=row.sealed or b"",
                     )
                 died = Unavailable("The process that fetched it died each time; import it again, or upload it.")
-                _end(session, row, FAILED, died)
+                _ROWS.end(session, row, FAILED, _said(died))
 
     def renew(self, claimed: Claimed, committing: bool = False) -> None:
         """Note the progress, and reserve what has come beyond the announced size. Raises Lost, QuotaExceeded."""
         with self._db.begin() as session:
-            row = _own(session, claimed)
+            row = _ROWS.own(session, claimed.id, claimed.claim, _COMMITTING if committing else None)
             if claimed.received > row.reserved_bytes:
                 admit_bytes(session, _owner(row), claimed.received - row.reserved_bytes)
                 row.reserved_bytes = claimed.received
             row.received_bytes = claimed.received
-            row.claimed_until = clock(session) + (_COMMITTING if committing else _CLAIMED)
 
     def finish(self, claimed: Claimed, data: CheckedDataSet) -> None:
         """Make it a file. Raises Lost, QuotaExceeded."""
         with self._db.begin() as session:
-            row = _own(session, claimed)
+            row = _ROWS.own(session, claimed.id, claimed.claim)
             row.received_bytes = claimed.received
-            _end(session, row, READY, None)
+            _ROWS.end(session, row, READY, None)
             session.flush()  # what it reserved is free from here on
             files.keep(session, _owner(row), row.name, data, id=row.id)
 
     def fail(self, claimed: Claimed, why: Problem) -> None:
         with self._db.begin() as session:
-            row = _mine(session, claimed)
+            row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
                 row.received_bytes = claimed.received
-                _end(session, row, FAILED, why)
+                _ROWS.end(session, row, FAILED, _said(why))
 
     def retry(self, claimed: Claimed, why: Problem) -> None:
         """Try it again later, or fail it after the last attempt."""
@@ -110,44 +100,16 @@ class Claims:
             self.fail(claimed, why)
             return
         with self._db.begin() as session:
-            row = _mine(session, claimed)
+            row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
-                row.error, row.claim, row.claimed_until = _said(why), None, None
-                row.next_at = clock(session) + WAITS[claimed.attempts - 1]
+                _ROWS.retry(session, row, _said(why))
 
     def release(self, claimed: Claimed) -> None:
         """Give it back as it was, for another process."""
         with self._db.begin() as session:
-            row = _mine(session, claimed)
+            row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
-                row.claim, row.claimed_until, row.attempts = None, None, row.attempts - 1
-
-
-def _due(session: Session) -> FileImport | None:
-    now = clock(session)
-    running = select(FileImport.tenant_id).where(FileImport.status == IMPORTING, FileImport.claimed_until >= now)
-    free = or_(FileImport.claimed_until.is_(None), FileImport.claimed_until < now)
-    due = select(FileImport).where(FileImport.status == IMPORTING, FileImport.next_at <= now, free)
-    first = due.order_by(FileImport.tenant_id.in_(running), FileImport.next_at, FileImport.id).limit(1)
-    return session.scalar(first.with_for_update(skip_locked=True))
-
-
-def _mine(session: Session, claimed: Claimed) -> FileImport | None:
-    held = select(FileImport).where(FileImport.id == claimed.id, FileImport.claim == claimed.claim)
-    return session.scalar(held.where(FileImport.status == IMPORTING).with_for_update())
-
-
-def _own(session: Session, claimed: Claimed) -> FileImport:
-    row = _mine(session, claimed)
-    if row is None:
-        raise Lost
-    return row
-
-
-def _end(session: Session, row: FileImport, status: str, why: Problem | None) -> None:
-    """It ends for good: its secrets are deleted, and nobody has a claim on it."""
-    row.status, row.sealed, row.claim, row.claimed_until = status, None, None, None
-    row.error, row.ended_at = None if why is None else _said(why), clock(session)
+                _ROWS.release(row)
 
 
 def _said(why: Problem) -> dict[str, object]:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.database.claimed_rows import Lost
 from service.dependencies import Dependencies
 from service.files.dataset_intake import CheckedDataSet, Intake, IntakeLimits
 from service.files.imports.actions import box_of
-from service.files.imports.claims import Claimed, Claims, Lost
+from service.files.imports.claims import Claimed, Claims
 from service.files.imports.download import Download
 from service.http.outbound import Outbound
 from service.http.problems import Problem, Unavailable

@@ -14,8 +14,8 @@ from sqlalchemy import select, update
 
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention, forget
+from service.database.claimed_rows import ATTEMPTS, Lost
 from service.database.engine import clock
-from service.files.imports import claims
 from service.files.imports.importer import Importer
 from service.files.models import FileImport
 from service.tenants.api_keys import Scope
@@ -28,11 +28,11 @@ from tests.service.live_server import Server, until
 def test_a_source_that_gives_nothing_is_tried_again_and_at_last_failed(tenant, importer, hub, database, settings, no_pauses):
     made = named(tenant, split="train")
     hub.faults(cut_after=0)
-    for attempt in range(1, claims.ATTEMPTS + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         assert importer.run_due() == 1
         now = seen(tenant, made["id"])
         assert (now["attempts"], now["error"]["code"]) == (attempt, "source_unavailable")
-        assert now["status"] == ("importing" if attempt < claims.ATTEMPTS else "failed")
+        assert now["status"] == ("importing" if attempt < ATTEMPTS else "failed")
         assert importer.run_due() == 0, "not before its time"
         with database.begin() as session:
             session.execute(update(FileImport).where(FileImport.id == made["id"]).values(next_at=clock(session)))
@@ -152,7 +152,7 @@ def test_an_import_whose_process_died_is_begun_anew_by_another(tenant, importer,
         session.execute(update(FileImport).where(FileImport.id == made["id"]).values(claimed_until=clock(session)))
     assert importer.run_due() == 1
     assert (seen(tenant, made["id"])["status"], seen(tenant, made["id"])["attempts"]) == ("ready", 2)
-    with pytest.raises(claims.Lost):  # the dead one comes back
+    with pytest.raises(Lost):  # the dead one comes back
         Importer(dependencies)._claims.renew(died)
 
 

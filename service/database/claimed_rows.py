@@ -1,0 +1,97 @@
+"""Rows that background processes claim and work off, with pauses between attempts. Knows no tables and no work.
+
+Every method belongs into a short transaction. A claim lasts until `claimed_until` and is renewed by its holder; once it has run
+out another process takes the row, and what the first one still says of it changes nothing.
+"""
+
+import secrets
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sqlalchemy import LargeBinary, String, or_, select
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from service.database.engine import At, Id, Now, clock
+
+WAITS = tuple(timedelta(seconds=s) for s in (10, 60, 300, 900))  # before the second, third, ... attempt
+ATTEMPTS = len(WAITS) + 1
+
+
+class Lost(Exception):
+    """The row was deleted, or its claim ran out and another process has it."""
+
+
+class ClaimedRow:
+    """The columns of such a table. `sealed`: what the work needs and nobody may read, encrypted; null from the end on."""
+
+    id: Mapped[Id]
+    status: Mapped[str] = mapped_column(String(16))
+    sealed: Mapped[bytes | None] = mapped_column(LargeBinary)
+    attempts: Mapped[int] = mapped_column(default=0, server_default="0")
+    next_at: Mapped[Now]  # not tried before
+    claim: Mapped[str | None] = mapped_column(String(32))
+    claimed_until: Mapped[At | None]
+    error: Mapped[dict[str, object] | None] = mapped_column(JSONB(none_as_null=True))  # of the last attempt
+    created_at: Mapped[Now]
+    ended_at: Mapped[At | None]
+
+    if TYPE_CHECKING:
+        tenant_id: Mapped[str]
+
+
+Row = TypeVar("Row", bound=ClaimedRow)
+
+
+class ClaimedRows(Generic[Row]):
+    """The rows of `model` that have not ended: those of status `unended`. `held`: how long a claim lasts unless renewed."""
+
+    def __init__(self, model: type[Row], unended: str, held: timedelta) -> None:
+        self._model: Any = model  # mypy reads a mixin's columns as instances
+        self._unended, self._held = unended, held
+
+    def due(self, session: Session) -> Row | None:
+        """The oldest row that is due, of a tenant that has none claimed if there is one; locked."""
+        now, row = clock(session), self._model
+        running = select(row.tenant_id).where(row.status == self._unended, row.claimed_until >= now)
+        free = or_(row.claimed_until.is_(None), row.claimed_until < now)
+        due = select(row).where(row.status == self._unended, row.next_at <= now, free)
+        first = due.order_by(row.tenant_id.in_(running), row.next_at, row.id).limit(1)
+        found: Row | None = session.scalar(first.with_for_update(skip_locked=True))
+        return found
+
+    def take(self, session: Session, row: Row) -> str:
+        """Claim a due row, for its next attempt; the claim."""
+        row.claim, row.claimed_until = secrets.token_hex(16), clock(session) + self._held
+        row.attempts += 1
+        return row.claim
+
+    def mine(self, session: Session, id: str, claim: str) -> Row | None:
+        """The row under this claim, locked; None where that is over."""
+        row = self._model
+        held = select(row).where(row.id == id, row.claim == claim, row.status == self._unended)
+        found: Row | None = session.scalar(held.with_for_update())
+        return found
+
+    def own(self, session: Session, id: str, claim: str, renewed: timedelta | None = None) -> Row:
+        """The row under this claim, which is renewed (for `renewed`, if that is given). Raises Lost."""
+        row = self.mine(session, id, claim)
+        if row is None:
+            raise Lost
+        row.claimed_until = clock(session) + (renewed or self._held)
+        return row
+
+    def retry(self, session: Session, row: Row, error: Mapping[str, object]) -> None:
+        """Give it back to be tried again after a pause; it has attempts left."""
+        row.error, row.claim, row.claimed_until = dict(error), None, None
+        row.next_at = clock(session) + WAITS[min(max(row.attempts, 1), len(WAITS)) - 1]
+
+    def release(self, row: Row) -> None:
+        """Give it back as it was."""
+        row.claim, row.claimed_until, row.attempts = None, None, max(0, row.attempts - 1)
+
+    def end(self, session: Session, row: Row, status: str, error: Mapping[str, object] | None) -> None:
+        """It ends for good: its secrets are deleted, and nobody has a claim on it."""
+        row.status, row.sealed, row.claim, row.claimed_until = status, None, None, None
+        row.error, row.ended_at = None if error is None else dict(error), clock(session)
