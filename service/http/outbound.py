@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore
@@ -43,12 +43,6 @@ class NotPublic(Refused):
 
 class Failed(Exception):
     """The receiver could not be reached or did not answer in time. A retry may succeed."""
-
-
-@dataclass(frozen=True)
-class OutboundResponse:
-    status: int
-    body: bytes  # its beginning
 
 
 @dataclass(frozen=True)
@@ -95,13 +89,26 @@ class Outbound:
         elif parts.scheme != "https" and not self._allowed:  # a name: `post` judges its addresses
             raise _plain()
 
-    def post(
-        self, url: str, body: bytes, headers: Mapping[str, str], most: int = _KEPT_BYTES, trusted: str = ""
-    ) -> OutboundResponse:
+    def post(self, url: str, body: bytes, headers: Mapping[str, str], most: int = _KEPT_BYTES, trusted: str = "") -> Fetched:
         """POST; the answer of any status, `most` bytes of it. `trusted` as in `stream`. Raises Refused or Failed."""
-        parts, until = _split(url), time.monotonic() + self._seconds
-        with self._call("POST", parts, headers, until, body, judged=_origin(url) != _origin(trusted)) as response:
-            return OutboundResponse(response.status, _first(response.iter_stream(), most))
+        _split(url)
+        return self.send("POST", url, body, headers, most, trusted)
+
+    def send(
+        self,
+        method: Literal["POST", "PUT"],
+        url: str,
+        body: bytes | Iterator[bytes],
+        headers: Mapping[str, str],
+        most: int,
+        trusted: str = "",
+        until: float | None = None,
+    ) -> Fetched:
+        """One request with a body; a redirect is the answer. `body`: whole, or in blocks of the Content-Length that `headers`
+        name. Otherwise as `get`. Raises Refused, Failed, and what `body` raises."""
+        parts, until = _split(url, _MAX_REDIRECT), time.monotonic() + self._seconds if until is None else until
+        with self._call(method, parts, headers, until, body, judged=origin(url) != origin(trusted)) as response:
+            return Fetched(url, response.status, _headers(response), _first(response.iter_stream(), most))
 
     def get(
         self,
@@ -134,13 +141,13 @@ class Outbound:
         until, sent = time.monotonic() + self._seconds if until is None else until, dict(headers)
         for _ in range(redirects + 1):
             parts = _split(url, _MAX_REDIRECT)
-            with self._call("GET", parts, sent, until, judged=_origin(url) != _origin(trusted)) as response:
-                said = {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
+            with self._call("GET", parts, sent, until, judged=origin(url) != origin(trusted)) as response:
+                said = _headers(response)
                 if not (redirects and response.status in (301, 302, 303, 307, 308) and "location" in said):
                     yield StreamedResponse(url, response.status, said, response.iter_stream())
                     return
             onward = urljoin(url, said["location"])
-            if _origin(onward) != _origin(url):
+            if origin(onward) != origin(url):
                 sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
             url = onward
         raise Failed(f"more than {redirects} redirects")
@@ -152,7 +159,7 @@ class Outbound:
         parts: SplitResult,
         headers: Mapping[str, str],
         until: float,
-        body: bytes | None = None,
+        body: bytes | Iterator[bytes] | None = None,
         judged: bool = True,
     ) -> Iterator[httpcore.Response]:
         """The response of one request to checked addresses. `judged`: refuse those that are not public."""
@@ -220,7 +227,8 @@ def _split(url: str, most: int = MAX_URL) -> SplitResult:
     return parts
 
 
-def _origin(url: str) -> tuple[str, str, int | None]:
+def origin(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port, as the URL has them."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port
 
@@ -274,6 +282,10 @@ def _addresses(host: str) -> list[IPAddress]:
 
 def _unique(found: Iterable[Any]) -> list[IPAddress]:
     return list(dict.fromkeys(ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found))
+
+
+def _headers(response: httpcore.Response) -> dict[str, str]:
+    return {name.decode().lower(): value.decode("latin-1") for name, value in response.headers}
 
 
 def _first(blocks: Iterable[bytes], most: int) -> bytes:

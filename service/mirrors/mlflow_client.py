@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from service.http.outbound import Failed, Fetched, Outbound, OutboundResponse, Refused
+from service.http.outbound import Failed, Fetched, Outbound, Refused
 
 # MLflow's bounds of a batch: 1,000 metrics, params and tags together, 100 params; and 500 characters of a param (later 6,000)
 MOST_METRICS, MOST_PARAMS, MOST_PARAM = 900, 100, 500
@@ -152,7 +152,7 @@ class MlflowClient:
         sent = json.dumps(body).encode()
         return self._answer(call, lambda: self._outbound.post(self._url + call, sent, self._headers, _MOST_ANSWER + 1))
 
-    def _answer(self, call: str, ask: Callable[[], Fetched | OutboundResponse]) -> dict[str, Any]:
+    def _answer(self, call: str, ask: Callable[[], Fetched]) -> dict[str, Any]:
         began = time.monotonic()
         try:
             answer = ask()
