@@ -1,4 +1,5 @@
-"""HTTP client of the hub: repository information, small files, ranges of large ones. Knows no model formats.
+"""HTTP client of the hub: repository information, small files, ranges of large ones. Knows no model formats, and writes nothing
+(hub_writer.py does).
 
 URLs, headers and the shape of answers are huggingface_hub's; the requests go through the SSRF guard. For bases the token is the
 service's own HF_TOKEN; for data sets the caller says whose. No token is logged.
@@ -6,13 +7,13 @@ service's own HF_TOKEN; for data sets the caller says whose. No token is logged.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from huggingface_hub import DatasetInfo, ModelInfo, hf_hub_url
 
-from service.http.outbound import Failed, Fetched, Outbound, Refused
+from service.http.outbound import Failed, Fetched, Outbound, Refused, origin
 from service.http.problems import Conflict, Invalid, Unavailable, invalid_field, shown
 from service.settings import Settings
 
@@ -49,6 +50,10 @@ class Hub:
         """The data set's repository, to be read with this token; empty: as anybody. Raises HubOffline."""
         return HubRepository(self._online(), name, "dataset", token)
 
+    def check_online(self) -> None:
+        """Raises HubOffline where HF_HUB_OFFLINE is set."""
+        self._online()
+
     def _online(self) -> "Hub":
         if self._offline:
             raise HubOffline(
@@ -60,6 +65,25 @@ class Hub:
     def get(self, url: str, headers: Mapping[str, str], most: int, until: float, token: str) -> Fetched:
         """At most `most` bytes from a URL of this hub, not after `until` (time.monotonic). Raises Refused or Failed."""
         return self._outbound.get(url, dict(headers) | headers_with(token), most, trusted=self.endpoint, until=until)
+
+    def send(
+        self,
+        method: Literal["GET", "POST", "PUT"],
+        url: str,
+        body: bytes | Iterator[bytes] = b"",
+        headers: Mapping[str, str] | None = None,
+        token: str = "",
+        until: float | None = None,
+    ) -> Fetched:
+        """One request to this hub or where it sends uploads; a redirect is the answer. `token` goes to the hub's own origin
+        alone. Raises Refused, Failed, HubOffline, and what `body` raises."""
+        self._online()
+        own = token if origin(url) == origin(self.endpoint) else ""
+        named = {name: value for name, value in (headers or {}).items() if not (own and name.lower() == "authorization")}
+        said = named | headers_with(own)
+        if method == "GET":
+            return self._outbound.get(url, said, _INFO_BYTES, self.endpoint, until, redirects=0)
+        return self._outbound.send(method, url, body, said, _INFO_BYTES, self.endpoint, until)
 
 
 def headers_with(token: str) -> dict[str, str]:

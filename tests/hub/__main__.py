@@ -5,7 +5,7 @@ A data set is FOLDER/datasets/<organisation>/<name>/, files in folders too; its 
 FOLDER/plain/ holds files that /plain/<path> sends as any web server, with an ETag: {"etag": text} replaces it.
 FOLDER/faults.json, read at each request: {"down": true}, {"seconds": per block, "block": bytes}, {"cut_after": bytes of each
 answer}, {"wrong": [paths]}, {"redirect": URL}, {"cdn": origin of large files}, {"no_ranges": true}. FOLDER/requests.log has a
-line for each request: path, Range, and whether it carried a token.
+line for each request: path, Range, whether it carried a token, and its method. writable.py is what is written to.
 """
 
 import hashlib
@@ -14,29 +14,53 @@ import re
 import socket
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.http_server import HangUpServer
+from tests.hub.writable import TOKENS, Writable
+
 FOLDER = Path(sys.argv[1])
-TOKEN = "hf_test_token"
 LFS = (".safetensors", ".bin", "tokenizer.json")
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Writable):
     protocol_version = "HTTP/1.1"
+    folder, refused = FOLDER, Counter[str]()
 
-    def do_GET(self) -> None:
-        self.faults: dict[str, Any] = json.loads((FOLDER / "faults.json").read_text())
+    def begin(self) -> bool:
+        self.faults = json.loads((FOLDER / "faults.json").read_text())
         with (FOLDER / "requests.log").open("a") as log:
             token = "token" if "Authorization" in self.headers else "anonymous"
-            log.write(f"{self.path} {self.headers.get('Range', '-')} {token}\n")
+            log.write(f"{self.path} {self.headers.get('Range', '-')} {token} {self.command}\n")
         if self.faults.get("down"):
-            return self._say(503, b"down")
+            self.say(503, b"down")
+            return True
+        for pattern, (status, headers, body, often) in self.faults.get("refuse", {}).items():
+            if re.search(pattern, f"{self.command} {self.path}") and self.refused[f"{status} {pattern}"] < often:
+                self.refused[f"{status} {pattern}"] += 1
+                self.close_connection = True  # the body is left unread
+                self.say(status, body.encode(), {**headers, "Connection": "close"})
+                return True
+        return False
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        if self.begin():
+            return None
         path = unquote(urlsplit(self.path).path)
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
-            return self._info(*found.groups())
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            return self._info(found[1], found[2] or "main")
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commits/(.+)", path):
+            return self.commits(*found.groups())
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", path):
+            return self.tree(*found.groups())
+        if found := re.fullmatch(r"/lfs/get/(\w+)", path):
+            return self._send(FOLDER / "lfs" / found[1], found[1])
         if found := re.fullmatch(r"/api/(datasets/[^/]+/[^/]+)/revision/(.+)", path):
             return self._info(*found.groups())
         if found := re.fullmatch(r"/plain/(.+)", path):
@@ -45,19 +69,19 @@ class Handler(BaseHTTPRequestHandler):
             return self._resolve(*found.groups())
         if found := re.fullmatch(r"/cdn/((?:datasets/)?[^/]+/[^/]+)/(.+)", path):
             return self._send(FOLDER / found[1] / found[2], found[2])
-        return self._say(404, b"{}")
+        return self.say(404, b"{}")
 
     def _repository(self, name: str, revision: str, content: bool) -> dict[str, Any] | None:
         """What hub.json says; None where the request was refused."""
         said = FOLDER / name / "hub.json"
-        knows = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        knows = self._token() in TOKENS
         held = json.loads(said.read_text()) if said.is_file() else {"private": True}
         if held.get("private") and not (knows and said.is_file()):
-            self._say(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+            self.say(401, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif revision not in (*held["commits"], *held["commits"].values()):
-            self._say(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            self.say(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif held.get("gated") and content and not knows:
-            self._say(401, b"{}", {"X-Error-Code": "GatedRepo"})
+            self.say(401, b"{}", {"X-Error-Code": "GatedRepo"})
         else:
             return held
         return None
@@ -66,9 +90,13 @@ class Handler(BaseHTTPRequestHandler):
         held = self._repository(name, revision, content=False)
         if held is None:
             return
-        siblings = []
+        siblings = [
+            {"rfilename": path, "size": one["size"], "blobId": one["oid"][:40]}
+            | ({"lfs": {"sha256": one["oid"], "size": one["size"], "pointerSize": 134}} if one["lfs"] else {})
+            for path, one in held.get("trees", {}).get(held["commits"].get(revision, revision), {}).items()
+        ]
         for path in sorted((FOLDER / name).rglob("*")):
-            if path.name == "hub.json" or path.is_dir():
+            if path.name.startswith("hub.") or path.is_dir():
                 continue
             content = path.read_bytes()
             one: dict[str, Any] = {"rfilename": str(path.relative_to(FOLDER / name)), "size": len(content)}
@@ -80,18 +108,39 @@ class Handler(BaseHTTPRequestHandler):
             siblings.append(one)
         commit = held["commits"].get(revision, revision)
         gated = held.get("gated", False)
-        said = {"id": name, "sha": commit, "gated": gated, "private": False, "tags": [f"license:{held['license']}"]}
-        self._say(200, json.dumps(said | {"siblings": siblings, "downloads": 1, "likes": 0}).encode())
+        said = {
+            "id": name,
+            "sha": commit,
+            "gated": gated,
+            "private": bool(held.get("private")),
+            "tags": [f"license:{held['license']}"],
+        }
+        self.say(200, json.dumps(said | {"siblings": siblings, "downloads": 1, "likes": 0}).encode())
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
-        if self._repository(name, revision, content=True) is None:
+        held = self._repository(name, revision, content=True)
+        if held is None:
             return
+        if "trees" in held:
+            return self._committed(held, held["commits"].get(revision, revision), path)
         if not (FOLDER / name / path).is_file():
-            self._say(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.say(404, b"", {"X-Error-Code": "EntryNotFound"})
         elif self._is_large(FOLDER / name / path):
-            self._say(302, b"", {"Location": self.faults.get("redirect", f"{self.faults.get('cdn', '')}/cdn/{name}/{path}")})
+            self.say(302, b"", {"Location": self.faults.get("redirect", f"{self.faults.get('cdn', '')}/cdn/{name}/{path}")})
         else:
             self._send(FOLDER / name / path, path)
+
+    def _committed(self, held: dict[str, Any], commit: str, path: str) -> None:
+        """A file of a commit that was made here."""
+        one = held["trees"][commit].get(path)
+        if one is None:
+            return self.say(404, b"", {"X-Error-Code": "EntryNotFound"})
+        said = {"X-Repo-Commit": commit, "ETag": f'"{one["oid"]}"'}
+        if not one["lfs"]:
+            return self._send(FOLDER / "blobs" / one["oid"], path, said)
+        cdn = f"http://localhost:{server.server_port}"  # another host: redirects within one are followed as renames
+        linked = {"X-Linked-Etag": f'"{one["oid"]}"', "X-Linked-Size": str(one["size"])}
+        return self.say(302, b"", {**said, **linked, "Location": f"{cdn}/lfs/get/{one['oid']}"})
 
     @staticmethod
     def _is_large(file: Path) -> bool:
@@ -99,9 +148,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _plain(self, file: Path, path: str) -> None:
         if "redirect" in self.faults:
-            return self._say(302, b"", {"Location": self.faults["redirect"]})
+            return self.say(302, b"", {"Location": self.faults["redirect"]})
         if not file.is_file():
-            return self._say(404, b"")
+            return self.say(404, b"")
         self._send(file, path, {"ETag": self.faults.get("etag", f'"{hashlib.sha1(file.read_bytes()).hexdigest()}"')})
 
     def _send(self, file: Path, path: str, headers: dict[str, str] | None = None) -> None:
@@ -112,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         if (asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))) and not self.faults.get("no_ranges"):
             first, last, status = int(asked[1]), min(last, int(asked[2] or last)), 206
         if first > last:
-            return self._say(416, b"")
+            return self.say(416, b"")
         self.send_response(status)
         self.send_header("Content-Length", str(last + 1 - first))
         if status == 206:
@@ -120,6 +169,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in ({**(headers or {}), **self.faults.get("headers", {})}).items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         size, sent = int(self.faults.get("block", 2**20)), 0
         for at in range(first, last + 1, size):
             block = content[at : min(at + size, last + 1)]
@@ -134,18 +185,19 @@ class Handler(BaseHTTPRequestHandler):
             sent += len(block)
             time.sleep(self.faults.get("seconds", 0))
 
-    def _say(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    def say(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         return
 
 
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server = HangUpServer(("127.0.0.1", 0), Handler)
 server.daemon_threads = True
 sys.stdout.write(f"{server.server_port}\n")
 sys.stdout.flush()

@@ -45,6 +45,11 @@ class HubProcess:
         (folder / "hub.json").write_text(json.dumps(held))
         return folder
 
+    def held(self, name: str) -> dict[str, Any]:
+        """What the hub holds of a repository that was made there: branches, trees, log."""
+        found: dict[str, Any] = json.loads((self.folder / name / "hub.json").read_text())
+        return found
+
     @property
     def other_origin(self) -> str:
         """The same server under another name."""
@@ -52,7 +57,7 @@ class HubProcess:
 
     @property
     def requests(self) -> list[list[str]]:
-        """Path, range and token of each request."""
+        """Path, range, token and method of each request."""
         log = self.folder / "requests.log"
         return [line.split(" ") for line in log.read_text().splitlines()] if log.exists() else []
 

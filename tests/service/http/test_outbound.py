@@ -101,6 +101,8 @@ class Receiver(http.server.BaseHTTPRequestHandler):
         self.server.got.append((self.path, dict(self.headers), body))  # type: ignore[attr-defined]
         self.server.answer(self)  # type: ignore[attr-defined]
 
+    do_PUT = do_POST
+
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -150,6 +152,24 @@ def test_a_redirect_is_an_answer_like_any_other(receive):
     server = receive(plain(302, Location=f"http://127.0.0.1:{inside.server_port}/"))
     assert Outbound(LOOPBACK).post(f"http://127.0.0.1:{server.server_port}/", b"", {}).status == 302
     assert inside.got == []
+
+
+def test_a_body_goes_in_blocks_of_the_length_that_was_said(receive):
+    server = receive(plain(200, b"x" * 2000, ETag='"1"'))
+    url, said = f"http://127.0.0.1:{server.server_port}/part?X-Amz-Signature=1", {"Content-Length": "9"}
+    got = Outbound(LOOPBACK).send("PUT", url, iter([b"abc", b"def", b"ghi"]), said, most=10)
+    assert (got.status, got.headers["etag"], got.body) == (200, '"1"', b"x" * 10)
+    ((path, headers, body),) = server.got
+    assert (path, body, headers.get("Transfer-Encoding")) == ("/part?X-Amz-Signature=1", b"abcdefghi", None)
+    with pytest.raises(Refused, match="not public"):
+        Outbound().send("PUT", url, iter([b"abc"]), said, most=10)
+
+    def broken() -> Iterator[bytes]:
+        yield b"abc"
+        raise OSError("storage is away")
+
+    with pytest.raises(OSError, match="storage is away"):
+        Outbound(LOOPBACK).send("PUT", url, broken(), said, most=10)
 
 
 def test_the_name_is_asked_once(receive, monkeypatch):
