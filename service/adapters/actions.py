@@ -37,9 +37,11 @@ class AdapterDeleted(NotFound):
         return cls(f"Adapter {adapter.id} was deleted on {when}; what it weighed is gone.", deleted_at=stamp)
 
 
-def find_adapter(session: Session, principal: Principal, adapter_id: str) -> Adapter:
-    """The caller's adapter. Raises NotFound, or AdapterDeleted if the caller's tenant deleted it."""
-    adapter = session.scalar(undeleted_tasks_adapters(principal).where(Adapter.id == adapter_id))
+def find_adapter(session: Session, principal: Principal, adapter_id: str, kept: bool = False) -> Adapter:
+    """The caller's adapter; `kept`: it is not deleted before this transaction ends. Raises NotFound, or AdapterDeleted if the
+    caller's tenant deleted it."""
+    found = undeleted_tasks_adapters(principal).where(Adapter.id == adapter_id)
+    adapter = session.scalar(found.with_for_update(read=True, of=Adapter) if kept else found)
     if adapter is None:
         raise missing("adapter", adapter_id)
     if adapter.deleted_at is not None:

@@ -8,29 +8,24 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy.orm import Session
 
 from contract.messages.adapter_manifest import PeftFolder
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters import actions
 from service.adapters.adapter_archive import tar_gz
-from service.adapters.adapter_readme import NAME, readme
+from service.adapters.adapter_readme import NAME
+from service.adapters.additional_files import additional_files
 from service.adapters.models import Adapter
 from service.adapters.resource import AdapterResource
 from service.app_state import Store
 from service.authentication import Db, NotedDb, Reader, Writer
-from service.files.models import File
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound
 from service.http.response_schemas import bytes_of, problems
 from service.storage.downloads import ObjectLost, attachment, matches, redirect, send_object
 from service.storage.object_store import ObjectMissing, Storage
 from service.tasks.adapter_queries import adapters_of
-from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_curves
-from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
-from service.tasks.text_evaluations import evaluations_of, scores_of_task
-from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
@@ -152,25 +147,6 @@ def _why_none(task: Task) -> str:
     if task.status == TaskStatus.FAILED:
         return f"The task failed: {task.error}"
     return f"The task was cancelled before it had a winner; GET /v1/adapters?task_id={task.id} lists what its jobs had kept."
-
-
-def additional_files(session: Session, principal: Principal, adapter: Adapter) -> dict[str, bytes]:
-    """The archive's additional files, by name: a generated README, once the task has ended and its content is final.
-
-    Empty if a worker stored the adapter with its own README, or a tenant uploaded it.
-    """
-    if adapter.task_id is None or adapter.job_id is None:
-        return {}
-    task = session.get_one(Task, adapter.task_id)
-    if task.status not in TASK_TERMINAL or any(file["path"] == NAME for file in adapter.manifest["files"]):
-        return {}
-    jobs = jobs_of_task(session, principal, task.id)
-    own = next(job.index for job in jobs if job.id == adapter.job_id)
-    found = coarse_curves(session, principal, task.id, Window([own], ["val_loss"]), MAX_RESOLUTION).data
-    scores = scores_of_task(session, principal, task.id)
-    samples = evaluations_of(session, principal, task.id, [adapter.job_id]) if scores else []
-    rows = session.get_one(File, task.train_file_id).format
-    return {NAME: readme(task, adapter, jobs, rows, found[0] if found else None, scores, samples).encode()}
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:

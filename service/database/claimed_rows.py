@@ -51,12 +51,14 @@ class ClaimedRows(Generic[Row]):
         self._model: Any = model  # mypy reads a mixin's columns as instances
         self._unended, self._held = unended, held
 
-    def due(self, session: Session) -> Row | None:
-        """The oldest row that is due, of a tenant that has none claimed if there is one; locked."""
+    def due(self, session: Session, one_a_tenant: bool = False) -> Row | None:
+        """The oldest row that is due, of a tenant that has none claimed if there is one (`one_a_tenant`: else none); locked."""
         now, row = clock(session), self._model
         running = select(row.tenant_id).where(row.status == self._unended, row.claimed_until >= now)
         free = or_(row.claimed_until.is_(None), row.claimed_until < now)
         due = select(row).where(row.status == self._unended, row.next_at <= now, free)
+        if one_a_tenant:
+            due = due.where(row.tenant_id.not_in(running))
         first = due.order_by(row.tenant_id.in_(running), row.next_at, row.id).limit(1)
         found: Row | None = session.scalar(first.with_for_update(skip_locked=True))
         return found

@@ -55,7 +55,7 @@ class TaskQuota:
         ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), tenant_parameter(principal))
         if self._limit is not None and (count > MAX_SHARED_TASKS or self._used + count + _NEAR > self._limit):
             # with so many, or so close to the limit, concurrent transactions could exceed it together
-            _lock_tenant_quota(session, principal)
+            lock_tenant_quota(session, principal)
             self._used = count_waiting_tasks(session, principal)
         self._other_refusal: QuotaExceeded | None = None
         if tokens is not None and (trained := used_tokens(session, principal, month_of(session))) >= tokens:
@@ -82,7 +82,7 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
     limit = session.get_one(Tenant, principal.tenant_id).stored_bytes_quota
     if limit is None:
         return
-    _lock_tenant_quota(session, principal)
+    lock_tenant_quota(session, principal)
     used = stored_bytes(session, principal)
     if used + more > limit:
         raise QuotaExceeded.of("stored_bytes", limit, used, _FEWER_BYTES)
@@ -116,6 +116,6 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     return sum(int(session.scalars(one).one() or 0) for one in held_by)
 
 
-def _lock_tenant_quota(session: Session, principal: Principal) -> None:
+def lock_tenant_quota(session: Session, principal: Principal) -> None:
     """Serialize the tenant's quota checks: takes an advisory lock until this transaction ends."""
     session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:tenant, 1))"), {"tenant": principal.tenant_id})

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy import false
 
-from service.adapters.routes import additional_files, send_archive
+from service.adapters.additional_files import additional_files
+from service.adapters.routes import send_archive
 from service.app_state import Store
 from service.authentication import Db, Reader, Writer
 from service.database.engine import clock
