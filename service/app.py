@@ -20,6 +20,7 @@ import service.fleet.admin_routes
 import service.fleet.base_models.routes
 import service.fleet.join_token_routes
 import service.fleet.routes
+import service.hub_pushes.routes
 import service.members.device_routes
 import service.members.invitation_routes
 import service.members.member_routes
@@ -68,6 +69,7 @@ _ROUTERS = (
     service.adapters.routes.router,
     service.adapters.upload_routes.router,
     service.merges.routes.router,
+    service.hub_pushes.routes.router,
     service.webhooks.routes.router,
     service.mirrors.routes.router,
     service.fleet.base_models.routes.router,

@@ -16,6 +16,8 @@ from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
 from service.fleet.models import BaseModelFile
+from service.hub_pushes.models import OPEN as PUSH_OPEN
+from service.hub_pushes.models import HubPush
 from service.merges.models import OPEN, MergedModel
 from service.metrics.ended_totals import fold
 from service.storage.object_store import Storage
@@ -74,7 +76,7 @@ def _compare_counters(db: Database) -> None:
 
 
 def _unreferenced(session: Session, found: set[str]) -> set[str]:
-    """Those of `found` that no file, checkpoint, adapter, merged model or base refers to."""
+    """Those of `found` that no file, checkpoint, adapter, merged model, open push or base refers to."""
     return found.difference(references(session))
 
 
@@ -89,6 +91,7 @@ def references(session: Session) -> Iterator[str]:
     adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
     merged = select(MergedModel.files).where(MergedModel.deleted_at.is_(None))
     sources = select(MergedModel.adapter_files).where(MergedModel.deleted_at.is_(None), MergedModel.status.in_(OPEN))
-    for of_folders in (adapters, merged, sources):
+    pushed = select(HubPush.files).where(HubPush.status == PUSH_OPEN)
+    for of_folders in (adapters, merged, sources, pushed):
         for listed in session.scalars(of_folders.execution_options(yield_per=_ROWS)):
             yield from (file["sha256"] for file in listed)

@@ -31,6 +31,7 @@ from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
 from service.graders.endpoint_graders import box_of, outbound_of
 from service.graders.grader_courier import GraderCourier
+from service.hub_pushes.push_courier import HubPushCourier
 from service.merges.merge_starts import start_due_merges
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QueueJob
@@ -68,7 +69,7 @@ def run(settings: Settings) -> None:
     courier = courier_of(settings, dependencies.db)
     graders, mirrors = grader_courier_of(dependencies), MirrorCourier.of(settings, dependencies.db)
     autoscaling = AutoscalingWebhook(settings, dependencies.db)
-    importer, swept = Importer(dependencies), time.monotonic()
+    importer, pushes, swept = Importer(dependencies), HubPushCourier(dependencies), time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         show_alive(settings)
         once(dependencies)
@@ -77,6 +78,7 @@ def run(settings: Settings) -> None:
         graders.wake()
         mirrors.wake()
         autoscaling.wake()
+        pushes.wake()
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
@@ -84,6 +86,7 @@ def run(settings: Settings) -> None:
     graders.close()
     mirrors.close()
     autoscaling.close()
+    pushes.close()
     span_exporter.stop()
 
 

@@ -14,6 +14,8 @@ from service.files.imports.actions import box_of as imports_box
 from service.files.models import FileImport
 from service.graders.endpoint_graders import box_of as graders_box
 from service.graders.models import EndpointGrader
+from service.hub_pushes.models import HubPush
+from service.hub_pushes.push_requests import box_of as pushes_box
 from service.mirrors.models import TrackingServer
 from service.mirrors.tracking_servers import box_of as mirrors_box
 from service.secret_box import SecretBox, Unsealable
@@ -40,6 +42,7 @@ def reseal(settings: Settings) -> int:
     for model, columns, box in (
         (Webhook, (Webhook.secret, Webhook.secret_before), webhooks_box(settings)),
         (FileImport, (FileImport.sealed,), imports_box(settings)),
+        (HubPush, (HubPush.sealed,), pushes_box(settings)),
         (EndpointGrader, (EndpointGrader.headers,), graders_box(settings)),
         (TrackingServer, (TrackingServer.credentials,), mirrors_box(settings)),
     ):

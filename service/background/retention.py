@@ -19,6 +19,7 @@ from service.files.models import ChunkedUpload, File, FileImport
 from service.fleet.models import Node
 from service.fleet.node_health.node_removal import remove_away, unnamed
 from service.graders.models import EndpointGrader, TextGrading
+from service.hub_pushes.models import HubPush
 from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.merges.models import FAILED, MergedModel
 from service.metrics.models import EndedTotalsThrough
@@ -88,6 +89,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "placements": _forget_placements(db, now - keep.placements),
         "nodes": remove_away(db, now - keep.nodes) + delete_in_batches(db, Node, *unnamed(now - keep.placements)),
         "merged_models": delete_in_batches(db, MergedModel, _over(now - keep.deleted)),
+        "hub_pushes": delete_in_batches(db, HubPush, HubPush.ended_at < now - keep.deleted),
         "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
         "uploads": delete_in_batches(db, ChunkedUpload, ChunkedUpload.expires_at < now - UPLOADS_KEPT),
         "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),

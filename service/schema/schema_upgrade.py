@@ -23,6 +23,7 @@ import service.completions.models
 import service.files.models
 import service.fleet.models
 import service.graders.models
+import service.hub_pushes.models
 import service.idempotency.idempotency_store
 import service.merges.models
 import service.metrics.models
@@ -31,7 +32,7 @@ import service.scheduler.models
 import service.tasks.models
 import service.tenants.models
 import service.usage.models
-import service.webhooks.models  # noqa: F401  (these fourteen declare the tables)
+import service.webhooks.models  # noqa: F401  (these fifteen declare the tables)
 from service.database.engine import Base, Database
 from service.database.timeouts import Timeouts
 from service.schema import roles, row_level_security

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from service.adapters.models import Adapter
 from service.database.engine import Database, new_id
 from service.fleet.models import Node, Placement
+from service.hub_pushes.models import HubPush
 from service.storage.object_store import Storage
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Job, PointChunk, Task
@@ -102,6 +103,27 @@ def adapter(session: Session, storage: Storage, job: Job, files: dict[str, bytes
         val_loss=val_loss,
         bytes=sum(map(len, files.values())),
         manifest={"files": listed, "step": 7, "val_loss": val_loss, "lineage": lineage},
+    )
+    session.add(made)
+    session.flush()
+    return made
+
+
+def hub_push(session: Session, tenant_id: str) -> HubPush:
+    """A push that waits, of an adapter that nobody has."""
+    made = HubPush(
+        id=new_id("push"),
+        tenant_id=tenant_id,
+        adapter_id="adapter_x",
+        endpoint="https://hub.example",
+        repository="org/name",
+        revision="main",
+        private=True,
+        message="Upload",
+        files=[],
+        bytes=0,
+        status="open",
+        sealed=b"",
     )
     session.add(made)
     session.flush()

@@ -109,6 +109,7 @@ def every_call(document: dict[str, Any], spec: dict[str, Any]) -> list[tuple[str
         ("post", "/v1/tracking-servers"): {"json": {"name": "lab", "url": "https://1.1.1.1"}},
         ("patch", "/v1/tracking-servers/{server_id}"): {"json": {}},
         ("post", "/v1/merged-models"): {"json": {"adapter_id": "adapter_x"}},
+        ("post", "/v1/hub-pushes"): {"json": {"adapter_id": "adapter_x", "repository": "org/name", "token": "hf_x"}},
         ("post", "/v1/models"): {"json": {"source": "hf://org/base"}},
         ("post", "/v1/admin/models"): {"json": {"name": "base", "source": str(BASE_MODEL)}},
         ("post", "/v1/admin/join-tokens"): {"json": {"node_name": "gpu-7"}},

@@ -25,6 +25,7 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "create_tracking_server": {"name": "lab", "url": "https://mlflow.example.com", "credentials": {"token": "a token"}},
     "change_tracking_server": {"credentials": {"token": "another token"}},
     "create_merged_model": {"adapter_id": "$ADAPTER_ID"},
+    "create_hub_push": {"adapter_id": "$ADAPTER_ID", "repository": "organisation/name", "token": "$HF_TOKEN"},
     "create_own_key": _KEY,
     "create_key": _KEY,
     "create_tenant": {"name": "acme"},

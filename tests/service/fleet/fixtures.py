@@ -20,7 +20,7 @@ from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
 _TABLES = (
-    "merged_models",
+    *("merged_models", "hub_pushes"),
     *("daily_usage", "tenant_daily_usage", "monthly_savings", "usage_rolled_up_through", "gpu_prices"),
     *("queue_status", "task_usage", "tenant_usage", "swept_placements", "ended_totals", "ended_totals_through", "join_tokens"),
     *(

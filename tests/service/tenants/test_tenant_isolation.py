@@ -17,7 +17,7 @@ from service.web.page_route import PageRoute
 from service.webhooks.models import Webhook
 from service.webhooks.webhook_messages import EventType, enqueue_message
 from tests.service.api import Caller, jsonl
-from tests.service.sample_tasks import adapter, chunk, jobs_of
+from tests.service.sample_tasks import adapter, chunk, hub_push, jobs_of
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 ADMINS = ("/v1/admin/", "/metrics")
@@ -59,6 +59,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         webhook = Webhook(id=new_id("webhook"), tenant_id=other.tenant_id, url="https://x.example", events=[], secret=b"")
         session.add(webhook)
         session.flush()
+        push = hub_push(session, other.tenant_id)
         delivery = enqueue_message(session, webhook, EventType.TEST, {}, clock(session))
     batch = other.post("/v1/batches", json={"tasks": [other.spec(task["spec"]["dataset"]["file_id"])]})
     assert batch.status_code == 201, batch.text
@@ -77,6 +78,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "server_id": other.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).json()["id"],
         "delivery_id": delivery.id,
         "merged_id": other.post("/v1/merged-models", json={"adapter_id": made.id}).json()["id"],
+        "push_id": push.id,
         "key_id": other.get("/v1/keys").json()["data"][0]["id"],
         "user_id": owner.get("/v1/me").json()["user_id"],
         "invitation_id": owner.post("/v1/invitations", json={}).json()["id"],
@@ -91,6 +93,7 @@ def belongings(new_tenant, new_member, database, storage) -> dict[str, str]:
         "webhooks/{webhook_id}",
         "tracking-servers/{server_id}",
         "merged-models/{merged_id}",
+        "hub-pushes/{push_id}",
     ):
         assert other.get("/v1/" + path.format(**ids)).status_code == 200  # they are there, for their owner
     return ids

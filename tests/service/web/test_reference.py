@@ -22,13 +22,14 @@ from service.web.views.api_reference import operations
 from service.webhooks.models import Delivery
 from tests.service.adapters.adapter_uploads import CONFIG, safetensors, tensors
 from tests.service.api import Caller, jsonl
-from tests.service.sample_tasks import adapter, jobs_of
+from tests.service.sample_tasks import adapter, hub_push, jobs_of
 from tests.service.web.page_samples import FOLDER
 
 # what needs a hub, a base's files, or an identity provider, which these tests' service lacks: it says so
 _LACKING = {
     "preview_file": "tokenizer",
     "add_model": "hub",
+    "create_hub_push": "hub",
     "allow_model": "/models/llama-3.2-1b",
     "begin_device_sign_in": "identity provider",
     "poll_device_sign_in": "identity provider",
@@ -72,6 +73,7 @@ class Things:
         made = {
             "BASE_MODEL": "toy" if operation == "create_adapter" else "small",
             "HANDLE": "unknown",
+            "HF_TOKEN": "hf_token",
             "NODE_NAME": "gpu-7",
             "DEVICE_TYPE": "a type",
             "FROM_DAY": "2026-01-01",
@@ -85,6 +87,7 @@ class Things:
             "BATCH_ID": lambda: _made(self.owner, "/v1/batches", tasks=[self.owner.spec(self.owner.file())]),
             "WEBHOOK_ID": self._webhook,
             "SERVER_ID": lambda: _made(self.owner, "/v1/tracking-servers", name=new_id("lab"), url="https://example.com"),
+            "PUSH_ID": self._push,
             "MERGED_ID": lambda: self._merged(operation),
             "KEY_ID": lambda: _made(self.owner, "/v1/keys", name="another", scopes=["read"]),
             "ACCOUNT_ID": lambda: _made(self.owner, "/v1/service-accounts", name=f"of {operation}", role="editor"),
@@ -117,6 +120,10 @@ class Things:
             row = session.get_one(MergedModel, merged)
             row.files = [row.adapter_files[0] | {"path": "config.json"}]
         return {"MERGED_ID": merged}
+
+    def _push(self) -> dict[str, str]:
+        with self._database.begin() as session:
+            return {"PUSH_ID": hub_push(session, self.owner.tenant_id).id}
 
     def _webhook(self) -> dict[str, str]:
         hook = _made(self.owner, "/v1/webhooks", url="https://example.com/hook", events=["task.succeeded"])["id"]
