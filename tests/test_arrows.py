@@ -87,7 +87,10 @@ LAYERED = ("contract", "service", "worker", "grouped_lora", "motet", "deploy")
 ROLES = {"__init__.py", "__main__.py", "actions.py", "models.py", "resource.py", "routes.py", "errors.py", "settings.py"}
 ROLES |= {
     f"{resource}.py"
-    for resource in ("account", "adapters", "batches", "completions", "files", "fleet", "members", "merged_models", "tasks")
+    for resource in (
+        *("account", "adapters", "batches", "completions", "files", "fleet", "hub_pushes", "members", "merged_models"),
+        "tasks",
+    )
 }  # operations, schemas, commands
 MOST_LINES, MOST_MODULES = 300, 15  # per module and per folder
 CLOCK = {"now", "utcnow", "today"}  # of datetime, whose values may be compared here

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from contract.compatibility.version import VERSION
 from motet.api.errors import ApiError, MotetError
-from motet.commands import account, asking, cluster, exit_codes, local, merging, submitting, tasks
+from motet.commands import account, asking, cluster, exit_codes, hub_pushes, local, stored, submitting, tasks
 from motet.commands.admin import admin
 from motet.commands.exit_codes import ExitCode
 from motet.commands.files import files
@@ -26,7 +26,7 @@ _GROUPS = {
         *(tasks.tasks, tasks.jobs, tasks.watch, tasks.logs, tasks.events, tasks.compare, tasks.evaluations),
         *(tasks.pause, tasks.resume, tasks.cancel, tasks.download, tasks.delete),
     ),
-    "Adapters": (asking.ask, merging.merge, merging.merged),
+    "Adapters": (asking.ask, stored.merge, stored.merged, hub_pushes.push, hub_pushes.pushes),
     "Fleet": (cluster.cluster, cluster.schedule, cluster.nodes),
     "Account": (account.login, account.logout, account.use, account.services, account.dashboard, whoami, account.usage),
     "This machine": (local.up, local.demo, local.doctor),

@@ -12,7 +12,19 @@ from typing import Self
 
 from motet.api import credentials
 from motet.api.async_transport import AsyncTransport
-from motet.api.calls import Account, Adapters, Admin, Batches, Completions, Files, Members, MergedModels, Models, Tasks
+from motet.api.calls import (
+    Account,
+    Adapters,
+    Admin,
+    Batches,
+    Completions,
+    Files,
+    HubPushes,
+    Members,
+    MergedModels,
+    Models,
+    Tasks,
+)
 from motet.api.errors import NoCredentials
 from motet.api.operations import fleet
 from motet.api.resources import Schedule
@@ -40,6 +52,7 @@ class AsyncClient:
         self.batches = Batches(self._transport)
         self.adapters = Adapters(self._transport)
         self.merged_models = MergedModels(self._transport)
+        self.hub_pushes = HubPushes(self._transport)
         self.completions = Completions(self._transport)
         self.models = Models(self._transport)
         self.account = Account(self._transport)

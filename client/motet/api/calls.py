@@ -7,7 +7,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from motet.api.async_transport import AsyncTransport
-from motet.api.operations import account, adapters, batches, completions, files, fleet, members, merged_models, tasks
+from motet.api.operations import (
+    account,
+    adapters,
+    batches,
+    completions,
+    files,
+    fleet,
+    hub_pushes,
+    members,
+    merged_models,
+    tasks,
+)
 from motet.api.steps import Listing, Operation
 from motet.api.sync_transport import Transport
 
@@ -127,6 +138,17 @@ class MergedModels(Calls[D]):
     wait = Call(merged_models.wait)
     download = Call(merged_models.download)
     delete = Call(merged_models.delete_merged_model)
+
+
+class HubPushes(Calls[D]):
+    """Adapters and merged models, pushed to a repository of the hub."""
+
+    create = Call(hub_pushes.create)
+    get = Call(hub_pushes.hub_push)
+    list = Paginated(hub_pushes.hub_pushes)
+    follow = Paginated(hub_pushes.follow)
+    wait = Call(hub_pushes.wait)
+    delete = Call(hub_pushes.delete_hub_push)
 
 
 class Completions(Calls[D]):

@@ -13,7 +13,19 @@ from types import TracebackType
 from typing import Self
 
 from motet.api import credentials
-from motet.api.calls import Account, Adapters, Admin, Batches, Completions, Files, Members, MergedModels, Models, Tasks
+from motet.api.calls import (
+    Account,
+    Adapters,
+    Admin,
+    Batches,
+    Completions,
+    Files,
+    HubPushes,
+    Members,
+    MergedModels,
+    Models,
+    Tasks,
+)
 from motet.api.errors import NoCredentials
 from motet.api.operations import fleet
 from motet.api.resources import Schedule
@@ -42,6 +54,7 @@ class Client:
         self.batches = Batches(self._transport)
         self.adapters = Adapters(self._transport)
         self.merged_models = MergedModels(self._transport)
+        self.hub_pushes = HubPushes(self._transport)
         self.completions = Completions(self._transport)
         self.models = Models(self._transport)
         self.account = Account(self._transport)

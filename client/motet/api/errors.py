@@ -40,6 +40,10 @@ class MergedModelNotReady(MotetError):
     """An adapter could not be added to its base, or is not yet."""
 
 
+class HubPushFailed(MotetError):
+    """Something could not be pushed to the hub, or had not been when the wait timed out."""
+
+
 @dataclass(frozen=True)
 class FieldProblem:
     """One mistake that the service found in a field of the body or on a line of a file."""

@@ -201,14 +201,20 @@ def download(
 
 def delete(
     ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="Tasks, files, adapters or merged models by id, or `last` for a task.")
+        list[str],
+        typer.Argument(metavar="ID...", help="Tasks, files, adapters, merged models or pushes by id, or `last` for a task."),
     ],
     json: Json = False,
 ) -> None:
-    """Delete ended tasks with their adapters, or uploads, single adapters or merged models, for good."""
+    """Delete ended tasks with their adapters, or uploads, single adapters, merged models or pushes, for good."""
     output, deleted = Output(json), []
     with Client() as client:
-        deletes = {"file": client.files.delete, "adapter": client.adapters.delete, "merged": client.merged_models.delete}
+        deletes = {
+            "file": client.files.delete,
+            "adapter": client.adapters.delete,
+            "merged": client.merged_models.delete,
+            "push": client.hub_pushes.delete,
+        }
         for id in ids:
             whole = resolve(client, id)
             deletes.get(whole.partition("_")[0], client.tasks.delete)(whole)

@@ -7,7 +7,19 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.gpu_counts import device_word, gpu_count
-from motet.api.resources import Adapter, Autoscaling, File, Job, MergedModel, Model, Node, Schedule, ScheduledNode, Task
+from motet.api.resources import (
+    Adapter,
+    Autoscaling,
+    File,
+    HubPush,
+    Job,
+    MergedModel,
+    Model,
+    Node,
+    Schedule,
+    ScheduledNode,
+    Task,
+)
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
 from motet.display.task_state import TaskState, why
@@ -183,6 +195,31 @@ def merged_models_table(merged: Iterable[MergedModel]) -> RenderableType:
         Column("asked for", need=4),
     )
     rows = [(one.id, one.adapter_id, one.base_model, one.status, f"{one.bytes:,}", ago(one.created_at)) for one in merged]
+    return Columns(columns, rows)
+
+
+def hub_pushes_table(pushes: Iterable[HubPush]) -> RenderableType:
+    columns = (
+        Column("push"),
+        Column("what", need=1),
+        Column("repository"),
+        Column("branch", need=2),
+        Column("status"),
+        Column("bytes", need=3, right=True),
+        Column("asked for", need=4),
+    )
+    rows = [
+        (
+            one.id,
+            one.adapter_id or one.merged_model_id or "",
+            one.repository,
+            one.revision,
+            one.status,
+            f"{one.sent_bytes:,}/{one.bytes:,}",
+            ago(one.created_at),
+        )
+        for one in pushes
+    ]
     return Columns(columns, rows)
 
 

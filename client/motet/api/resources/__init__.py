@@ -48,6 +48,7 @@ from motet.api.resources.fleet import (
     WaitingTask,
     WantedGpus,
 )
+from motet.api.resources.hub_pushes import HubPush, HubPushError
 from motet.api.resources.members import (
     DeviceSignIn,
     Invitation,
@@ -103,6 +104,8 @@ __all__ = [
     "FreeGpus",
     "GpuFit",
     "HubModel",
+    "HubPush",
+    "HubPushError",
     "IdleNode",
     "Invitation",
     "Job",
