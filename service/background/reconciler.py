@@ -66,27 +66,26 @@ def run(settings: Settings) -> None:
         signal.signal(number, lambda *_: stop.set())
     span_exporter.start(settings, "motet-reconcile")
     dependencies = Dependencies.of(settings)
-    courier = courier_of(settings, dependencies.db)
-    graders, mirrors = grader_courier_of(dependencies), MirrorCourier.of(settings, dependencies.db)
-    autoscaling = AutoscalingWebhook(settings, dependencies.db)
-    importer, pushes, swept = Importer(dependencies), HubPushCourier(dependencies), time.monotonic()
+    database = dependencies.db
+    courier = courier_of(settings, database)
+    in_threads = (  # as the courier: in threads of their own, since those that they call may be slow
+        Importer(dependencies),
+        grader_courier_of(dependencies),
+        MirrorCourier.of(settings, database),
+        AutoscalingWebhook(settings, database),
+        HubPushCourier(dependencies),
+    )
+    swept = time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         show_alive(settings)
         once(dependencies)
-        courier.wake()  # delivers in its own thread, since receivers may be slow
-        importer.wake()  # in threads as well
-        graders.wake()
-        mirrors.wake()
-        autoscaling.wake()
-        pushes.wake()
+        for work in (courier, *in_threads):
+            work.wake()
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
-    importer.close()
-    graders.close()
-    mirrors.close()
-    autoscaling.close()
-    pushes.close()
+    for work in in_threads:
+        work.close()
     span_exporter.stop()
 
 
