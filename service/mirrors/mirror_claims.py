@@ -49,12 +49,13 @@ class ClaimLost(Exception):
 
 @dataclass(frozen=True)
 class ClaimedMirror:
-    """A mirror that is visited, of the tracking server at `url`. credentials: sealed."""
+    """A mirror that is visited, of the tracking server of this `type` at `url`. credentials: sealed."""
 
     id: str
     claim: int
     task_id: str
     server_id: str
+    type: str
     url: str = field(repr=False)
     credentials: bytes | None = field(repr=False)
 
@@ -87,8 +88,9 @@ class MirrorClaims:
                 failing_since=None,
             )
 
-    def failed(self, claimed: ClaimedMirror, error: str, final: bool) -> None:
-        """Note a visit that failed: the mirror is given up if that is `final`, or after GIVEN_UP. Raises ClaimLost."""
+    def failed(self, claimed: ClaimedMirror, error: str, final: bool, wait: timedelta | None = None) -> None:
+        """Note a visit that failed: the mirror is given up if that is `final`, or after GIVEN_UP. wait: the least time that the
+        server asks to be left alone. Raises ClaimLost."""
         with self._db.begin() as session:
             now = clock(session)
             since = func.coalesce(TaskMirror.failing_since, now)
@@ -101,7 +103,7 @@ class MirrorClaims:
                 error=error,
                 attempts=TaskMirror.attempts + 1,
                 failing_since=since,
-                next_at=waits,
+                next_at=func.greatest(waits, now + wait) if wait is not None else waits,
                 held_until=None,
             )
 
@@ -160,4 +162,4 @@ def _claim(session: Session, id: str, now: datetime) -> ClaimedMirror | None:
         return None
     mirror.claim += 1
     mirror.held_until = mirror.next_at = now + HELD
-    return ClaimedMirror(id, mirror.claim, mirror.task_id, server.id, server.url, server.credentials)
+    return ClaimedMirror(id, mirror.claim, mirror.task_id, server.id, server.type, server.url, server.credentials)

@@ -4,6 +4,7 @@ No transaction is open during a call.
 """
 
 import logging
+from collections.abc import Mapping
 
 from service.database.engine import Database
 from service.http.outbound import Outbound
@@ -11,8 +12,12 @@ from service.messaging.claim_courier import ClaimCourier, Taken
 from service.mirrors.mirror_claims import ClaimedMirror, ClaimLost, MirrorClaims
 from service.mirrors.mirror_visit import MirrorVisit
 from service.mirrors.mirrored_task import TaskReader
-from service.mirrors.mlflow_client import CallFailed, MlflowClient
+from service.mirrors.mlflow_client import MlflowClient
+from service.mirrors.mlflow_tracker import MlflowTracker
+from service.mirrors.tracker import CallFailed, Tracker
 from service.mirrors.tracking_servers import box_of, opened, outbound_of
+from service.mirrors.wandb_client import WandbClient
+from service.mirrors.wandb_tracker import WandbTracker
 from service.secret_box import SecretBox, Unsealable
 from service.settings import Settings
 
@@ -48,16 +53,22 @@ class MirrorCourier(ClaimCourier[ClaimedMirror]):
     def _visit(self, claimed: ClaimedMirror) -> bool:
         """Returns whether the server is slow. Raises ClaimLost."""
         try:
-            client = MlflowClient(self._outbound, claimed.url, opened(self._box, claimed.credentials))
+            tracker = _tracker(self._outbound, claimed, opened(self._box, claimed.credentials))
         except Unsealable as error:
             log.error("credentials of tracking server %s: %s", claimed.server_id, error)
             why = f"its credentials cannot be read on our side; give them anew: PATCH /v1/tracking-servers/{claimed.server_id}"
             self._claims.failed(claimed, why, final=True)
             return False
         try:
-            visited = MirrorVisit(TaskReader(self._db, claimed), client).run()
+            visited = MirrorVisit(TaskReader(self._db, claimed), tracker).run()
         except CallFailed as failed:
-            self._claims.failed(claimed, str(failed), failed.final)
+            self._claims.failed(claimed, str(failed), failed.final, failed.wait)
             return not failed.final
         self._claims.visited(claimed, visited.version, visited.left, visited.finished)
-        return client.slowest > _SLOW_SECONDS
+        return tracker.slowest > _SLOW_SECONDS
+
+
+def _tracker(outbound: Outbound, claimed: ClaimedMirror, credentials: Mapping[str, str]) -> Tracker:
+    if claimed.type == "wandb":
+        return WandbTracker(WandbClient(outbound, claimed.url, credentials))
+    return MlflowTracker(MlflowClient(outbound, claimed.url, credentials))

@@ -2,88 +2,45 @@
 
 Points count up to a job's last checkpoint, and all of a job that has ended: a lost executor takes later ones back. A batch is
 noted before it is sent and struck out once it is answered, so that one of unknown fate can be compared with what the server
-has. It is sent again with the same times, by which MLflow's database knows points that it has.
+has, or sent again just as it was.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Any, get_args
 
 from sqlalchemy import Integer, and_, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
+from contract.messages.report_messages import Series
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, TaskStatus
 from service.database.engine import Database, clock
 from service.mirrors.mirror_claims import ClaimedMirror, record
-from service.mirrors.mlflow_client import MOST_METRICS, Metric
 from service.mirrors.models import MirroredRun, TaskMirror
+from service.mirrors.tracker import MOST_POINTS, Metric, MirroredJob, MirroredTask, PointBatch
 from service.tasks.models import Job, PointChunk, Task
 
-_CHUNKS = 16  # of points, read for a batch
+_CHUNKS = 2 * len(get_args(Series)) + 4  # of points, read for a batch; of each series one may be sent in part
 _ALL = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class MirroredJob:
-    """A job that has started. limit: the last step whose points count. run_id: of its run, None before there is one."""
-
-    id: str
-    index: int
-    config: Mapping[str, Any]
-    status: JobStatus
-    exit_reason: str | None
-    best_step: int | None
-    started: int
-    ended: int | None
-    limit: int
-    run_id: str | None
-    in_doubt: bool
-    empty: bool  # no point of it is there
-
-
-@dataclass(frozen=True)
-class MirroredTask:
-    """version: the task's, as of which all this is. ended: milliseconds since 1970, as all times here; None: it goes on.
-    started: of its first job, None before. jobs: those that have more to send, in index order."""
-
-    id: str
-    name: str | None
-    version: int
-    status: TaskStatus
-    base_model: str
-    winner_job_id: str | None
-    experiment: str
-    tags: Mapping[str, str]
-    experiment_id: str | None
-    run_id: str | None
-    started: int | None
-    ended: int | None
-    jobs: Sequence[MirroredJob]
-
-
-@dataclass(frozen=True)
-class PointBatch:
-    """Points of one job's run to send, by series and step. first: nothing of it was sent before."""
-
-    metrics: Sequence[Metric]
-    first: bool
+_HEARD = "heard"  # in a run's position: when the server heard of it last
 
 
 class TaskReader:
     def __init__(self, db: Database, claimed: ClaimedMirror) -> None:
         self._db, self._claimed = db, claimed
 
-    def task(self) -> MirroredTask:
-        """Raises ClaimLost."""
+    def task(self, beat: timedelta | None = None) -> MirroredTask:
+        """beat: its jobs are also those that go on and of which the server has heard nothing for so long. Raises ClaimLost."""
         with self._db.begin() as session:
             record(session, self._claimed)
             mirror = session.get_one(TaskMirror, self._claimed.id)
             row = session.get_one(Task, self._claimed.task_id)
             runs = {run.job_id: run for run in session.scalars(select(MirroredRun).where(MirroredRun.mirror_id == mirror.id))}
-            started = select(Job).where(Job.task_id == row.id, Job.started_at.is_not(None)).order_by(Job.index)
-            jobs = [(_job(job, runs.get(job.id)), runs.get(job.id)) for job in session.scalars(started)]
+            all_jobs = list(session.scalars(select(Job).where(Job.task_id == row.id).order_by(Job.index)))
+            jobs = [(_job(job, runs.get(job.id)), runs.get(job.id)) for job in all_jobs if job.started_at is not None]
+            heard = _milliseconds(clock(session) - beat) if beat is not None else 0
             return MirroredTask(
                 id=row.id,
                 name=row.name,
@@ -93,16 +50,18 @@ class TaskReader:
                 winner_job_id=row.winner_job_id,
                 experiment=mirror.experiment,
                 tags=mirror.tags,
-                experiment_id=mirror.experiment_id,
+                options=mirror.options,
+                place=mirror.entity if mirror.type == "wandb" else mirror.experiment_id,
                 run_id=mirror.run_id,
                 started=min((job.started for job, _ in jobs), default=None),
                 ended=_milliseconds(row.ended_at) if row.status in TASK_TERMINAL and row.ended_at is not None else None,
-                jobs=[job for job, run in jobs if run is None or not _all_there(job, run)],
+                job_count=len(all_jobs),
+                jobs=[job for job, run in jobs if run is None or not _all_there(job, run, heard)],
             )
 
-    def note_experiment(self, experiment_id: str) -> None:
+    def note_place(self, place: str) -> None:
         """Raises ClaimLost, as all that follow do."""
-        self._record(experiment_id=experiment_id)
+        self._record(**{"entity" if self._claimed.type == "wandb" else "experiment_id": place})
 
     def note_run(self, run_id: str, job: MirroredJob | None) -> None:
         """A job's run, or the task's own."""
@@ -141,11 +100,18 @@ class TaskReader:
             return None
 
     def note_sent(self, job: MirroredJob, batch: PointBatch) -> None:
+        """job: with its position after the batch."""
         with self._db.begin() as session:
             record(session, self._claimed)
             run = _run(session, self._claimed, job)
             _note_sent(session, run, batch.metrics)
-            run.in_doubt = None
+            run.in_doubt, run.position = None, {**job.position, _HEARD: _milliseconds(clock(session))}
+
+    def note_beat(self, job: MirroredJob) -> None:
+        with self._db.begin() as session:
+            record(session, self._claimed)
+            run = _run(session, self._claimed, job)
+            run.position = {**run.position, _HEARD: _milliseconds(clock(session))}
 
     def note_ended(self, job: MirroredJob) -> None:
         with self._db.begin() as session:
@@ -161,8 +127,10 @@ def _run(session: Session, claimed: ClaimedMirror, job: MirroredJob) -> Mirrored
     return session.get_one(MirroredRun, (claimed.id, job.id))
 
 
-def _all_there(job: MirroredJob, run: MirroredRun) -> bool:
-    return run.ended or (job.ended is None and run.in_doubt is None and job.limit <= run.through)
+def _all_there(job: MirroredJob, run: MirroredRun, heard: int) -> bool:
+    """heard: since then the server must have heard of a job that goes on."""
+    told = run.in_doubt is None and job.limit <= run.through and run.position.get(_HEARD, 0) >= heard
+    return run.ended or (job.ended is None and told)
 
 
 def _job(job: Job, run: MirroredRun | None) -> MirroredJob:
@@ -175,32 +143,44 @@ def _job(job: Job, run: MirroredRun | None) -> MirroredJob:
         status=JobStatus(job.status),
         exit_reason=job.exit_reason,
         best_step=job.best_step,
+        best_val_loss=job.best_val_loss,
         started=_milliseconds(job.started_at),
         ended=_milliseconds(job.ended_at) if ended and job.ended_at is not None else None,
         limit=_ALL if ended else (job.checkpoint or {}).get("step", -1),
         run_id=run.run_id if run is not None else None,
         in_doubt=run is not None and run.in_doubt is not None,
         empty=run is None or not run.sent,
+        position=run.position if run is not None else {},
     )
 
 
 def _points(session: Session, run: MirroredRun, at: int, through: Mapping[str, int] | None, limit: int = _ALL) -> list[Metric]:
-    """The run's first points, at most a batch, that were not sent: of the series in `through` up to its steps, or of all up to
-    `limit`."""
+    """The run's first points, at most a batch, that were not sent, by step: of the series in `through` up to its steps, or of
+    all up to `limit`."""
     last = func.coalesce(literal(run.sent, JSONB)[PointChunk.series].astext.cast(Integer), -1)
-    chunks = select(PointChunk.series, PointChunk.steps, PointChunk.values)
+    chunks = select(PointChunk.series, PointChunk.first_step, PointChunk.steps, PointChunk.values)
     chunks = chunks.where(PointChunk.job_id == run.job_id, PointChunk.hidden_by.is_(None), PointChunk.last_step > last)
     if through is None:
         chunks = chunks.where(PointChunk.first_step <= limit)
     else:
         of_series = [and_(PointChunk.series == key, PointChunk.first_step <= step) for key, step in through.items()]
         chunks = chunks.where(or_(*of_series))
+    rows = session.execute(chunks.order_by(PointChunk.first_step, PointChunk.series).limit(_CHUNKS + 1)).all()
+    whole = rows[_CHUNKS].first_step - 1 if len(rows) > _CHUNKS else _ALL  # the last step of which all series were read
     found = list[Metric]()
-    for key, steps, values in session.execute(chunks.order_by(PointChunk.series, PointChunk.first_step).limit(_CHUNKS)):
-        most = limit if through is None else through[key]
+    for key, _, steps, values in rows[:_CHUNKS]:
+        most = min(whole, limit if through is None else through[key])
         after = run.sent.get(key, -1)
         found += (Metric(key, step, value, at) for step, value in zip(steps, values, strict=True) if after < step <= most)
-    return found[:MOST_METRICS]
+    return _first(sorted(found, key=lambda point: (point.step, point.key)))
+
+
+def _first(points: Sequence[Metric]) -> list[Metric]:
+    """At most a batch of them, the last step of which is whole."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    cut = points[MOST_POINTS].step
+    return list(takewhile(lambda point: point.step < cut, points))
 
 
 def _note_sent(session: Session, run: MirroredRun, metrics: Sequence[Metric]) -> None:

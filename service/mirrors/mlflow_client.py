@@ -1,51 +1,25 @@
-"""MLflow's REST API (version 2.0 of it), as far as mirrors need it. Knows no tables.
+"""MLflow's REST API (version 2.0 of it), as far as mirrors need it. Knows no tables and no tasks.
 
-A tenant's server may answer anything: answers are bounded, and their form is checked. No redirect is followed, since
-credentials go to the server that the tenant named.
+The form of answers is checked, since a tenant's server may answer anything.
 """
 
-import base64
-import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import urlencode
 
-from service.http.outbound import Failed, Fetched, Outbound, Refused
+from service.http.outbound import Outbound
+from service.mirrors.tracker import CallFailed, Metric
+from service.mirrors.tracker_calls import AGAIN, Answered, TrackerCalls, basic
 
-# MLflow's bounds of a batch: 1,000 metrics, params and tags together, 100 params; and 500 characters of a param (later 6,000)
-MOST_METRICS, MOST_PARAMS, MOST_PARAM = 900, 100, 500
-_MOST_ANSWER = 4 * 2**20  # bytes
+MOST_PARAMS, MOST_PARAM = 100, 500  # MLflow's bounds: params of a batch, characters of one (later 6,000)
+_API = "/api/2.0/mlflow/"
 _RUNS_PER_PAGE, _PAGES = 50, 100  # of a search: a run may have many tags, and an answer has a bound
 _SEARCH_SECONDS = 20.0  # until its last page is asked for: a claim outlives a search and the call after it
-_SHOWN = 300  # characters of a failure
-_AGAIN = (401, 403, 404, 408, 425, 429)  # besides 5xx: what a tenant or an operator of the server can mend
 _GONE, _THERE = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OWN = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "motet-mirrors/1"}
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
-
-
-class CallFailed(Exception):
-    """The server did not do it; the message is for the tenant. `final`: nor would it if it were asked again. `code`: MLflow's
-    error code, if it gave one."""
-
-    def __init__(self, message: str, final: bool = False, code: str | None = None) -> None:
-        super().__init__("".join(letter if letter.isprintable() else " " for letter in message)[:_SHOWN])
-        self.final, self.code = final, code
-
-
-@dataclass(frozen=True)
-class Metric:
-    """value: NaN where the loss was not finite. at: milliseconds since 1970."""
-
-    key: str
-    step: int
-    value: float
-    at: int
 
 
 def authorization(credentials: Mapping[str, str]) -> dict[str, str]:
@@ -53,8 +27,7 @@ def authorization(credentials: Mapping[str, str]) -> dict[str, str]:
     if "token" in credentials:
         return {"Authorization": f"Bearer {credentials['token']}"}
     if "username" in credentials:
-        login = f"{credentials['username']}:{credentials['password']}".encode()
-        return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+        return basic(credentials["username"], credentials["password"])
     return {}
 
 
@@ -62,9 +35,7 @@ class MlflowClient:
     """Calls one server. Every method raises CallFailed."""
 
     def __init__(self, outbound: Outbound, url: str, credentials: Mapping[str, str]) -> None:
-        self._outbound, self._url = outbound, url.rstrip("/") + "/api/2.0/mlflow/"
-        self._headers = _OWN | authorization(credentials)
-        self.slowest = 0.0  # seconds of a call
+        self.calls = TrackerCalls(outbound, url, authorization(credentials))
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, which is made where there is none."""
@@ -144,46 +115,24 @@ class MlflowClient:
         """ended: milliseconds since 1970."""
         self._post("runs/update", {"run_id": run_id, "status": status, "end_time": ended})
 
-    def _get(self, call: str, **query: str) -> dict[str, Any]:
-        url = f"{self._url}{call}?{urlencode(query)}"
-        return self._answer(call, lambda: self._outbound.get(url, self._headers, _MOST_ANSWER + 1, redirects=0))
+    def _get(self, call: str, **query: str) -> Mapping[str, Any]:
+        return _checked(call, self.calls.get(_API + call, call, **query))
 
-    def _post(self, call: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        sent = json.dumps(body).encode()
-        return self._answer(call, lambda: self._outbound.post(self._url + call, sent, self._headers, _MOST_ANSWER + 1))
-
-    def _answer(self, call: str, ask: Callable[[], Fetched]) -> dict[str, Any]:
-        began = time.monotonic()
-        try:
-            answer = ask()
-        except Refused as refused:
-            raise CallFailed(f"the server's URL {refused}") from None
-        except Failed as failed:
-            raise CallFailed(f"{call}: {failed}") from None
-        finally:
-            self.slowest = max(self.slowest, time.monotonic() - began)
-        said = _read(call, answer.body)
-        if answer.status == 200 and said is not None:
-            return said
-        if answer.status == 200:
-            raise CallFailed(f"{call} answered no JSON object; is the URL that of an MLflow tracking server?")
-        code = said.get("error_code") if said is not None else None
-        code = code if isinstance(code, str) else None
-        words = f" {code}: {said.get('message')}" if said is not None and code is not None else ""
-        moved = ", and redirects are not followed" if 300 <= answer.status < 400 else ""
-        mendable = code is None or answer.status >= 500 or (answer.status in _AGAIN and code != _GONE)
-        raise CallFailed(f"{call} answered {answer.status}{words}{moved}", final=not mendable, code=code)
+    def _post(self, call: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _checked(call, self.calls.post(_API + call, call, body))
 
 
-def _read(call: str, body: bytes) -> dict[str, Any] | None:
-    """The JSON object; None where it is none."""
-    if len(body) > _MOST_ANSWER:
-        raise CallFailed(f"{call} answered more than {_MOST_ANSWER} bytes")
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
+def _checked(call: str, answer: Answered) -> Mapping[str, Any]:
+    said = answer.said
+    if answer.status == 200 and said is not None:
+        return said
+    if answer.status == 200:
+        raise CallFailed(f"{call} answered no JSON object; is the URL that of an MLflow tracking server?")
+    code = said.get("error_code") if said is not None else None
+    code = code if isinstance(code, str) else None
+    words = f" {code}: {said.get('message')}" if said is not None and code is not None else ""
+    mendable = code is None or answer.status >= 500 or (answer.status in AGAIN and code != _GONE)
+    raise CallFailed(f"{call} answered {answer.status}{words}{answer.moved}", not mendable, code, answer.wait)
 
 
 def _object(said: Any, name: str) -> dict[str, Any]:
@@ -193,7 +142,7 @@ def _object(said: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def _list(said: dict[str, Any], name: str) -> list[Any]:
+def _list(said: Mapping[str, Any], name: str) -> list[Any]:
     """MLflow leaves empty lists out."""
     found = said.get(name, [])
     if not isinstance(found, list):
@@ -201,7 +150,7 @@ def _list(said: dict[str, Any], name: str) -> list[Any]:
     return found
 
 
-def _id(said: dict[str, Any], name: str) -> str:
+def _id(said: Mapping[str, Any], name: str) -> str:
     found = said.get(name)
     if not isinstance(found, str) or _ID.fullmatch(found) is None:
         raise CallFailed(f"an answer's '{name}' is no id; is the URL that of an MLflow tracking server?")

@@ -11,12 +11,13 @@ from service.database.engine import At, Base, Big, Id, Json, Now
 
 
 class TrackingServer(Base):
-    """An MLflow tracking server, which the tenant's specs name."""
+    """A tracking server, which the tenant's specs name."""
 
     __tablename__ = "tracking_servers"
 
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    type: Mapped[str] = mapped_column(String(16), default="mlflow", server_default="mlflow")  # a TrackerType
     name: Mapped[str] = mapped_column(String(64))
     url: Mapped[str] = mapped_column(Text)
     credentials: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted JSON
@@ -36,12 +37,15 @@ class TaskMirror(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
     server_id: Mapped[str | None] = mapped_column(ForeignKey("tracking_servers.id", ondelete="SET NULL"), index=True)
+    type: Mapped[str] = mapped_column(String(16), default="mlflow", server_default="mlflow")  # a TrackerType
     server: Mapped[str] = mapped_column(String(64))  # its name
-    experiment: Mapped[str] = mapped_column(Text)  # its name
+    experiment: Mapped[str] = mapped_column(Text)  # its name; of W&B, the project's
+    entity: Mapped[str | None] = mapped_column(Text)  # of W&B: as asked for, or as the server named it
     tags: Mapped[Json]
+    options: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))  # of W&B: the runs' `name` and `tags`
     state: Mapped[str] = mapped_column(String(16), default="active", server_default="active")  # task_mirrors.State
     experiment_id: Mapped[str | None] = mapped_column(String(64))  # there,
-    run_id: Mapped[str | None] = mapped_column(String(64))  # of the task
+    run_id: Mapped[str | None] = mapped_column(String(64))  # of the task; of W&B, the group of its runs
     points: Mapped[Big] = mapped_column(default=0, server_default="0")  # that are there
     error: Mapped[str | None] = mapped_column(Text)  # of the last visit
     attempts: Mapped[int] = mapped_column(default=0, server_default="0")  # visits that failed in a row,
@@ -60,7 +64,8 @@ class TaskMirror(Base):
 
 class MirroredRun(Base):
     """A job's run. `in_doubt`: the batch that was sent last, while nobody knows whether it arrived: `at`, the time of its
-    points there, and `through`, its last step by series."""
+    points there, and `through`, its last step by series. `position`: the tracker's own,
+    after what was answered."""
 
     __tablename__ = "mirrored_runs"
 
@@ -71,4 +76,5 @@ class MirroredRun(Base):
     through: Mapped[int] = mapped_column(default=-1, server_default="-1")  # all points up to this step are there
     sent: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))  # by series, the last step that is there
     in_doubt: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    position: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))
     ended: Mapped[bool] = mapped_column(default=False, server_default="false")  # its end is there, too

@@ -38,7 +38,7 @@ Out = Annotated[Outbound, Depends(_outbound)]
     "/tracking-servers",
     status_code=201,
     operation_id="create_tracking_server",
-    summary="Add an MLflow tracking server",
+    summary="Add a tracking server: MLflow or Weights & Biases",
     description="Specs name it in `integrations`. Credentials are stored encrypted, sent to its URL alone, and never shown.",
     tags=["tracking servers"],
     responses=problems(400, 409, 422),
@@ -46,9 +46,9 @@ Out = Annotated[Outbound, Depends(_outbound)]
 def create_tracking_server(
     new: NewTrackingServer, writer: Writer, db: Db, box: Box, outbound: Out, claim: ClaimedKey
 ) -> TrackingServerResource:
-    tracking_servers.check_url(outbound, new.url)
+    url = tracking_servers.check_new(outbound, new)
     with db.begin() as session:
-        made = TrackingServerResource.of(tracking_servers.create(session, box, writer, new))
+        made = TrackingServerResource.of(tracking_servers.create(session, box, writer, new, url))
         claim.store_answer(session, 201, made, {})
     return made
 

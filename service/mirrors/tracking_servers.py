@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import BaseModel, Field, model_validator
 from sqlalchemy import func, select, update
@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from contract.evaluation.endpoint_fields import HeaderValue
-from contract.integrations import ServerName
+from contract.integrations import ServerName, TrackerType
 from contract.strict import STORABLE, Strict
 from service.database.engine import new_id
 from service.http.outbound import MAX_URL, NotPublic, Outbound, Refused
@@ -29,6 +29,8 @@ _CALL_SECONDS = 15.0  # until a server has answered
 _PATH = 64  # characters, room for that of a call
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL - _PATH), STORABLE]
 _Login = Annotated[str, Field(min_length=1, max_length=1024), STORABLE]
+WANDB_URL = "https://api.wandb.ai"
+_MLFLOW_WAYS = "give 'token', or 'username' with 'password'; leave 'credentials' out where the server asks none"
 
 
 class TooManyServers(Invalid):
@@ -40,23 +42,28 @@ class ServerNameTaken(Conflict):
 
 
 class Credentials(Strict):
-    """A bearer token, or a user's name and password (basic authentication)."""
+    """Of MLflow a bearer token, or a user's name and password (basic authentication); of W&B an API key."""
 
     token: HeaderValue | None = None
     username: Annotated[_Login, Field(pattern="^[^:]*$")] | None = None
     password: _Login | None = None
+    api_key: Annotated[str, Field(min_length=1, max_length=1024, pattern="^[!-~]*$")] | None = None
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
-        if (self.token is not None) == (self.username is not None) or (self.username is None) != (self.password is None):
-            raise ValueError("give 'token', or 'username' with 'password'; leave 'credentials' out where the server asks none")
+        ways = sum(one is not None for one in (self.token, self.username, self.api_key))
+        if ways != 1 or (self.username is None) != (self.password is None):
+            raise ValueError(f"{_MLFLOW_WAYS}; or, for a server of type wandb, 'api_key'")
         return self
 
 
 class NewTrackingServer(Strict):
+    type: TrackerType = "mlflow"
     name: ServerName = Field(description="By which specs name it")
-    url: Url = Field(
-        description="Of an MLflow tracking server, without /api/2.0: https, and a host whose every address is public"
+    url: Url | None = Field(
+        default=None,
+        description="Of an MLflow tracking server, without /api/2.0, or of a W&B server of your own (left out, "
+        f"{WANDB_URL}): https, and a host whose every address is public",
     )
     credentials: Credentials | None = None
 
@@ -72,6 +79,7 @@ class TrackingServerChange(Strict):
 class TrackingServerResource(BaseModel):
     object: Literal["tracking_server"] = "tracking_server"
     id: str
+    type: TrackerType
     name: str
     url: str
     has_credentials: bool = Field(description="They are never shown")
@@ -81,6 +89,7 @@ class TrackingServerResource(BaseModel):
     def of(cls, server: TrackingServer) -> Self:
         return cls(
             id=server.id,
+            type=cast(TrackerType, server.type),
             name=server.name,
             url=server.url,
             has_credentials=server.credentials is not None,
@@ -98,10 +107,27 @@ def outbound_of(settings: Settings) -> Outbound:
     return Outbound(settings.tracking_networks, _CALL_SECONDS)
 
 
+def check_new(outbound: Outbound, new: NewTrackingServer) -> str:
+    """The new server's URL, checked as by `check_url`. Raises Invalid where its type needs a URL or other credentials."""
+    url = new.url or (WANDB_URL if new.type == "wandb" else None)
+    if url is None:
+        raise invalid_field("url", "missing", "says where the MLflow server is; only type wandb has one of its own")
+    _check_credentials(new.type, new.credentials)
+    check_url(outbound, url)
+    return url
+
+
+def _check_credentials(type: str, credentials: Credentials | None) -> None:
+    if type == "wandb" and (credentials is None or credentials.api_key is None):
+        raise invalid_field("credentials.api_key", "credentials_wrong", "is what a server of type wandb asks for")
+    if type == "mlflow" and credentials is not None and credentials.api_key is not None:
+        raise invalid_field("credentials.api_key", "credentials_wrong", f"is of type wandb; for MLflow {_MLFLOW_WAYS}")
+
+
 def check_url(outbound: Outbound, url: str) -> None:
     """Raise Invalid for a URL that the SSRF guard refuses. Resolves the name, so call it outside a transaction."""
     if "?" in url:
-        raise invalid_field("url", "url_refused", "may not have a query: the paths of MLflow's API are appended to it")
+        raise invalid_field("url", "url_refused", "may not have a query: the paths of the server's API are appended to it")
     try:
         outbound.check(url)
     except Refused as refused:
@@ -109,16 +135,17 @@ def check_url(outbound: Outbound, url: str) -> None:
         raise invalid_field("url", "url_refused", f"{refused}{way}") from None
 
 
-def create(session: Session, box: SecretBox, principal: Principal, new: NewTrackingServer) -> TrackingServer:
-    """The caller has checked the URL. Raises TooManyServers, ServerNameTaken."""
+def create(session: Session, box: SecretBox, principal: Principal, new: NewTrackingServer, url: str) -> TrackingServer:
+    """url: as `check_new` returned it. Raises TooManyServers, ServerNameTaken."""
     count = session.scalar(scoped(select(func.count(TrackingServer.id)), TrackingServer, principal)) or 0
     if count >= MOST:
         raise TooManyServers([], f"There are {count} tracking servers, the limit is {MOST}; delete one.")
     server = TrackingServer(
         id=new_id("tracker"),
         tenant_id=principal.tenant_id,
+        type=new.type,
         name=new.name,
-        url=new.url,
+        url=url,
         credentials=_sealed(box, new.credentials),
     )
     try:
@@ -136,13 +163,14 @@ def find_server(session: Session, principal: Principal, id: str, *, lock: bool =
 
 def change(session: Session, box: SecretBox, server: TrackingServer, wanted: TrackingServerChange) -> None:
     """Change a locked server, whose URL the caller has checked. Its mirrors are visited at once, given up ones too. Raises
-    Invalid where its credentials, which nobody is shown, would be sent to another URL."""
+    Invalid where its credentials, which nobody is shown, would be sent to another URL, or are not of its type."""
     moved = wanted.url not in (None, server.url)
     if moved and server.credentials is not None and "credentials" not in wanted.model_fields_set:
         why = "belong to the present URL and go to no other; give those of the new URL, or null where it asks for none"
         raise invalid_field("credentials", "credentials_needed", why)
     server.url = wanted.url or server.url
     if "credentials" in wanted.model_fields_set:
+        _check_credentials(server.type, wanted.credentials)
         server.credentials = _sealed(box, wanted.credentials)
     again = update(TaskMirror).where(TaskMirror.server_id == server.id, TaskMirror.state.in_(("active", "failed")))
     anew = {"state": "active", "attempts": 1, "failing_since": None, "next_at": func.clock_timestamp(), "held_until": None}

@@ -101,10 +101,15 @@ def job_object(
         training_file=ids.of(task.train_file_id),
         validation_file=ids.of(task.validation_file_id) if task.validation_file_id is not None else None,
         estimated_finish=unix(end) if (end := running_until or _planned_end(shown)) is not None else None,
-        integrations=shown.spec.get("integrations", []),
+        integrations=[_integration(one) for one in shown.spec.get("integrations", [])],
         metadata=task.labels,
         method=_method(task, space, shown, found),
     )
+
+
+def _integration(one: dict[str, Any]) -> dict[str, Any]:
+    """As OpenAI answers it: a `server`, which its API lacks, only where the request named one."""
+    return {name: value for name, value in one.items() if name != "server" or value is not None}
 
 
 def _planned_end(shown: TaskResource) -> datetime | None:

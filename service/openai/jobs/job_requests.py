@@ -99,7 +99,8 @@ class JobRequest(Strict):
     method: Method | None = None
     hyperparameters: Hyperparameters | None = Field(default=None, description="As method.supervised.hyperparameters; older")
     integrations: Integrations | None = Field(
-        default=None, description="Of type mlflow alone, in Motet's own form; curves are in the result file metrics.csv, too"
+        default=None,
+        description="Of type wandb in OpenAI's form, of type mlflow in Motet's; curves are in the result file metrics.csv, too",
     )
 
     search_space: SearchSpace | None = None

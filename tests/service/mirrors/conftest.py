@@ -1,4 +1,4 @@
-"""Tasks that are mirrored, on a scripted node; an MLflow-shaped server, and a courier to be run at will."""
+"""Tasks that are mirrored, on a scripted node; servers that stand for trackers, and a courier to be run at will."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,6 +15,8 @@ from service.mirrors.models import TaskMirror
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 from tests.service.fleet.scripted import ScriptedPlacement, completed, moved
 from tests.service.mirrors.mlflow_server import MlflowServer
+from tests.service.mirrors.scripted_tracker import ScriptedTracker
+from tests.service.mirrors.wandb_server import KEY, WandbServer
 from tests.service.webhooks.serving import serving
 
 __all__ = ["dependencies", "new_node", "nothing_left", "plan"]
@@ -43,6 +45,20 @@ def mlflow() -> Iterator[MlflowServer]:
 
 
 @pytest.fixture
+def wandb() -> Iterator[WandbServer]:
+    with serving(WandbServer()) as made:
+        yield made
+    assert made.wrong == []
+
+
+@pytest.fixture(params=["mlflow", "wandb"])
+def tracker(request) -> ScriptedTracker:
+    """A server of either type, on which `placed` mirrors, too."""
+    made: ScriptedTracker = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture
 def courier(dependencies, settings) -> MirrorCourier:
     return MirrorCourier.of(settings, dependencies.db)
 
@@ -59,25 +75,42 @@ def due(database) -> Callable[[], None]:
     return act
 
 
-def added(tenant, mlflow: MlflowServer, name: str = "lab", **more: Any) -> dict[str, Any]:
-    answer = tenant.post("/v1/tracking-servers", json={"name": name, "url": mlflow.url, **more})
+def added(tenant, server: ScriptedTracker, name: str = "lab", **more: Any) -> dict[str, Any]:
+    if isinstance(server, WandbServer):
+        more = {"type": "wandb", "credentials": {"api_key": KEY}, **more}
+    answer = tenant.post("/v1/tracking-servers", json={"name": name, "url": server.url, **more})
     assert answer.status_code == 201, answer.text
     made: dict[str, Any] = answer.json()
     return made
 
 
+def integration(server: ScriptedTracker, experiment: str, said: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(server, WandbServer):
+        return {"type": "wandb", "wandb": {"project": experiment, **said}}
+    return {"type": "mlflow", "server": "lab", "experiment": experiment, **said}
+
+
 @pytest.fixture
-def placed(tenant, new_node, plan, mlflow) -> Callable[..., ScriptedPlacement]:
-    """A task of two jobs that is mirrored, taken up by a node; its first jobs have begun."""
+def placed(request, tenant, new_node, plan) -> Callable[..., ScriptedPlacement]:
+    """A task of two jobs that is mirrored, taken up by a node; its first jobs have begun. Where the test has no `tracker` and
+    says no other, on MLflow."""
+    named = "tracker" if "tracker" in request.fixturenames else "mlflow"
+    usual: ScriptedTracker = request.getfixturevalue(named)
     node = None
 
-    def place(whose=tenant, server: MlflowServer = mlflow, begun: int = 2, **integration: object) -> ScriptedPlacement:
+    def place(
+        whose=tenant,
+        server: ScriptedTracker = usual,
+        begun: int = 2,
+        experiment: str = "voices",
+        spec: dict[str, Any] | None = None,
+        **said: object,
+    ) -> ScriptedPlacement:
         nonlocal node
         if not whose.get("/v1/tracking-servers").json()["data"]:
-            added(whose, server, credentials={"token": TOKEN})
+            added(whose, server, **({} if isinstance(server, WandbServer) else {"credentials": {"token": TOKEN}}))
         node = node or new_node(said={"capabilities": sorted(understood() - {"integrations"})}, slots=10)
-        asked = {"type": "mlflow", "server": "lab", "experiment": "voices", **integration}
-        task = whose.task(integrations=[asked])
+        task = whose.task(integrations=[integration(server, experiment, said)], **(spec or {}))
         plan()
         taken = node.take(task["id"])
         taken.report(taken.attached(), *(moved(job, "warmup") for job in range(begun)))

@@ -4,24 +4,13 @@ that it is sent, as MLflow's file store does, so one that is sent twice is seen.
 import json
 import math
 import secrets
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
-from tests.http_server import HangUpServer
+from tests.service.mirrors.scripted_tracker import Answer, ScriptedTracker
 
 API = "/api/2.0/mlflow/"
-LOST = "lost"  # of `fault`: the call is carried out, and its answer gets lost
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int = 200
-    body: bytes = b"{}"
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Refusal(Exception):
@@ -46,24 +35,21 @@ class Run:
         return [(step, value) for of, step, value, _ in self.points if of == key]
 
 
-class MlflowServer(HangUpServer):
-    """`fault` is asked before each call: an Answer to give instead, LOST, or None."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
+class MlflowServer(ScriptedTracker):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.lock = threading.RLock()
+        super().__init__()
         self.experiments: dict[str, dict[str, str]] = {}  # by name
         self.runs: dict[str, Run] = {}
-        self.calls: list[str] = []
-        self.headers: list[dict[str, str]] = []
-        self.fault: Callable[[str, dict[str, Any]], Answer | str | None] = lambda call, asked: None
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def read(self, path: str, query: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return path.removeprefix(API), body or dict(parse_qsl(query))
+
+    def carry_out(self, call: str, asked: dict[str, Any], headers: dict[str, str]) -> Answer:
+        try:
+            return Answer(200, json.dumps(self.answer(call, asked)).encode())
+        except Refusal as refused:
+            status = 404 if refused.code == "RESOURCE_DOES_NOT_EXIST" else 400
+            return Answer(status, json.dumps({"error_code": refused.code, "message": str(refused)}).encode())
 
     def run_of(self, job_id: str) -> Run:
         (found,) = [run for run in self.runs.values() if run.tags.get("motet.job") == job_id]
@@ -176,38 +162,3 @@ def _told(run: Run) -> dict[str, Any]:
     data = {"tags": [{"key": key, "value": value} for key, value in run.tags.items()]}
     info = {"run_id": run.id, "run_uuid": run.id, "status": run.status, "lifecycle_stage": run.stage}
     return {"info": info, "data": data | ({"metrics": metrics} if metrics else {})}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: MlflowServer
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        self._serve(parts.path.removeprefix(API), dict(parse_qsl(parts.query)))
-
-    def do_POST(self) -> None:
-        self._serve(self.path.removeprefix(API), json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-    def _serve(self, call: str, asked: dict[str, Any]) -> None:
-        with self.server.lock:
-            self.server.calls.append(call)
-            self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        fault = self.server.fault(call, asked)
-        try:
-            answer = fault if isinstance(fault, Answer) else Answer(200, json.dumps(self.server.answer(call, asked)).encode())
-        except Refusal as refused:
-            status = 404 if refused.code == "RESOURCE_DOES_NOT_EXIST" else 400
-            answer = Answer(status, json.dumps({"error_code": refused.code, "message": str(refused)}).encode())
-        if fault == LOST:
-            return
-        try:
-            self.send_response(answer.status)
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(answer.body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the caller did not wait
-
-    def log_message(self, *_: object) -> None:
-        pass

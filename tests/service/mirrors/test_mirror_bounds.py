@@ -12,7 +12,8 @@ from service.mirrors.models import MirroredRun, TaskMirror, TrackingServer
 from tests.service.fleet.scripted import points
 from tests.service.live_server import PATIENCE
 from tests.service.mirrors.conftest import added, finished, mirror_of
-from tests.service.mirrors.mlflow_server import Answer, MlflowServer
+from tests.service.mirrors.mlflow_server import MlflowServer
+from tests.service.mirrors.scripted_tracker import Answer
 from tests.service.webhooks.serving import serving
 
 PATH = "/v1/tracking-servers"
@@ -99,11 +100,11 @@ def test_a_server_that_lies_about_what_it_has_is_told(tenant, placed, mlflow, co
 
 
 def test_a_mirror_is_given_up_after_a_day_and_goes_on_when_its_server_is_changed(
-    tenant, placed, mlflow, courier, due, database
+    tenant, placed, tracker, courier, due, database
 ):
     taken = placed()
     taken.report(points(0, [1]), taken.checkpoint({0: 1}))
-    mlflow.fault = lambda *_: Answer(503)
+    tracker.fault = lambda *_: Answer(503)
     for _ in range(3):
         assert courier.work_off_due() == 1
         assert mirror_of(tenant, taken)["state"] == "active"
@@ -116,7 +117,7 @@ def test_a_mirror_is_given_up_after_a_day_and_goes_on_when_its_server_is_changed
     assert (seen["state"], "answered 503" in seen["error"]) == ("failed", True)
     due()
     assert courier.work_off_due() == 0
-    mlflow.fault = lambda *_: None
+    tracker.fault = lambda *_: None
     (server,) = tenant.get(PATH).json()["data"]
     assert tenant.patch(f"{PATH}/{server['id']}", json={}).status_code == 200
     assert courier.work_off_due() == 1
@@ -195,35 +196,37 @@ def test_a_search_without_end_ends_before_its_claim(tenant, placed, mlflow, cour
     assert mlflow.calls.count("runs/search") == 1
 
 
-def test_a_server_that_fails_is_slow_until_it_answers(tenant, placed, mlflow, courier, due, database):
+def test_a_server_that_fails_is_slow_until_it_answers(tenant, placed, tracker, courier, due, database):
     def slow() -> bool:
         with database.begin() as session:
             return session.scalars(select(TrackingServer.slow).where(TrackingServer.tenant_id == tenant.tenant_id)).one()
 
     placed()
-    mlflow.fault = lambda *_: Answer(503)
+    tracker.fault = lambda *_: Answer(503)
     courier.work_off_due()
     assert slow()
-    mlflow.fault = lambda *_: None
+    tracker.fault = lambda *_: None
     due()
     courier.work_off_due()
     assert not slow()
 
 
 @pytest.mark.parametrize("ends", ["server", "task"])
-def test_what_is_stopped_during_a_visit_is_recorded_no_further(tenant, placed, mlflow, courier, database, ends):
+def test_what_is_stopped_during_a_visit_is_recorded_no_further(tenant, placed, tracker, courier, database, ends):
     taken = placed()
     finished(taken)
     (server,) = tenant.get(PATH).json()["data"]
     place = f"{PATH}/{server['id']}" if ends == "server" else f"/v1/tasks/{taken.given.task_id}"
 
+    first, before = ("runs/create", 1) if isinstance(tracker, MlflowServer) else ("upsertBucket", 0)  # of a job's run
+
     def stops(call, _):
-        if call == "runs/create" and len(mlflow.runs) == 1:
+        if call == first and len(tracker.runs) == before:
             assert tenant.delete(place).status_code == 204
 
-    mlflow.fault = stops
+    tracker.fault = stops
     assert courier.work_off_due() == 1
-    assert len(mlflow.runs) == 2, "what was asked for at that moment"
+    assert len(tracker.runs) == before + 1, "what was asked for at that moment"
     with database.begin() as session:
         assert session.scalar(select(func.count()).select_from(MirroredRun)) == 0
         assert list(session.scalars(select(TaskMirror.state))) == (["stopped"] if ends == "server" else [])

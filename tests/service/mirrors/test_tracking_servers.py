@@ -1,6 +1,7 @@
 """Tracking servers as tenants manage them, and specs that name one."""
 
 import pytest
+from openai.types.fine_tuning import FineTuningJob
 from sqlalchemy import select, text
 
 from service.background.resealing import run as reseal
@@ -16,6 +17,9 @@ from tests.service.mirrors.conftest import TOKEN, added, finished, mirror_of
 
 PATH = "/v1/tracking-servers"
 SERVER = {"name": "lab", "url": "https://1.1.1.1/mlflow"}
+WANDB_SERVER = {"type": "wandb", "name": "w", "credentials": {"api_key": TOKEN}}
+OWN_WANDB = WANDB_SERVER | {"url": "https://1.1.1.1"}
+WANDB = {"type": "wandb", "wandb": {"project": "p"}}
 MIRRORED = {"type": "mlflow", "server": "lab", "experiment": "voices"}
 
 
@@ -50,6 +54,14 @@ def test_a_tracking_server_is_made_shown_changed_and_deleted(tenant):
         ({"credentials": {"token": "t", "username": "u", "password": "p"}}, "credentials", "give 'token', or"),
         ({"credentials": {"token": "a\nb"}}, "credentials.token", "pattern"),
         ({"credentials": {"username": "a:b", "password": "p"}}, "credentials.username", "pattern"),
+        ({"credentials": {"token": "t", "api_key": "k"}}, "credentials", "give 'token', or"),
+        ({"credentials": {"api_key": "k"}}, "credentials.api_key", "is of type wandb; for MLflow give 'token'"),
+        ({"url": None}, "url", "says where the MLflow server is"),
+        ({"type": "comet"}, "type", "'mlflow' or 'wandb'"),
+        ({"type": "wandb"}, "credentials.api_key", "is what a server of type wandb asks for"),
+        ({"type": "wandb", "credentials": {"token": "t"}}, "credentials.api_key", "is what a server of type wandb asks for"),
+        ({"type": "wandb", "credentials": {"api_key": "a key\n"}}, "credentials.api_key", "pattern"),
+        ({"type": "wandb", "url": "https://10.1.2.3", "credentials": {"api_key": "k"}}, "url", "MOTET_TRACKING_NETWORKS"),
     ],
 )
 def test_what_is_wrong_with_a_tracking_server_is_said(tenant, wrong, field, said):
@@ -132,13 +144,19 @@ def test_a_spec_names_tracking_servers_that_are_there(tenant, new_tenant):
 @pytest.mark.parametrize(
     ("integrations", "said"),
     [
-        ([{"type": "wandb", "wandb": {"project": "p"}}], "runs are not sent to wandb; mirror them to MLflow"),
-        ([{"type": 3}, MIRRORED], "runs are not sent to 3; mirror them to MLflow"),
+        ([{"type": 3}, MIRRORED], "runs are not sent to 3; mirror them to Weights & Biases"),
+        ([{"type": "comet"}], '"server": the name of a tracking server'),
         ([{"experiment": "e"}], "runs are not sent to a service without a type"),
         ([MIRRORED, MIRRORED | {"experiment": "another"}], "names the tracking server lab twice"),
         ([MIRRORED | {"tags": {"mlflow.user": "x"}}], "are set by MLflow and by the mirror"),
         ([MIRRORED | {"tags": {"a/../b": "x"}}], "pattern"),
         ([MIRRORED | {"server": f"s{n}"} for n in range(5)], "at most 4"),
+        ([WANDB, WANDB], "names the tracking server of type wandb (the one that is not named) twice"),
+        ([WANDB | {"wandb": {"project": "a/b"}}], "pattern"),
+        ([WANDB | {"wandb": {"project": "."}}], "pattern"),
+        ([WANDB | {"wandb": {"project": "p", "entity": ".."}}], "pattern"),
+        ([WANDB | {"wandb": {"project": "p", "tags": ["t" * 65]}}], "at most 64"),
+        ([{"type": "wandb"}], "required"),
     ],
 )
 def test_integrations_that_cannot_be_are_refused_in_words(tenant, integrations, said):
@@ -156,6 +174,66 @@ def test_a_job_of_openais_form_is_mirrored_too(tenant):
     assert len(tenant.get(f"/v1/tasks/{own_id(job.json()['id'])}/mirrors").json()["data"]) == 1
     plain = tenant.post("/openai/v1/fine_tuning/jobs", json={**asked, "integrations": None}).json()
     assert plain["integrations"] == []
+
+
+def test_a_server_of_weights_and_biases_has_its_public_address_and_a_key(tenant, monkeypatch):
+    assert tracking_servers.WANDB_URL == "https://api.wandb.ai"
+    monkeypatch.setattr(tracking_servers, "WANDB_URL", "https://1.1.1.1")  # a name that is not looked up
+    made = tenant.post(PATH, json=WANDB_SERVER)
+    assert made.status_code == 201, made.text
+    server = made.json()
+    assert (server["type"], server["url"], server["has_credentials"]) == ("wandb", "https://1.1.1.1", True)
+    assert TOKEN not in made.text
+    place = f"{PATH}/{server['id']}"
+    for wrong in ({"credentials": None}, {"credentials": {"token": "t"}}):
+        refused = tenant.patch(place, json=wrong)
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "credentials.api_key")
+    assert tenant.patch(place, json={"credentials": {"api_key": "another"}}).status_code == 200
+
+
+def test_a_job_of_openais_form_with_weights_and_biases(tenant):
+    """The request of OpenAI's documentation goes to the tenant's server of that type, and is answered as OpenAI answers it."""
+    run = {"project": "voices", "name": "one", "entity": "team", "tags": ["a", "b"]}
+    asked = {"model": "small", "training_file": tenant.file(), "integrations": [{"type": "wandb", "wandb": run}]}
+    none = tenant.post("/openai/v1/fine_tuning/jobs", json=asked)
+    assert (none.status_code, none.json()["error"]["param"]) == (400, "integrations[0]")
+    assert 'POST /v1/tracking-servers makes one of {"type": "wandb", "name": "wandb",' in none.json()["error"]["message"]
+    tenant.post(PATH, json=SERVER)
+    assert tenant.post("/openai/v1/fine_tuning/jobs", json=asked).status_code == 400, "MLflow's is of another type"
+    tenant.post(PATH, json=OWN_WANDB)
+    job = tenant.post("/openai/v1/fine_tuning/jobs", json=asked)
+    assert job.status_code == 200, job.text
+    assert job.json()["integrations"] == [{"type": "wandb", "wandb": run}]
+    (mirror,) = tenant.get(f"/v1/tasks/{own_id(job.json()['id'])}/mirrors").json()["data"]
+    assert [mirror[name] for name in ("type", "server", "experiment", "entity")] == ["wandb", "w", "voices", "team"]
+    short = tenant.post("/openai/v1/fine_tuning/jobs", json=asked | {"integrations": [WANDB]}).json()["integrations"]
+    assert short == [{"type": "wandb", "wandb": {"project": "p", "name": None, "entity": None, "tags": []}}]
+    assert FineTuningJob.model_validate(job.json()).integrations[0].wandb.project == "voices"
+
+
+def test_which_server_is_meant_is_said_where_it_is_not_clear(tenant):
+    def refused(*integrations):
+        answer = tenant.post("/v1/tasks", json=tenant.spec(tenant.file()) | {"integrations": integrations})
+        assert answer.status_code == 422, answer.text
+        (error,) = answer.json()["errors"]
+        return error["field"], error["code"], error["message"]
+
+    tenant.post(PATH, json=SERVER)
+    tenant.post(PATH, json=OWN_WANDB)
+    named = WANDB | {"server": "w"}
+    assert refused(WANDB | {"server": "lab"})[:2] == ("integrations[0].server", "tracking_server_type")
+    assert refused(MIRRORED | {"server": "w"})[2] == "the tracking server 'w' is of type wandb, not mlflow"
+    assert refused(WANDB, named)[:2] == ("integrations[1].server", "tracking_server_twice")
+    assert '{"type": "wandb", "name": "x",' in refused(WANDB | {"server": "x"})[2]
+    tenant.post(PATH, json=OWN_WANDB | {"name": "v"})
+    field, code, message = refused(WANDB)
+    assert (field, code) == ("integrations[0]", "tracking_server_ambiguous")
+    assert "v" in message
+    assert "name one in 'server'" in message
+    task = tenant.post("/v1/tasks", json=tenant.spec(tenant.file()) | {"integrations": [named, MIRRORED]})
+    assert task.status_code == 201, task.text
+    mirrors = tenant.get(f"/v1/tasks/{task.json()['id']}/mirrors").json()["data"]
+    assert sorted((one["type"], one["server"]) for one in mirrors) == [("mlflow", "lab"), ("wandb", "w")]
 
 
 def test_a_spec_without_integrations_says_nothing_of_them(tenant, database):
@@ -177,14 +255,14 @@ def test_a_deleted_server_stops_its_mirrors_and_no_task(tenant, placed, mlflow, 
     assert tenant.get(f"/v1/tasks/{taken.given.task_id}").json()["status"] == "succeeded"
 
 
-def test_a_deleted_tasks_mirror_is_forgotten(tenant, placed, mlflow, courier, due, database, dependencies, settings):
+def test_a_deleted_tasks_mirror_is_forgotten(tenant, placed, tracker, courier, due, database, dependencies, settings):
     taken, other = placed(), placed()
     courier.work_off_due()
     finished(taken)
     assert tenant.delete(f"/v1/tasks/{taken.given.task_id}").status_code == 204
-    before = len(mlflow.calls)
+    before = len(tracker.calls)
     due()
-    assert (courier.work_off_due(), len(mlflow.calls)) == (0, before)
+    assert (courier.work_off_due(), len(tracker.calls)) == (0, before)
     with database.begin() as session:
         assert list(session.scalars(select(TaskMirror.task_id))) == [other.given.task_id]
     forget(dependencies.db, Retention.of(settings))

@@ -82,12 +82,12 @@ def test_what_contradicts_itself_is_refused(tenant, said):
 
 @pytest.mark.parametrize(
     ("asked", "named"),
-    [([{"type": "wandb", "wandb": {"project": "p"}}], "wandb"), ([{"type": 3}, 4], "3")],
+    [([{"type": "comet", "comet": {"project": "p"}}], "comet"), ([{"type": 3}, 4], "3")],
 )
 def test_a_mirror_that_is_not_there_is_refused_with_what_to_take_instead(tenant, asked, named):
     error = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"integrations": asked}).json()["error"]
     assert error["param"] == "integrations"
-    assert error["message"].startswith(f"integrations: runs are not sent to {named}; mirror them to MLflow")
+    assert error["message"].startswith(f"integrations: runs are not sent to {named}; mirror them to Weights & Biases")
     assert "metrics.csv" in error["message"]
 
 

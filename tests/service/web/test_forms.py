@@ -178,6 +178,10 @@ def test_a_refused_tracking_server_keeps_what_was_typed_but_no_secret(signed):
     assert [f'value="{typed[name]}"' in answer.text for name in typed] == [True, True, True, False]
     both = signed.post("/tracking-servers", **typed | {"url": "https://1.1.1.1", "token": "t"})
     assert words(both).count("give 'token', or 'username' with 'password'") == 1
+    other = signed.post("/tracking-servers", **typed | {"type": "wandb", "url": "https://1.1.1.1"})
+    assert '<option value="wandb" selected>' in other.text
+    assert "is what a server of type wandb asks for" in words(other)
+    assert 'id="e-url"' in signed.post("/tracking-servers", name="lab", url="", type="mlflow").text
 
 
 def test_a_tracking_server_is_added_tried_again_and_deleted(signed, tenant):
@@ -188,13 +192,19 @@ def test_a_tracking_server_is_added_tried_again_and_deleted(signed, tenant):
     twice = signed.post("/tracking-servers", **typed)
     assert (twice.status_code, "There is a tracking server 'lab' already" in words(twice)) == (409, True)
     (server,) = tenant.get("/v1/tracking-servers").json()["data"]
+    keyed = {"type": "wandb", "name": "runs", "url": "https://1.0.0.1", "api_key": "a-secret"}
+    assert signed.post("/tracking-servers", **keyed).status_code == 303
+    page = signed.get("/tracking-servers")
+    assert ("Weights & Biases" in words(page), "a-secret" in page.text) == (True, False)
     asked = {"type": "mlflow", "server": "lab", "experiment": "the <b>voices"}
-    task = tenant.task(integrations=[asked])["id"]
-    assert "MLflow lab, experiment the <b>voices: 0 points there." in words(signed.get(f"/tasks/{task}"))
+    task = tenant.task(integrations=[asked, {"type": "wandb", "wandb": {"project": "the <i>voices"}}])["id"]
+    shown = words(signed.get(f"/tasks/{task}"))
+    assert "MLflow lab, experiment the <b>voices: 0 points there." in shown
+    assert "Weights & Biases runs, project the <i>voices: 0 points there." in shown
     assert signed.post(f"/tracking-servers/{server['id']}/retry").status_code == 303
     assert signed.post(f"/tracking-servers/{server['id']}/nonsense").status_code == 400
     assert signed.post(f"/tracking-servers/{server['id']}/delete").status_code == 303
-    assert tenant.get("/v1/tracking-servers").json()["data"] == []
+    assert [one["name"] for one in tenant.get("/v1/tracking-servers").json()["data"]] == ["runs"]
     assert "Mirrored no further: the tracking server was deleted." in words(signed.get(f"/tasks/{task}"))
 
 
