@@ -89,7 +89,7 @@ ROLES |= {
     f"{resource}.py"
     for resource in (
         *("account", "adapters", "batches", "completions", "files", "fleet", "hub_pushes", "members", "merged_models"),
-        "tasks",
+        *("tasks", "tracking_servers"),
     )
 }  # operations, schemas, commands
 MOST_LINES, MOST_MODULES = 300, 15  # per module and per folder

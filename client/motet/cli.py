@@ -17,7 +17,7 @@ from motet.commands.exit_codes import ExitCode
 from motet.commands.files import files
 from motet.commands.members import accounts, members, whoami
 from motet.commands.models import models
-from motet.commands.stored import adapters
+from motet.commands.trackers import trackers
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own, whatever package it lives in
 _GROUPS = {
@@ -66,12 +66,13 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, epilog=e
 for _group, _commands in _GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_group)(_command)
-app.add_typer(adapters, name="adapters", rich_help_panel="Adapters")
+app.add_typer(stored.adapters, name="adapters", rich_help_panel="Adapters")
 app.add_typer(files, name="files", rich_help_panel="Stored")
 app.add_typer(models, name="models", rich_help_panel="Fleet")
 app.add_typer(account.keys, name="keys", rich_help_panel="Account")
 app.add_typer(members, name="members", rich_help_panel="Account")
 app.add_typer(accounts, name="service-accounts", rich_help_panel="Account")
+app.add_typer(trackers, name="trackers", rich_help_panel="Account")
 app.add_typer(admin, name="admin", rich_help_panel="Account")
 
 

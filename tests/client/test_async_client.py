@@ -37,6 +37,7 @@ def test_both_clients_have_the_same_calls_each_with_its_words() -> None:
         "members",
         "merged_models",
         "hub_pushes",
+        "tracking_servers",
     }
     for group in {*groups.values(), Admin}:
         calls = {name: call for name, call in vars(group).items() if isinstance(call, Call | Paginated)}

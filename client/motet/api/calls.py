@@ -18,6 +18,7 @@ from motet.api.operations import (
     members,
     merged_models,
     tasks,
+    tracking_servers,
 )
 from motet.api.steps import Listing, Operation
 from motet.api.sync_transport import Transport
@@ -102,6 +103,7 @@ class Tasks(Calls[D]):
     follow = Paginated(tasks.follow)
     wait = Call(tasks.wait)
     jobs = Call(tasks.jobs)
+    mirrors = Call(tasks.mirrors)
     metrics = Call(tasks.metrics)
     evaluations = Call(tasks.evaluations)
     events = Paginated(tasks.events)
@@ -149,6 +151,16 @@ class HubPushes(Calls[D]):
     follow = Paginated(hub_pushes.follow)
     wait = Call(hub_pushes.wait)
     delete = Call(hub_pushes.delete_hub_push)
+
+
+class TrackingServers(Calls[D]):
+    """MLflow and W&B servers to which tasks are mirrored."""
+
+    create = Call(tracking_servers.create)
+    get = Call(tracking_servers.tracking_server)
+    list = Paginated(tracking_servers.tracking_servers)
+    change = Call(tracking_servers.change_server)
+    delete = Call(tracking_servers.delete_server)
 
 
 class Completions(Calls[D]):

@@ -25,6 +25,7 @@ from motet.api.calls import (
     MergedModels,
     Models,
     Tasks,
+    TrackingServers,
 )
 from motet.api.errors import NoCredentials
 from motet.api.operations import fleet
@@ -55,6 +56,7 @@ class Client:
         self.adapters = Adapters(self._transport)
         self.merged_models = MergedModels(self._transport)
         self.hub_pushes = HubPushes(self._transport)
+        self.tracking_servers = TrackingServers(self._transport)
         self.completions = Completions(self._transport)
         self.models = Models(self._transport)
         self.account = Account(self._transport)

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Group
 from contract.gpu_counts import device_word
 from motet.api import credentials, keyring
 from motet.api.client import Client
-from motet.commands.common import Json, Limit, Output, first
+from motet.commands.common import Json, Limit, Output, asked_secret, first
 from motet.display.account_tables import keys_table, quotas_table, services_table, usage_table
 from motet.specs.spec_file import SpecError
 
@@ -33,8 +32,8 @@ def login(
 
     With --sso you sign in by the service's identity provider, and the key is made for you."""
     url = url.strip().rstrip("/")
-    key = _signed_in(url, tenant, Output(json)) if sso else _asked("API key")
-    admin_key = _asked("admin key") if admin else None
+    key = _signed_in(url, tenant, Output(json)) if sso else asked_secret("API key")
+    admin_key = asked_secret("admin key") if admin else None
     with Client(url, key, admin_key) as client:
         client.account.quotas()  # the key is good
         if admin_key is not None:
@@ -160,13 +159,3 @@ def _signed_in(url: str, tenant: str | None, output: Output) -> str:
     assert found.key.secret is not None, "the answer that makes a key shows it"
     output.say(f"signed in as {found.label}" + (f", {found.tenant.role} of {found.tenant.name}" if found.tenant else ""))
     return found.key.secret
-
-
-def _asked(what: str) -> str:
-    """A secret, typed without being shown, or a line of standard input."""
-    if sys.stdin.isatty():
-        return str(typer.prompt(what, hide_input=True)).strip()
-    line = sys.stdin.readline().strip()
-    if not line:
-        raise SpecError(f"no {what} on standard input; write it there, or run this on a terminal, which asks for it")
-    return line

@@ -14,6 +14,7 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands import invocation
 from motet.display.console_output import ConsoleOutput
+from motet.specs.spec_file import SpecError
 
 _PLAIN_WIDTH = 140  # columns when the output is not a terminal
 _OFFERED = 20  # ids that a shell completes
@@ -95,3 +96,13 @@ def winner_of(client: Client, task_id: str, output: Output) -> str:
     if found.selection is not None and found.selection.beats_base is False:
         output.say(found.selection.verdict)
     return found.winner.adapter_id
+
+
+def asked_secret(what: str) -> str:
+    """A secret, typed without being shown, or a line of standard input."""
+    if sys.stdin.isatty():
+        return str(typer.prompt(what, hide_input=True)).strip()
+    line = sys.stdin.readline().strip()
+    if not line:
+        raise SpecError(f"no {what} on standard input; write it there, or run this on a terminal, which asks for it")
+    return line

@@ -20,6 +20,7 @@ from motet.api.resources import (
     ServiceAccount,
     TaskUsage,
     Tenant,
+    TrackingServer,
     Usage,
 )
 from motet.display.columns import Column, Columns
@@ -161,3 +162,14 @@ def invitations_table(invitations: Iterable[Invitation]) -> RenderableType:
 def service_accounts_table(accounts: Iterable[ServiceAccount]) -> RenderableType:
     columns = (Column("service account"), Column("name", folds=True), Column("role"), Column("made", need=1))
     return Columns(columns, [(one.id, one.name, one.role, ago(one.created_at)) for one in accounts])
+
+
+def tracking_servers_table(servers: Iterable[TrackingServer]) -> RenderableType:
+    columns = (
+        Column("tracking server"),
+        Column("name", folds=True),
+        Column("type"),
+        Column("address", need=2),
+        Column("made", need=1),
+    )
+    return Columns(columns, [(one.id, one.name, one.type, one.url, ago(one.created_at)) for one in servers])

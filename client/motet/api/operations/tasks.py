@@ -10,7 +10,7 @@ from contract.messages.report_messages import Series
 from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
 from motet.api.errors import NotMotet, TaskNotDone, Unreachable
-from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TextEvaluation
+from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TaskMirror, TextEvaluation
 from motet.api.steps import (
     Emit,
     Listing,
@@ -139,6 +139,11 @@ def wait(task_id: str, timeout: float | None = None) -> Operation[Task]:
     if not ended:
         raise TaskNotDone(f"{task_id} is still {task.status} after {timeout:g} s")
     return task
+
+
+def mirrors(task_id: str) -> Operation[Sequence[TaskMirror]]:
+    """What of the task its tracking servers were sent, in the order of the spec's `integrations`."""
+    return (yield from gathered(entries(TaskMirror, at("/v1/tasks/{}/mirrors", task_id))))
 
 
 def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:

@@ -79,6 +79,7 @@ from motet.api.resources.tasks import (
     WidthEstimate,
     Winner,
 )
+from motet.api.resources.tracking_servers import TaskMirror, TrackingServer
 
 __all__ = [
     "Adapter",
@@ -142,11 +143,13 @@ __all__ = [
     "SignedIn",
     "Storage",
     "Task",
+    "TaskMirror",
     "TaskUsage",
     "Tenant",
     "TextEvaluation",
     "TextSample",
     "TokenCounts",
+    "TrackingServer",
     "Usage",
     "Waiting",
     "WaitingTask",
