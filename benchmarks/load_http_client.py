@@ -35,9 +35,22 @@ class Connection:
             self._writer.close()
 
     async def request(self, method: str, path: str, body: bytes = b"", headers: str = "") -> Answer:
-        """The whole answer. `headers` are extra lines, each ending in CRLF. Raises OSError if the connection breaks."""
-        reader = await self._send(method, path, body, headers)
-        status, named = await _head(reader)
+        """The whole answer. `headers` are extra lines, each ending in CRLF. Raises OSError if the connection breaks.
+
+        A server closes a connection that was idle for its keep-alive time, maybe while the next request is on its way: that one
+        is then sent anew over another connection, unless it is a POST that must not be repeated.
+        """
+        once = method == "POST" and "Idempotency-Key:" not in headers and not path.endswith("/heartbeats")
+        kept = self._reader is not None
+        try:
+            reader = await self._send(method, path, body, headers)
+            status, named = await _head(reader)
+        except ConnectionError:
+            if once or not kept:
+                raise
+            self._reader = None
+            reader = await self._send(method, path, body, headers)
+            status, named = await _head(reader)
         if named.get("transfer-encoding") == "chunked":
             return Answer(status, named, b"".join([chunk async for chunk in _chunks(reader)]))
         return Answer(status, named, await reader.readexactly(int(named.get("content-length", "0"))))

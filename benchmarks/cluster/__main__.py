@@ -37,6 +37,7 @@ from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.stack import postgres_of
 from deploy.devstack.state_folder import State
 from service.database.engine import Database, driver_url
+from service.database.timeouts import Timeouts
 from service.metrics.ended_totals import fold
 from service.schema import roles
 from service.usage.daily_rollup import roll_up
@@ -46,6 +47,9 @@ ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "examples" / "gsm8k" / "validation.jsonl"
 POLLS_PER_SECOND, SUBMISSIONS_PER_SECOND = 150, 10
 SMALL = History(tasks=300, files=300, batches=30, audit=300, deliveries=300, plans=30)
+_SWEEP = Timeouts(statement=300.0, lock=30.0, idle=900.0)  # as the queue worker has them
+# the history is 90 days old, and may not be swept while it is measured
+_KEPT = {f"MOTET_{name}_DAYS": "365" for name in ("DELIVERY", "PLAN", "PLAN_HISTORY", "PLACEMENT")}
 _SPEC = {
     "search_space": {"learning_rate": [1e-3], "rank": [4], "batch_size": [4]},
     "training": {"epochs": 1, "max_seq_len": 64},
@@ -170,7 +174,7 @@ def measure(history: History, nodes: int, seconds: float, megabytes: int, proces
         "MOTET_MAX_FILE_BYTES": str(10**11),
         "MOTET_MAX_FILE_ROWS": str(10**9),
         "MOTET_API_PROCESSES": str(processes),
-    }
+    } | _KEPT
     with tempfile.TemporaryDirectory(prefix="motet-cluster-") as name:
         folder = Path(name)
         with running_stack(folder / "state", workers=0, **environment) as motet:
@@ -180,7 +184,7 @@ def measure(history: History, nodes: int, seconds: float, megabytes: int, proces
             few = metrics_ms(admin)
             filled = fill(owner, task_id, history)
             print(filled, flush=True)
-            db = Database(motet.database_url, pool_size=1)
+            db = Database(motet.database_url, pool_size=1, timeouts=_SWEEP)
             fold(db)  # as the sweep does every ten minutes
             roll_up(db)
             db.engine.dispose()
