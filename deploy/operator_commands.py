@@ -8,6 +8,7 @@ import argparse
 import json
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -33,6 +34,10 @@ from service.storage.object_store import StorageAway, StorageRefused
 from service.storage.storage_move import damage_words, move
 
 _SECRETS = "secrets.json"
+_NO_SERVERS = {
+    **dict.fromkeys(("MOTET_DATABASE_URL", "MOTET_APP_DATABASE_URL"), "postgresql+psycopg://nobody@/none"),
+    **{"MOTET_REDIS_URL": "unix:///nowhere", "MOTET_STORAGE_DIR": "/nowhere"},
+}
 Result = dict[str, Any]
 
 
@@ -111,14 +116,21 @@ def _restored(target: Target, settings: Settings) -> Result:
     return _said(target, settings) | {"backup": _told(made), "other_secret_key": made.secret_key != fingerprint(settings)}
 
 
+def _reader() -> Target:
+    """For who reads backups alone, which takes neither a database nor a key: on a machine that has no deployment, too."""
+    if os.environ.get("MOTET_DATABASE_URL") or (default_folder() / _SECRETS).exists():
+        return find_target()
+    return Target("the backups alone", _NO_SERVERS | {"MOTET_SECRET_KEY": secrets.token_hex(32)})
+
+
 def list_backups(url: str | None, name: str | None) -> Result:
-    target = find_target()
+    target = _reader()
     settings = target.settings(url, name)
     return _said(target, settings) | {"backups": [_told(made) for made in manifests(settings)]}
 
 
 def verify(url: str | None, name: str | None) -> Result:
-    target = find_target()
+    target = _reader()
     settings = target.settings(url, name)
     return _said(target, settings) | {"backup": _told(verified(settings))}
 

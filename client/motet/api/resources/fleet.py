@@ -51,9 +51,9 @@ class Storage(Message):
 class NewestBackup(Message):
     """When the newest backup of the service's database was taken; null where none ever was."""
 
-    name: str | None = None
-    taken_at: datetime | None = None
-    age_seconds: float | None = None
+    name: str | None
+    taken_at: datetime | None
+    age_seconds: float | None
 
 
 class Device(Message):
