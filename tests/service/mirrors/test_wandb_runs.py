@@ -6,6 +6,7 @@ import math
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from sqlalchemy import update
 
 from service.mirrors.models import MirroredRun
@@ -125,12 +126,14 @@ def test_a_point_that_comes_late_takes_the_next_line(placed, wandb, courier, due
     assert run.curve("val_loss") == [(2, 0.5)]
 
 
-def test_long_curves_go_in_bounded_calls(tenant, placed, wandb, courier):
-    """Two series of more chunks than are read for a batch, at the same steps: a step's points are in one line."""
-    taken, steps = placed(server=wandb), range(1, 1 + 20 * 256)
-    for at in range(0, len(steps), 256):
-        part = list(steps[at : at + 256])
-        taken.report(points(0, part), points(0, part, series="train_accuracy"))
+@pytest.mark.parametrize(("count", "chunk"), [(3072, 256), (200, 10)])
+def test_long_curves_go_in_bounded_calls(tenant, placed, wandb, courier, count, chunk):
+    """Three series of more chunks than are read for a batch, at the same steps: a step's points are in one line."""
+    taken, steps = placed(server=wandb), range(1, 1 + count)
+    taken.report(points(0, [1], [0.5], "val_loss"))  # so that 900 points end within a step
+    for at in range(0, len(steps), chunk):
+        part = list(steps[at : at + chunk])
+        taken.report(*(points(0, part, series=series) for series in ("train_loss", "train_accuracy", "train_margin")))
     taken.report(taken.checkpoint({0: steps[-1]}))
     most = []
     wandb.fault = lambda call, asked: most.append(
@@ -139,8 +142,8 @@ def test_long_curves_go_in_bounded_calls(tenant, placed, wandb, courier):
     courier.work_off_due()
     run = wandb.run_of(job_ids(taken)[0])
     assert [line["_step"] for line in run.history] == list(steps)
-    assert all({"train_loss", "train_accuracy"} <= set(line) for line in run.history)
-    assert mirror_of(tenant, taken)["points"] == 2 * len(steps)
+    assert all({"train_loss", "train_accuracy", "train_margin"} <= set(line) for line in run.history)
+    assert mirror_of(tenant, taken)["points"] == 3 * len(steps) + 1
     assert max(most) <= MOST_POINTS * 5, "each line has at most as many values besides"
 
 
