@@ -11,7 +11,8 @@ from rich.console import Console
 
 from contract.compatibility.version import VERSION
 from motet.api.errors import ApiError, MotetError
-from motet.commands import account, asking, cluster, exit_codes, hub_pushes, local, stored, submitting, tasks
+from motet.commands import account, cluster, exit_codes, local, submitting, tasks
+from motet.commands.adapters import asking, hub_pushes, stored
 from motet.commands.admin import admin
 from motet.commands.exit_codes import ExitCode
 from motet.commands.files import files
