@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,14 @@ class Fleet:
     def must_succeed(self, task_id: str, seconds: float = _PATIENCE) -> None:
         ended = self.until(task_id, lambda task: task["status"] in ENDED, seconds)
         assert ended["status"] == "succeeded", ended["error"]
+
+    def must_hand_out(self, task_id: str) -> None:
+        """The winner's files come back with their sha256: from a bucket by a presigned URL, else from the API."""
+        adapter_id = self.call("GET", f"/v1/tasks/{task_id}").json()["winner"]["adapter_id"]
+        for file in self.call("GET", f"/v1/adapters/{adapter_id}").json()["files"]:
+            answer = self.call("GET", f"/v1/adapters/{adapter_id}/files/{file['path']}", follow_redirects=True)
+            assert sha256(answer.content).hexdigest() == file["sha256"]
+            assert [one.status_code for one in answer.history] == ([307] if self.settings.storage_url else [])
 
     def _url(self, path: str) -> str:
         return self.settings.api_url + path

@@ -1,15 +1,17 @@
 """Rolling upgrades and rollbacks: this version and the next one beside each other, as real processes on one database.
 
 The next version is made from this tree (next_version.py). No task fails and no step is trained twice, with
-either version planning, serving and training.
+either version planning, serving and training, and with the objects in a folder or in a bucket.
 """
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.service.storage.object_servers import CREDENTIALS, object_server
 from tests.service.upgrade.fleet import QUICK, Fleet, Load
 from tests.service.upgrade.next_version import ROOT, SPEC_FIELD, make_next_version
 
@@ -17,21 +19,26 @@ OLD, NEXT = "old", "next"
 
 
 @pytest.fixture
-def fleet(stack, settings_for, environment_of, free_port, tmp_path: Path) -> Iterator[Fleet]:
+def fleet(request, stack, settings_for, environment_of, free_port, tmp_path: Path) -> Iterator[Fleet]:
+    """Its objects are in a folder, or in a bucket of the server that `request.param` names."""
     number = make_next_version(tmp_path / "next")
-    settings = settings_for(stack.new_database(), tmp_path, port=free_port(), **QUICK)
     trees = {OLD: ROOT, NEXT: tmp_path / "next"}
-    made = Fleet(settings, environment_of(settings), tmp_path, stack.valkey.url("node"), trees, number)
-    try:
+    with ExitStack() as opened:
+        where = {}
+        if request.param != "folder":
+            where = opened.enter_context(object_server(request.param, tmp_path)).settings(prefix="upgraded")
+        settings = settings_for(stack.new_database(), tmp_path, port=free_port(), **QUICK, **where)
+        environment = environment_of(settings) | CREDENTIALS
+        made = Fleet(settings, environment, tmp_path, stack.valkey.url("node"), trees, number)
+        opened.callback(made.end)
         made.begin(OLD)
         made.plan_with(OLD)
         made.work_with(OLD)
         yield made
-    finally:
-        made.end()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fleet", ["folder", pytest.param("moto", marks=pytest.mark.slow)], indirect=True)
 def test_each_part_of_either_version_works_with_all_others_of_the_other(fleet):
     file = fleet.upload()
     fleet.migrate(NEXT)
@@ -52,10 +59,12 @@ def test_each_part_of_either_version_works_with_all_others_of_the_other(fleet):
     assert shown["spec"][SPEC_FIELD] == 3
     fleet.must_succeed(last)  # the new worker with the old service and planner
     fleet.must_have_lost_nothing(tasks=4)
+    fleet.must_hand_out(last)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fleet", ["folder", "moto"], indirect=True)
 def test_two_hundred_tasks_over_an_upgrade_and_its_rollback(fleet):
     fleet.stop("worker-old")
     fleet.work_with(OLD, slots=4)
@@ -81,3 +90,5 @@ def test_two_hundred_tasks_over_an_upgrade_and_its_rollback(fleet):
         step()
     load.must_end(seconds=600)
     fleet.must_have_lost_nothing(tasks=200)
+    for task in (load.tasks[0], load.tasks[-1]):
+        fleet.must_hand_out(task)
