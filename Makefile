@@ -13,7 +13,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PACKAGES := contract service worker kernels/grouped_lora client/motet deploy migrations
 
-.PHONY: help install demo up test test-all test-gpu lint openapi
+.PHONY: help install demo up test test-all test-gpu lint openapi sbom
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -52,3 +52,7 @@ lint: install ## ruff and mypy
 openapi: install ## write openapi.yaml anew
 	$(BIN)/python -m service openapi > openapi.yaml.new
 	mv openapi.yaml.new openapi.yaml
+
+sbom: install ## a CycloneDX bill of the packages in .venv: build/sbom/motet.cdx.json
+	@mkdir -p build/sbom
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file build/sbom/motet.cdx.json $(BIN)/python

@@ -22,10 +22,12 @@ ROOT = Path(__file__).parent.parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+PROGRAMS = {name: service for name, service in OURS.items() if name != "demo"}  # which reads no settings but where the keys are
 KEYS = {
     *("build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "ports", "restart"),
-    *("entrypoint", "profiles", "shm_size", "stop_grace_period", "user", "volumes", "working_dir"),
+    *("entrypoint", "network_mode", "profiles", "shm_size", "stop_grace_period", "user", "volumes", "working_dir"),
 }
+CONDITIONS = {"service_healthy", "service_started", "service_completed_successfully"}
 SETTINGS: dict[str, type[BaseSettings]] = {"service": ServiceSettings, "worker": WorkerSettings}
 
 
@@ -38,6 +40,7 @@ def instructions() -> list[list[str]]:
 def stages() -> dict[str, list[list[str]]]:
     """The instructions of each named stage, the FROM line first."""
     found: dict[str, list[list[str]]] = {}
+    current: list[list[str]] = []  # what stands before the first
     for words in instructions():
         if words[0] == "FROM":
             current = found.setdefault(words[3], [])
@@ -52,10 +55,13 @@ def modules_run(command: list[str]) -> list[list[str]]:
 
 
 def test_the_services_are_those_of_the_stack() -> None:
-    assert set(SERVICES) == {"postgres", "valkey", "migrate", "api", "queue", "reconcile", "worker", "serve"}
-    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {"serve": ["serve"]}
-    assert SERVICES["postgres"]["image"] == "postgres:18"
-    assert SERVICES["valkey"]["image"] == "valkey/valkey:9"
+    assert set(SERVICES) == {
+        *("postgres", "valkey", "migrate", "api", "queue", "reconcile", "worker", "worker-cpu", "demo", "serve")
+    }
+    profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert profiles == {"serve": ["serve"], "worker-cpu": ["cpu"], "demo": ["cpu"]}
+    assert SERVICES["postgres"]["image"] == "${POSTGRES_IMAGE:-postgres:18}"
+    assert SERVICES["valkey"]["image"] == "${VALKEY_IMAGE:-valkey/valkey:9}"
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -69,9 +75,11 @@ def test_a_service_says_what_compose_requires(name: str) -> None:
         assert source.startswith(("/", "./")) or source in COMPOSE["volumes"], volume
     for need, how in service.get("depends_on", {}).items():
         assert need in SERVICES
-        assert how["condition"] in {"service_healthy", "service_completed_successfully"}
+        assert how["condition"] in CONDITIONS
         assert ("healthcheck" in SERVICES[need]) == (how["condition"] == "service_healthy")
         assert (SERVICES[need].get("restart") == "no") == (how["condition"] == "service_completed_successfully")
+        enabled = set(SERVICES[need].get("profiles", service.get("profiles", [])))
+        assert set(service.get("profiles", [])) <= enabled, f"{need} is not there where {name} is"
     if "healthcheck" in service:
         assert set(service["healthcheck"]) == {"test", "interval", "timeout", "retries"}
         assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
@@ -102,9 +110,9 @@ def test_every_secret_must_be_set_and_none_has_a_default() -> None:
     assert not re.search(r"(?<!\$)\$\w", text), "a variable without braces has no error of its own"
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_every_variable_is_a_setting_and_every_required_setting_is_there(name: str) -> None:
-    service = OURS[name]
+    service = PROGRAMS[name]
     settings = SETTINGS[service["build"]["target"]]
     given = set(service["environment"])
     assert given <= variables(settings)
@@ -129,18 +137,19 @@ def test_every_command_is_one_that_the_package_has() -> None:
         for words in modules_run(command)
     ]
     assert set(run) == {*((("service", word)) for word in ("migrate", "bootstrap", "api", "queue", "reconcile")), ("worker",)}
+    assert SERVICES["demo"]["command"] in dockerfile
     assert set(run) <= accepted
     assert (ROOT / "worker" / "__main__.py").is_file()
 
 
 def test_images_are_built_of_what_is_there() -> None:
     found = stages()
-    assert {service["build"]["target"] for service in OURS.values()} == {"service", "worker"} <= set(found)
+    assert {service["build"]["target"] for service in OURS.values()} == {"service", "worker", "demo"} <= set(found)
     ignored = {line.rstrip("/") for line in (ROOT / ".dockerignore").read_text().split()}
     known: set[str] = set()
     for name, stage in found.items():
         base = stage[0][1]
-        assert base == "python:3.12-slim" or base in known, f"{name} stands on {base}"
+        assert base == "${PYTHON_IMAGE}" or base in known, f"{name} stands on {base}"
         for words in (words for words in stage if words[0] == "COPY"):
             if words[1].startswith("--from="):
                 assert words[1].removeprefix("--from=") in known
@@ -151,23 +160,36 @@ def test_images_are_built_of_what_is_there() -> None:
         known.add(name)
 
 
-@pytest.mark.parametrize("target", ["service", "worker"])
-def test_an_image_runs_as_an_ordinary_user_and_holds_every_package(target: str) -> None:
+@pytest.mark.parametrize("target", ["service", "worker", "demo"])
+def test_an_image_runs_as_an_ordinary_user_and_its_packages_are_pinned_by_hash(target: str) -> None:
     found = stages()
-    assert [words[1] for words in found[target] if words[0] == "USER"] == ["motet"]
-    copied = {source for words in found[f"build-{target}"] if words[0] == "COPY" for source in words[1:-1]}
+    assert [words[1] for words in found[target] if words[0] == "USER"] == [
+        "10001:10001"
+    ]  # a number: Kubernetes knows it is not root
+    stage, pip = f"build-{target}", []
+    assert f"--from={stage}" in [words[1] for words in found[target] if words[0] == "COPY"]
+    while stage in found:
+        pip += [" ".join(words) for words in found[stage] if words[0] == "RUN" and "install" in words]
+        stage = found[stage][0][1]
+    assert len(pip) > 2
+    for line in pip:
+        assert "--no-deps" in line
+        assert "--require-hashes" in line or "/wheels/*.whl" in line
+    assert any("torch" in line for line in pip) == (target != "service")
+
+
+def test_the_wheel_in_all_images_holds_every_package() -> None:
+    copied = {source for words in stages()["wheel"] if words[0] == "COPY" for source in words[1:-1]}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels", "client"}
     assert packages - {"tests", "benchmarks", "examples"} <= copied
-    pip = [" ".join(words) for words in found[f"build-{target}"] if "install" in words]
-    assert all("--constraint constraints.txt" in line for line in pip)
-    assert any("torch" in line for line in pip) == (target == "worker")
 
 
 def test_only_migrations_know_the_owner_of_the_database() -> None:
     knowing = [name for name, service in SERVICES.items() if "${POSTGRES_PASSWORD" in str(service["environment"])]
     assert knowing == ["postgres", "migrate"]
-    users = {name: re.findall(r"//(\w+):", service["environment"].get("MOTET_REDIS_URL", "")) for name, service in OURS.items()}
-    assert {name: user for name, (user,) in users.items()} == {name: "service" for name in OURS} | {"worker": "node"}
+    users = {name: re.findall(r"//(\w+):", made["environment"]["MOTET_REDIS_URL"]) for name, made in PROGRAMS.items()}
+    expected = {name: ["node" if name.startswith("worker") else "service"] for name in PROGRAMS}
+    assert users == expected
 
 
 def test_the_roles_of_valkey_are_those_of_the_stack() -> None:
@@ -198,12 +220,14 @@ def test_as_it_stands_it_starts_and_trusts_no_proxy(name: str, monkeypatch: pyte
     settings = ServiceSettings.load()
     assert settings.trusted_proxies == ()
     assert settings.internal_port is not None
-    assert (settings.join_nodes == (resolved("worker")["MOTET_NODE_NAME"],)) == (name == "migrate")
+    nodes = tuple(resolved(worker)["MOTET_NODE_NAME"] for worker in ("worker", "worker-cpu"))
+    assert (settings.join_nodes == nodes) == (name == "migrate")
 
 
 def test_workers_call_a_port_that_is_not_published() -> None:
     internal = SERVICES["api"]["environment"]["MOTET_INTERNAL_PORT"]
-    assert SERVICES["worker"]["environment"]["MOTET_API_URL"] == f"http://api:{internal}"
+    for worker in ("worker", "worker-cpu"):
+        assert SERVICES[worker]["environment"]["MOTET_API_URL"] == f"http://api:{internal}"
     assert [port.rpartition(":")[2] for port in SERVICES["api"]["ports"]] == [SERVICES["api"]["environment"]["MOTET_PORT"]]
 
 

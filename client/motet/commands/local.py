@@ -11,6 +11,7 @@ from motet.commands.admin import admin
 from motet.commands.common import Json, Output
 from motet.commands.exit_codes import ExitCode
 from motet.local.demo import demo as run_demo
+from motet.local.demo import demo_of_running
 from motet.local.doctor import Finding, examine
 from motet.local.operator_programs import address_of, operate
 from motet.local.up import up as run_up
@@ -43,9 +44,18 @@ def demo(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the adapter (default: the state folder).")] = None,
     port: Port = None,
     device: Device = None,
+    running: Annotated[
+        bool, typer.Option("--running", help="Start nothing: use the Motet of the state folder's keys.")
+    ] = False,
 ) -> None:
     """Train sixteen configurations on real rows, check the best one with PEFT, and show the run in the dashboard."""
-    run_demo(Output().console_output, out, _words({"--port": port, "--device": device}))
+    words = _words({"--port": port, "--device": device})
+    if running and words:
+        raise typer.BadParameter("starts nothing, so it takes neither --port nor --device", param_hint="--running")
+    if running:
+        demo_of_running(Output().console_output, out)
+    else:
+        run_demo(Output().console_output, out, words)
 
 
 def doctor(json: Json = False) -> None:

@@ -3,7 +3,8 @@
 On a terminal the dashboard stays up at the end until Ctrl-C; elsewhere, such as in CI, the stack stops by itself.
 
 Starts the stack (or attaches), submits examples/spec.yaml, follows it, downloads the winner, and has PEFT alone recompute its
-loss in another process. Fails unless both losses agree and the winner beats the base.
+loss in another process. Fails unless both losses agree and the winner beats the base. `--running` starts nothing: it takes the
+Motet whose keys are in the state folder, such as that of docker-compose.yml.
 """
 
 import json
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from contract.states import JobStatus
 from motet.api.client import Client
+from motet.api.credentials import state_folder
 from motet.api.errors import MotetError
 from motet.api.resources import Task, Winner
 from motet.commands.invocation import command
@@ -56,10 +58,7 @@ class SecondOpinion:
 
 def demo(output: ConsoleOutput, out: Path | None, arguments: list[str]) -> None:
     """Run the demo. Raises DemoFailed or another MotetError; a stack that was started here is stopped in any case."""
-    spec = read(example_files.folder() / "spec.yaml")
-    output.say(
-        Text("Motet's demo: sixteen LoRA configurations at once teach a small base to describe restaurants.", style="bold")
-    )
+    _introduce(output)
     with Stack(arguments) as stack:
         ready = start(stack, output)
         output.say(
@@ -67,28 +66,57 @@ def demo(output: ConsoleOutput, out: Path | None, arguments: list[str]) -> None:
         )
         if ready.moved is not None:
             output.say(Text(ready.moved, style="yellow"))
-        with Client(service="local") as client:
-            task_id = _run(client, output, spec, out or ready.state_dir / "adapters", ready)
-        output.say(f"\nThe whole demo took {output.seconds:.0f} s.")
-        _show(stack, output, ready, task_id)
+        task_id = _whole(output, out, ready)
+        if ready.attached:
+            _say_where(output, ready, task_id)
+        else:
+            _show(stack, output, ready, task_id)
+
+
+def demo_of_running(output: ConsoleOutput, out: Path | None) -> None:
+    """Run the demo on the Motet whose address and keys are in the state folder, and start nothing. Raises as `demo` does."""
+    _introduce(output)
+    with Client(service="local") as client:
+        client.ready()
+        ready = Ready(client.api_url, state_folder(), attached=True)
+    output.say(f"it runs at {ready.api_url}")
+    _say_where(output, ready, _whole(output, out, ready))
+
+
+def _introduce(output: ConsoleOutput) -> None:
+    output.say(
+        Text("Motet's demo: sixteen LoRA configurations at once teach a small base to describe restaurants.", style="bold")
+    )
+
+
+def _whole(output: ConsoleOutput, out: Path | None, ready: Ready) -> str:
+    """The task's id, once its result is checked."""
+    spec = read(example_files.folder() / "spec.yaml")
+    with Client(service="local") as client:
+        task_id = _run(client, output, spec, out or ready.state_dir / "adapters", ready)
+    output.say(f"\nThe whole demo took {output.seconds:.0f} s.")
+    return task_id
 
 
 def _link(client: Client, task_id: str) -> str:
     return f"{client.account.sign_in_link().url}?next=/tasks/{task_id}  (signs in once, within 15 minutes)"
 
 
-def _show(stack: Stack, output: ConsoleOutput, ready: Ready, task_id: str) -> None:
-    """Say where the run can be seen; on a terminal, keep the dashboard up until Ctrl-C."""
+def _say_where(output: ConsoleOutput, ready: Ready, task_id: str) -> None:
+    """Say where the run can be seen."""
     page = f"{ready.api_url}/tasks/{task_id}"
-    if not ready.attached and not output.lively:
+    with Client(service="local") as client:
+        output.say(f"See this run, its curves and its exits in the dashboard: {page}\n  a new link: {_link(client, task_id)}")
+
+
+def _show(stack: Stack, output: ConsoleOutput, ready: Ready, task_id: str) -> None:
+    """On a terminal, keep the dashboard up until Ctrl-C; elsewhere stop, and say how to see the run later."""
+    if not output.lively:
         stop(stack, output)
         again = "make up" if Path("Makefile").is_file() else f"{command()} up"
         output.say(f"To see this run in the dashboard: {again} prints a link that signs in; then /tasks/{task_id}")
         return
-    with Client(service="local") as client:
-        output.say(f"See this run, its curves and its exits in the dashboard: {page}\n  a new link: {_link(client, task_id)}")
-    if ready.attached:
-        return
+    _say_where(output, ready, task_id)
     output.say("The dashboard stays up until Ctrl-C, which stops everything; `motet up` brings it back with all that is in it.")
     with suppress(KeyboardInterrupt):
         for event in stack.events():
@@ -124,9 +152,9 @@ def _results(output: ConsoleOutput, view: TaskState, ready: Ready) -> Winner:
     output.say(jobs_table(view, ranked))
     output.say()
     if task.winner is None:
-        raise DemoFailed(
-            f"no adapter came out of it: {outcome(task)}; the worker's log is {ready.state_dir / 'logs' / 'worker.log'}"
-        )
+        log = ready.state_dir / "logs" / "worker.log"
+        hint = f"; the worker's log is {log}" if log.exists() else "; the worker's log says more"
+        raise DemoFailed(f"no adapter came out of it: {outcome(task)}{hint}")
     exited = [job for job in view.jobs if job.status == JobStatus.EXITED]
     saved = task.samples.saved_fraction or 0.0
     output.say(
