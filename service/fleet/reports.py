@@ -30,7 +30,7 @@ from service.messaging.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release_placement
-from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer
+from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer, held_sizes, named_objects
 from service.tasks.lifecycle.task_trace import phases_ended
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
@@ -45,21 +45,22 @@ def accept(
 ) -> ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
-    A repeated report gets the same answer as before.
+    A repeated report gets the same answer as before. Storage is asked between two transactions, in which the report must be
+    due: a bucket that hangs would else hold the task's lock.
     """
     check_protocol(said.protocol, f"the executor of placement {placement_id}")
+    held: dict[str, int] = {}
+    if named := named_objects(said.events):
+        with dependencies.db.begin() as session:
+            _, placement = _due(session, dependencies.settings, placement_id, bearer, said)
+            if said.seq <= placement.last_seq:
+                return ReportAck(seq=placement.last_seq)
+        held = held_sizes(dependencies.storage, named)
     with dependencies.db.begin() as session:
-        task, placement = own_placement(session, dependencies.settings, placement_id, bearer, finished=True)
-        if said.fence != placement.fence:
-            raise stale(placement)
+        task, placement = _due(session, dependencies.settings, placement_id, bearer, said)
         if said.seq <= placement.last_seq:
             return ReportAck(seq=placement.last_seq)
-        if placement.ended_at is not None and not _may_come_late(said):
-            raise stale(placement)
-        if said.seq > placement.last_seq + 1:
-            expected = placement.last_seq + 1
-            raise SeqGap(f"Report {said.seq} came, {expected} is expected.", expected_seq=expected)
-        reducer = ReportReducer(session, dependencies.storage, task)
+        reducer = ReportReducer(session, held, task)
         try:
             reducer.apply(said.events)
         except EventRefused as error:
@@ -71,6 +72,21 @@ def accept(
         if said.spans:
             phases_ended(session, task, placement, session.get_one(Node, placement.node_id).name, said.spans)
         return ReportAck(seq=said.seq)
+
+
+def _due(session: Session, settings: Settings, placement_id: str, bearer: str | None, said: Report) -> tuple[Task, Placement]:
+    """The report's task and placement, locked, if it is the next one or was applied before. Raises FenceStale or SeqGap."""
+    task, placement = own_placement(session, settings, placement_id, bearer, finished=True)
+    if said.fence != placement.fence:
+        raise stale(placement)
+    if said.seq <= placement.last_seq:
+        return task, placement
+    if placement.ended_at is not None and not _may_come_late(said):
+        raise stale(placement)
+    if said.seq > placement.last_seq + 1:
+        expected = placement.last_seq + 1
+        raise SeqGap(f"Report {said.seq} came, {expected} is expected.", expected_seq=expected)
+    return task, placement
 
 
 def own_placement(

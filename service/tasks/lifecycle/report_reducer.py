@@ -1,10 +1,11 @@
 """Applies a placement's report to its task: jobs change state and end, curves grow, checkpoints and adapters are committed.
 
-Callers hold the task's row lock and have checked the fence.
+Callers hold the task's row lock, have checked the fence, and have asked storage before (`held_sizes`), which may take long.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 
@@ -56,11 +57,29 @@ class EventRefused(ValueError):
     """An event contradicts the stored state. The message is for the worker's operator."""
 
 
-class ReportReducer:
-    """Reduces events into one task, in order; then writes the curves, and concludes the task if its last job ended."""
+def named_objects(events: Sequence[ReportEvent]) -> set[str]:
+    """The sha256 of all checkpoints and files of adapters that these events commit."""
+    checkpoints = {ref.sha256 for event in events if isinstance(event, Checkpointed) for ref in event.jobs.values()}
+    return checkpoints | {file.sha256 for event in events if isinstance(event, AdapterKept) for file in event.manifest.files}
 
-    def __init__(self, session: Session, storage: Storage, task: Task) -> None:
-        self._session, self._storage, self._task = session, storage, task
+
+def held_sizes(storage: Storage, sha256s: Iterable[str]) -> dict[str, int]:
+    """Bytes of those of these objects that storage holds. Raises StorageAway and the like."""
+    held = {}
+    for sha256 in sha256s:
+        with suppress(ObjectMissing):
+            held[sha256] = storage.size(sha256)
+    return held
+
+
+class ReportReducer:
+    """Reduces events into one task, in order; then writes the curves, and concludes the task if its last job ended.
+
+    held: `held_sizes` of the events' `named_objects`.
+    """
+
+    def __init__(self, session: Session, held: Mapping[str, int], task: Task) -> None:
+        self._session, self._held, self._task = session, held, task
         self._jobs = {job.index: job for job in session.scalars(_JOBS, {"task": task.id})}
         self._events = EventBuffer(session, task)
         self._failure: str | None = None
@@ -238,9 +257,8 @@ class ReportReducer:
         return job
 
     def _must_hold(self, sha256: str, size: int, what: str) -> None:
-        try:
-            stored = self._storage.size(sha256)
-        except ObjectMissing:
-            raise EventRefused(f"{what} ({sha256}) is not in storage; upload it before it is reported") from None
+        stored = self._held.get(sha256)
+        if stored is None:
+            raise EventRefused(f"{what} ({sha256}) is not in storage; upload it before it is reported")
         if stored != size:
             raise EventRefused(f"{what} ({sha256}) has {stored} bytes in storage, {size} were reported")

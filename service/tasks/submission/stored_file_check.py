@@ -51,11 +51,12 @@ def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
 def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str]) -> int:
     """Validates tasks that train on the same files; returns how many of them no other validator had claimed."""
     with db.begin() as lock_session:
-        # advisory locks instead of row locks: a tenant can cancel a task while its large file is read
+        # advisory locks alone: a tenant can cancel a task, and a migration change any table, while a large file is read
         ours = list(lock_session.scalars(_TRY_LOCK, {"ids": task_ids}))
         if not ours:
             return 0
-        files = list(lock_session.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
+        with db.begin() as session:
+            files = list(session.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
         began = time.time()
         try:
             errors = [error for file in files if (error := _damage(storage, file)) is not None]

@@ -4,9 +4,10 @@ import math
 import random
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, event, select, text
 
 from service.fleet.models import Node
+from service.storage.local_storage import LocalStorage
 from service.tasks.models import PointChunk
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
@@ -48,6 +49,27 @@ def test_reports_and_heartbeats_do_not_wait_for_who_refers_to_their_node(placeme
         placement.report(moved(0, "warmup"), points(0, [1]), throughput(steps=1))
         placement.report(placement.checkpoint({0: 1}))
         assert placement.node.leases(placement.pulse()).leases
+
+
+def test_no_lock_is_held_while_storage_is_asked(placement, database, monkeypatch):
+    """A bucket may take its time, in which others want the task, and a migration its table."""
+    asked, size = [], LocalStorage.size
+
+    def looked(storage, sha256):
+        with database.begin() as session:
+            session.execute(text("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE NOWAIT"))
+        asked.append(sha256)
+        return size(storage, sha256)
+
+    placement.report(moved(0, "warmup"), points(0, [1]))
+    kept = [placement.checkpoint({0: 1}), placement.adapter(0, 1.5, 1)]
+    monkeypatch.setattr(LocalStorage, "size", looked)
+    placement.report(*kept)
+    named = {kept[0]["jobs"]["0"]["sha256"]} | {file["sha256"] for file in kept[1]["manifest"]["files"]}
+    assert set(asked) == named
+    placement.seq -= 1
+    placement.report(*kept)  # once more, since its answer was lost
+    assert len(asked) == len(named), "what was applied is not asked for again"
 
 
 def test_a_report_of_many_jobs_takes_no_more_statements_than_one_of_few(tenant, new_node, plan):
