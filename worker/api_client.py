@@ -223,6 +223,10 @@ class PlacementLink(_Link):
         """The bytes of one of the task's checkpoints, in blocks."""
         return self._download(f"placements/{placement_id}/objects/{sha256}", token)
 
+    def base_file(self, placement_id: str, token: str, sha256: str, start: int) -> Iterator[bytes]:
+        """The bytes of a file of the placement's base from `start` on, as they come."""
+        return self._download(f"placements/{placement_id}/objects/{sha256}", token, start)
+
     def merge_report(self, placement_id: str, token: str, report: MergeReport) -> None:
         self._send("POST", f"placements/{placement_id}/merge", token, report)
 
@@ -255,16 +259,29 @@ class PlacementLink(_Link):
                 timeout = httpx.Timeout(_SECONDS + path.stat().st_size / _VERIFIED_A_SECOND, connect=_CONNECT_SECONDS)
                 _answer(self._http.post(urljoin(self._url, grant.complete), headers=grant.headers, timeout=timeout))
 
-    def _download(self, path: str, token: str) -> Iterator[bytes]:
-        headers = {"Authorization": f"Bearer {token}", FOLLOWS_REDIRECTS: "1"}
+    def _download(self, path: str, token: str, start: int | None = None) -> Iterator[bytes]:
+        """In blocks; with `start` from that byte on, as they come, so that a cut loses nothing."""
+        wanted = {"Range": f"bytes={start}-"} if start is not None else {}
+        headers = {"Authorization": f"Bearer {token}", FOLLOWS_REDIRECTS: "1"} | wanted
         with self._errors(f"GET {path}"):
             with self._http.stream("GET", self._url + path, headers=headers) as response:
                 if response.status_code != httpx.codes.TEMPORARY_REDIRECT:
-                    yield from _answer(response).iter_bytes(_BLOCK)
+                    yield from _body(_answer(response), start)
                     return
                 presigned = response.headers["location"]
-            with self._http.stream("GET", presigned) as response:  # without the token, which is not for the bucket
-                yield from _presigned(response).iter_bytes(_BLOCK)
+            with self._http.stream("GET", presigned, headers=wanted) as response:  # without the token: it is not for the bucket
+                yield from _body(_presigned(response), start)
+
+
+def _body(response: httpx.Response, start: int | None) -> Iterator[bytes]:
+    """The body's blocks; with `start`, what lies from that byte on, also where the whole object is sent."""
+    if start is None:
+        yield from response.iter_bytes(_BLOCK)
+        return
+    skip = 0 if response.status_code == httpx.codes.PARTIAL_CONTENT else start
+    for block in response.iter_bytes():
+        new, skip = block[skip:], max(0, skip - len(block))
+        yield new
 
 
 def _presigned(response: httpx.Response) -> httpx.Response:

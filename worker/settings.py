@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     # executor's memory on a CPU, a quarter of the free memory on a GPU's host
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_cache_bytes: Count | None = None  # of files and their tokens kept for later; left out, a tenth of the disk
-    worker_base_bytes: Count | None = None  # of bases fetched from the hub and kept; left out, half of the disk
+    worker_base_bytes: Count | None = None  # of bases fetched and kept; left out, half of the disk
     worker_checkpoint_seconds: Seconds = 30
     worker_stop_seconds: Seconds = 30  # after SIGTERM, for a last checkpoint of all jobs
     liveness_file: Path | None = None  # that the daemon touches as it goes on, for a probe that restarts a hung one

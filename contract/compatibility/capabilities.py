@@ -24,6 +24,7 @@ SHARING = "sharing"  # the worker trains several tasks on one executor, each wit
 ANSWERS_ONLY = "answers_only"  # the worker holds a base to answer completions alone
 MERGES = "merges"  # the worker merges adapters into bases
 HUB_BASES = "base_model=hf"  # the worker fetches bases from the hub by itself
+STORED_BASES = "base_model=storage"  # the worker fetches bases from the service's storage
 METRIC_NAMES = "evaluation.metrics.name=any"  # the worker takes names of metrics that 0.2.0 refuses
 
 Schema = Mapping[str, Any]
@@ -32,7 +33,15 @@ Schema = Mapping[str, Any]
 def understood(spec_schema: Schema | None = None, model_types: Iterable[str] = MODEL_TYPES) -> frozenset[str]:
     """The capabilities of a worker built with this spec schema (default: the current one)."""
     schema = _today() if spec_schema is None else spec_schema
-    found = {SHARING, ANSWERS_ONLY, MERGES, HUB_BASES, METRIC_NAMES, *(f"model_type={name}" for name in model_types)}
+    found = {
+        SHARING,
+        ANSWERS_ONLY,
+        MERGES,
+        HUB_BASES,
+        STORED_BASES,
+        METRIC_NAMES,
+        *(f"model_type={name}" for name in model_types),
+    }
     for name, field in schema["properties"].items():
         if name not in SERVICE_FIELDS:
             found.update(_all(schema, field, name))

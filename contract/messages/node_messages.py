@@ -26,7 +26,7 @@ NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 JoinName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}|[A-Za-z0-9._-]{0,61}\*)$")]
 
 
-# bases of the hub that the node's disk holds whole, by content (contract.model_revision); left out: not known
+# fetched bases that the node's disk holds whole, by content (contract.model_revision); left out: not known
 HeldBases = Annotated[list[Sha256], Field(max_length=1000)]
 
 

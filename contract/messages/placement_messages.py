@@ -11,12 +11,12 @@ from contract.states import ExitReason, JobStatus
 from contract.strict import Message, Sha256
 from contract.task_spec import Precision
 
-HUB_SCHEME = "hf://"
+HUB_SCHEME, STORAGE_SCHEME = "hf://", "storage://"
 BASE_FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
 
 
 class BaseFile(Message):
-    """A file of a base on the hub. `path`: within the repository."""
+    """A file of a base that nodes fetch. `path`: its name in the base's folder."""
 
     path: Annotated[str, Field(pattern=BASE_FILE_NAME)]
     sha256: Sha256
@@ -26,7 +26,8 @@ class BaseFile(Message):
 class BaseModelRef(Message):
     """The frozen base. `revision` is the sha256 over its safetensors files, checked by the worker before it trains.
 
-    `source` is a folder on the node, or `hf://organisation/name` with the `commit` and the `files` that the node fetches.
+    `source` is a folder on the node; or `hf://organisation/name` with its `commit`, or `storage://name`, each with the `files`
+    that the node fetches: from the service's storage where `stored`, otherwise from the hub.
     """
 
     name: str
@@ -35,6 +36,7 @@ class BaseModelRef(Message):
     commit: str | None = None
     files: tuple[BaseFile, ...] = ()
     precision: Precision = "bf16"  # on a CPU float32 stands for bf16
+    stored: bool = False  # the files are objects that the placement's token opens; workers from before it ask the hub
 
     @property
     def identity(self) -> tuple[str, str, Precision, tuple[BaseFile, ...] | str]:
@@ -46,6 +48,8 @@ class BaseModelRef(Message):
         """Services from before hub bases leave commit and files out: the worker cannot read that, and waits for a newer one."""
         if self.source.startswith(HUB_SCHEME) and not (self.commit and self.files):
             raise ValueError("a base of the hub needs its commit and its files")
+        if self.source.startswith(STORAGE_SCHEME) and not (self.stored and self.files):
+            raise ValueError("a base in storage needs its files")
         return self
 
 

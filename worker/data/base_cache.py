@@ -1,4 +1,4 @@
-"""The node's disk cache of bases from the hub, by content, and its eviction.
+"""The node's disk cache of fetched bases, by content, and its eviction.
 
     <folder>/<sha256 over paths and sha256 of the files>/         a whole base
                                                       .partial/   one that is being fetched, or was when its process died

@@ -61,7 +61,7 @@ class AttachedPlacements:
         self._loaded_for_answers = loaded
         self._worker = BackgroundWorker("preparations")
         self._ranks = RankGroup(self._check_leases)
-        self._fetch = BaseFetch(settings, cache, lambda: hand_over(partial(self.progress, now=True)))
+        self._fetch = BaseFetch(settings, link, cache, lambda: hand_over(partial(self.progress, now=True)))
         self._loaded: LoadedBase | None = None  # used by the preparation thread alone
         self._tasks: dict[str, PlacementRun] = {}
         self._sessions: dict[str, AnswerSession] = {}

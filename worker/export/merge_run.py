@@ -96,7 +96,9 @@ class _Run:
 
     def _base(self) -> Path:
         """The base's folder on this node, with the weights that the adapter was trained on."""
-        base = BaseFetch(self._settings, self._cache, partial(self._say, "loading")).local(self._work.base, self._lease)
+        base = BaseFetch(self._settings, self._link, self._cache, partial(self._say, "loading")).local(
+            self._work.base, self._lease
+        )
         try:
             found = revision_of(Path(base.source))
         except (NoWeights, OSError) as error:

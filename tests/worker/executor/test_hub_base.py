@@ -19,7 +19,8 @@ from contract.messages.report_messages import PlacementFailed
 from tests.hub.hub_process import COMMIT, ROOT, TOKEN, HubProcess, hub_process
 from tests.worker.inside import Inside
 from worker.data.base_cache import key_of
-from worker.data.hub_download import HubDownloads
+from worker.data.base_download import BaseDownloads
+from worker.data.hub_source import HubSource
 from worker.model.backbone import Backbone
 from worker.pipe_messages import ExecutorProgress
 
@@ -110,8 +111,8 @@ def test_a_hub_that_sends_no_ranges_is_read_anew_without_harm(tmp_path, hub, nam
     path = tmp_path / "model.safetensors"
     path.write_bytes((hub.folder / "org/tiny/model.safetensors").read_bytes()[:1000])
     hub.faults(no_ranges=True)
-    with HubDownloads(hub.url, None) as downloads:
-        downloads.fetch("hf://org/tiny", COMMIT, file, path, lambda size: None)
+    with HubSource(hub.url, None, "hf://org/tiny", COMMIT) as source:
+        BaseDownloads(source).fetch(file, path, lambda size: None)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == file.sha256
 
 
@@ -197,10 +198,12 @@ import json, sys
 from pathlib import Path
 from contract.messages.placement_messages import BaseFile
 from worker.data.base_cache import BaseCache
-from worker.data.hub_download import HubDownloads
+from worker.data.base_download import BaseDownloads
+from worker.data.hub_source import HubSource
 files = [BaseFile(**one) for one in json.loads(sys.argv[3])]
-with HubDownloads(sys.argv[2], None) as hub:
-    fetch = lambda file, path: hub.fetch("hf://org/tiny", sys.argv[4], file, path, lambda size: None)
+with HubSource(sys.argv[2], None, "hf://org/tiny", sys.argv[4]) as hub:
+    downloads = BaseDownloads(hub)
+    fetch = lambda file, path: downloads.fetch(file, path, lambda size: None)
     held = BaseCache(Path(sys.argv[1])).hold(files, fetch, lambda there: print(there, flush=True))
 print("done", flush=True)
 """

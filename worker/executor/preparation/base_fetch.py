@@ -1,15 +1,21 @@
-"""Brings a placement's base from the hub to this node's cache before it is loaded, and says how far it is. Loads nothing."""
+"""Brings a placement's base from the hub, or from storage, to this node's cache before it is loaded, and says how far it is.
+
+The service says from where; there is no other source to fall back on. Loads nothing.
+"""
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseFile, BaseModelRef
-from worker.api_client import Unreachable
+from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
 from worker.data.base_cache import BASES, BaseCache, BaseTooLarge, HeldBase, gigabytes
-from worker.data.hub_download import HubAway, HubDownloads, HubRefuses, WrongHubBytes
+from worker.data.base_download import BaseDownloads, BaseSource, SourceAway, SourceRefuses, WrongBaseBytes
+from worker.data.hub_source import HubSource
 from worker.data.node_cache import NodeCache
+from worker.data.storage_source import StorageSource
 from worker.executor.placement_lease import Lease
 from worker.executor.retry import persist
 from worker.replicas.base_loader import BaseError
@@ -25,18 +31,17 @@ _WRONG = 2  # times that a file may come with wrong bytes
 class BaseFetch:
     """Fetches one base at a time; the last one stays held. `told` is called when there is news of a lease's `loading`."""
 
-    def __init__(self, settings: Settings, files: NodeCache, told: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, link: PlacementLink, files: NodeCache, told: Callable[[], None]) -> None:
         self._files, self._cache = files, BaseCache(settings.scratch / BASES, settings.worker_base_bytes)
-        self._settings, self._told = settings, told
+        self._settings, self._link, self._told = settings, link, told
         self._held: HeldBase | None = None
 
     def local(self, ref: BaseModelRef, lease: Lease) -> BaseModelRef:
         """The same base with a folder of this node as its source. Retries while the lease lasts. Raises BaseError."""
-        if ref.commit is None:
+        if not ref.files:
             return ref
-        token = self._settings.hf_token
-        with HubDownloads(self._settings.hf_endpoint, token.get_secret_value() if token is not None else None) as hub:
-            run = _Run(self._cache, self._files, hub, ref, lease, self._told)
+        with self._source_of(ref, lease) as source:
+            run = _Run(self._cache, self._files, source, ref, lease, self._told)
             try:
                 held = persist(lease, run.what, run.attempt)
             finally:
@@ -46,6 +51,12 @@ class BaseFetch:
         self._held = held
         return ref.model_copy(update={"source": str(held.folder)})
 
+    def _source_of(self, ref: BaseModelRef, lease: Lease) -> AbstractContextManager[BaseSource]:
+        if ref.stored:
+            return nullcontext(StorageSource(self._link, lease.placement_id, lambda: lease.token))
+        token, commit = self._settings.hf_token, ref.commit or ""
+        return HubSource(self._settings.hf_endpoint, token.get_secret_value() if token else None, ref.source, commit)
+
 
 class _Run:
     """One base on its way here."""
@@ -54,12 +65,13 @@ class _Run:
         self,
         cache: BaseCache,
         files: NodeCache,
-        hub: HubDownloads,
+        source: BaseSource,
         ref: BaseModelRef,
         lease: Lease,
         told: Callable[[], None],
     ) -> None:
-        self._cache, self._files, self._hub, self._ref, self._lease, self._told = cache, files, hub, ref, lease, told
+        self._cache, self._files, self._ref, self._lease, self._told = cache, files, ref, lease, told
+        self._source, self._downloads = source, BaseDownloads(source)
         self._whole = sum(file.bytes for file in ref.files)
         self.what = f"the download of base model {ref.name} ({gigabytes(self._whole)})"
         self._there = self._wrong = 0
@@ -72,16 +84,16 @@ class _Run:
         try:
             with self._files.relief():
                 return self._cache.hold(self._ref.files, self._file, self._elsewhere)
-        except (HubRefuses, BaseTooLarge) as error:
+        except (SourceRefuses, BaseTooLarge) as error:
             raise BaseError(f"{name}: {error}") from None
-        except WrongHubBytes as error:
+        except WrongBaseBytes as error:
             self._wrong += 1
             if self._wrong >= _WRONG:
-                raise BaseError(f"{name}: {error}, {_WRONG} times; check what HF_ENDPOINT of this node names") from None
+                raise BaseError(f"{name}: {error}, {_WRONG} times; {self._source.way_out}") from None
             raise Unreachable(str(error)) from None
-        except HubAway as error:
-            self.tell(f"{name}: {self._part} fetched; the hub does not answer, it is asked again")
-            raise Unreachable(f"the hub: {error}") from None
+        except SourceAway as error:
+            self.tell(f"{name}: {self._part} fetched; {self._source.label} does not answer, it is asked again")
+            raise Unreachable(f"{self._source.label}: {error}") from None
 
     def tell(self, sentence: str | None) -> None:
         self._lease.loading = sentence
@@ -92,8 +104,7 @@ class _Run:
         return f"{gigabytes(self._there)} of {gigabytes(self._whole)}"
 
     def _file(self, file: BaseFile, path: Path) -> None:
-        assert self._ref.commit is not None
-        self._hub.fetch(self._ref.source, self._ref.commit, file, path, self._came)
+        self._downloads.fetch(file, path, self._came)
 
     def _came(self, size: int) -> None:
         self._lease.check()
@@ -109,4 +120,4 @@ class _Run:
         now = boot_now()
         if now - self._told_at >= _TELL_SECONDS:
             self._told_at = now
-            self.tell(f"base model {self._ref.name}: {self._part} fetched from the hub")
+            self.tell(f"base model {self._ref.name}: {self._part} fetched from {self._source.label}")
