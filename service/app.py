@@ -20,6 +20,7 @@ import service.fleet.admin_routes
 import service.fleet.base_models.routes
 import service.fleet.join_token_routes
 import service.fleet.routes
+import service.fleet.stored_model_routes
 import service.hub_pushes.routes
 import service.members.device_routes
 import service.members.invitation_routes
@@ -73,6 +74,7 @@ _ROUTERS = (
     service.webhooks.routes.router,
     service.mirrors.routes.router,
     service.fleet.base_models.routes.router,
+    service.fleet.stored_model_routes.router,
     service.fleet.admin_routes.router,
     service.fleet.join_token_routes.router,
     service.tenants.routes.router,

@@ -15,7 +15,7 @@ from service.adapters.models import Adapter
 from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
-from service.fleet.models import BaseModelFile
+from service.fleet.base_models.model_catalog import stored_objects
 from service.hub_pushes.models import OPEN as PUSH_OPEN
 from service.hub_pushes.models import HubPush
 from service.merges.models import OPEN, MergedModel
@@ -85,8 +85,7 @@ def references(session: Session) -> Iterator[str]:
     needed = select(Task.id).where(Task.status.not_in(list(TASK_TERMINAL)), reads_file(File.id))
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
-    bases = select(BaseModelFile.sha256)
-    for one in (files, checkpoints, bases):
+    for one in (files, checkpoints, stored_objects()):
         yield from session.scalars(one.execution_options(yield_per=_ROWS))
     adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
     merged = select(MergedModel.files).where(MergedModel.deleted_at.is_(None))

@@ -25,6 +25,7 @@ from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.files.imports.importer import Importer
 from service.fleet.answer_sessions import end_over
+from service.fleet.base_models.copies.base_copier import BaseCopier
 from service.fleet.merges.merge_leases import end_expired_merges
 from service.fleet.models import NODE_LOCK, Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
@@ -70,6 +71,7 @@ def run(settings: Settings) -> None:
     courier = courier_of(settings, database)
     in_threads = (  # as the courier: in threads of their own, since those that they call may be slow
         Importer(dependencies),
+        BaseCopier(database, dependencies.storage, settings),
         grader_courier_of(dependencies),
         MirrorCourier.of(settings, database),
         AutoscalingWebhook(settings, database),

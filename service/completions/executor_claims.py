@@ -18,7 +18,7 @@ from service.adapters.models import Adapter
 from service.completions.audience import Audience, audience_of
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionRequest
 from service.database.engine import clock
-from service.fleet.errors import FenceStale
+from service.fleet.answer_sessions import own_session
 from service.fleet.models import AnswerSession, Placement
 from service.fleet.reports import stale
 from service.fleet.worker_authentication import check_placement, token_refused
@@ -47,9 +47,9 @@ class Carrier:
 def carrier_of(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> Carrier:
     """Raises PlacementTokenRefused or FenceStale. A placement whose task has ended there carries what it has, while its lease
     lasts."""
+    if (asked := own_session(session, settings, placement_id, bearer)) is not None:
+        return _session_carrier(asked)
     fence = check_placement(settings, placement_id, bearer)
-    if (asked := session.get(AnswerSession, placement_id)) is not None:
-        return _session_carrier(session, asked, fence)
     found = session.execute(
         select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.id == placement_id)
     ).one_or_none()
@@ -84,11 +84,7 @@ def _of_session(held: AnswerSession) -> tuple[str | None, bool]:
     return (held.tenant_id, False) if held.dedicated else (None, True)
 
 
-def _session_carrier(session: Session, asked: AnswerSession, fence: int) -> Carrier:
-    if asked.fence != fence:
-        raise token_refused(asked.id)
-    if asked.ended_at is not None or asked.lease_until < clock(session):
-        raise FenceStale(f"Session {asked.id} is over ({asked.end_reason or 'its lease is over'}); nothing was changed.")
+def _session_carrier(asked: AnswerSession) -> Carrier:
     base = asked.base_revision, asked.base_model, asked.precision
     return Carrier(asked.id, asked.node_id, *base, takes=True, audience=audience_of([_of_session(asked)]))
 

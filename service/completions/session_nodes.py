@@ -8,11 +8,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import ANSWERS_ONLY, HUB_BASES
+from contract.compatibility.capabilities import ANSWERS_ONLY
 from service.completions import refusals
 from service.completions.asked_bases import Wanted
 from service.completions.refusals import Refusal
 from service.fleet import answer_sessions
+from service.fleet.base_models.base_refs import fetch_capabilities
 from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, memory_of
 from service.fleet.models import AnswerSession, BaseModel, Node, Placement
 from service.fleet.node_health.quarantine import trouble_of
@@ -40,7 +41,7 @@ class Fleet:
 
 def fleet_for(session: Session, settings: Settings, base: BaseModel, wanted: Wanted, now: datetime) -> Fleet:
     """Nothing is locked: what is free may be taken meanwhile."""
-    needs = {ANSWERS_ONLY, f"model_type={base.model_type}", *([HUB_BASES] if base.commit is not None else [])}
+    needs = {ANSWERS_ONLY, f"model_type={base.model_type}", *fetch_capabilities(base)}
     least = base.parameters * BYTES_PER_WEIGHT[wanted.precision] * _ROOM
     ready = session.scalars(select(Node).where(Node.status == "ready", Node.drained_at.is_(None)).order_by(Node.id)).all()
     fits = [node for node in ready if needs <= set(node.capabilities or ()) and memory_of(node) >= least]

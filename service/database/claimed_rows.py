@@ -24,11 +24,9 @@ class Lost(Exception):
 
 
 class ClaimedRow:
-    """The columns of such a table. `sealed`: what the work needs and nobody may read, encrypted; null from the end on."""
+    """The columns of such a table, beside a primary key of one column."""
 
-    id: Mapped[Id]
     status: Mapped[str] = mapped_column(String(16))
-    sealed: Mapped[bytes | None] = mapped_column(LargeBinary)
     attempts: Mapped[int] = mapped_column(default=0, server_default="0")
     next_at: Mapped[Now]  # not tried before
     claim: Mapped[str | None] = mapped_column(String(32))
@@ -36,6 +34,13 @@ class ClaimedRow:
     error: Mapped[dict[str, object] | None] = mapped_column(JSONB(none_as_null=True))  # of the last attempt
     created_at: Mapped[Now]
     ended_at: Mapped[At | None]
+
+
+class TenantsRow(ClaimedRow):
+    """One that a tenant asked for. `sealed`: what the work needs and nobody may read, encrypted; null from the end on."""
+
+    id: Mapped[Id]
+    sealed: Mapped[bytes | None] = mapped_column(LargeBinary)
 
     if TYPE_CHECKING:
         tenant_id: Mapped[str]
@@ -49,18 +54,19 @@ class ClaimedRows(Generic[Row]):
 
     def __init__(self, model: type[Row], unended: str, held: timedelta) -> None:
         self._model: Any = model  # mypy reads a mixin's columns as instances
+        (self._key,) = self._model.__table__.primary_key
         self._unended, self._held = unended, held
 
     def due(self, session: Session, one_a_tenant: bool = False) -> Row | None:
-        """The oldest row that is due, of a tenant that has none claimed if there is one (`one_a_tenant`: else none); locked."""
+        """The oldest row that is due, locked; of a tenant that has none claimed if there is one (`one_a_tenant`: else none)."""
         now, row = clock(session), self._model
-        running = select(row.tenant_id).where(row.status == self._unended, row.claimed_until >= now)
         free = or_(row.claimed_until.is_(None), row.claimed_until < now)
-        due = select(row).where(row.status == self._unended, row.next_at <= now, free)
-        if one_a_tenant:
-            due = due.where(row.tenant_id.not_in(running))
-        first = due.order_by(row.tenant_id.in_(running), row.next_at, row.id).limit(1)
-        found: Row | None = session.scalar(first.with_for_update(skip_locked=True))
+        due, order = select(row).where(row.status == self._unended, row.next_at <= now, free), [row.next_at, self._key]
+        if issubclass(row, TenantsRow):
+            running = select(row.tenant_id).where(row.status == self._unended, row.claimed_until >= now)
+            order = [row.tenant_id.in_(running), *order]
+            due = due.where(row.tenant_id.not_in(running)) if one_a_tenant else due
+        found: Row | None = session.scalar(due.order_by(*order).limit(1).with_for_update(skip_locked=True))
         return found
 
     def take(self, session: Session, row: Row) -> str:
@@ -72,7 +78,7 @@ class ClaimedRows(Generic[Row]):
     def mine(self, session: Session, id: str, claim: str) -> Row | None:
         """The row under this claim, locked; None where that is over."""
         row = self._model
-        held = select(row).where(row.id == id, row.claim == claim, row.status == self._unended)
+        held = select(row).where(self._key == id, row.claim == claim, row.status == self._unended)
         found: Row | None = session.scalar(held.with_for_update())
         return found
 
@@ -95,5 +101,7 @@ class ClaimedRows(Generic[Row]):
 
     def end(self, session: Session, row: Row, status: str, error: Mapping[str, object] | None) -> None:
         """It ends for good: its secrets are deleted, and nobody has a claim on it."""
-        row.status, row.sealed, row.claim, row.claimed_until = status, None, None, None
+        row.status, row.claim, row.claimed_until = status, None, None
+        if isinstance(row, TenantsRow):
+            row.sealed = None
         row.error, row.ended_at = None if error is None else dict(error), clock(session)

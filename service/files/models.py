@@ -5,7 +5,7 @@ from sqlalchemy import ForeignKey, Index, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.claimed_rows import ClaimedRow
+from service.database.claimed_rows import TenantsRow
 from service.database.engine import At, Base, Big, Id, Json, Now
 
 
@@ -26,7 +26,7 @@ class File(Base):
     __table_args__ = (Index("ix_files_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)
 
 
-class FileImport(ClaimedRow, Base):
+class FileImport(TenantsRow, Base):
     """A file that is fetched from a named source. Once it is `ready`, a File has the same id. `status`: importing, ready or
     failed. `sealed`: the URL and the token."""
 

@@ -18,23 +18,39 @@ from contract.messages.placement_messages import AnswersOnly
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_refs import base_ref
+from service.fleet.errors import FenceStale
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import NODE_LOCK, AnswerSession, BaseModel, EndedAnswerSessions, Node, Placement
-from service.fleet.worker_authentication import placement_token
+from service.fleet.worker_authentication import check_placement, placement_token, token_refused
 from service.settings import Settings
 from service.tasks.lifecycle.placements import touch_nodes
 
 log = logging.getLogger(__name__)
 
-IDLE, TAKEN, SHUT, ANEW = (
+IDLE, TAKEN, SHUT, ANEW, REMOVED = (
     "nobody asked for a while",
     "a task took the device",
     "its node takes nothing",
     "its node started anew",
+    "its base was removed",
 )
-AS_MEANT = (IDLE, TAKEN, SHUT, ANEW)  # reasons of ends that say nothing against the node
+AS_MEANT = (IDLE, TAKEN, SHUT, ANEW, REMOVED)  # reasons of ends that say nothing against the node
 _KEPT = timedelta(hours=1)  # of ended sessions: the cluster's timeline shows them
+_REMOVED = select(BaseModel.name).where(~BaseModel.enabled)
 _SHUT = select(Node.id).where(or_(Node.status != "ready", Node.drained_at.is_not(None)))
+
+
+def own_session(session: Session, settings: Settings, id: str, bearer: str | None) -> AnswerSession | None:
+    """The token's session; None where this is the id of none. Raises PlacementTokenRefused, and FenceStale once it is over."""
+    fence = check_placement(settings, id, bearer)
+    found = session.get(AnswerSession, id)
+    if found is None:
+        return None
+    if found.fence != fence:
+        raise token_refused(id)
+    if found.ended_at is not None or found.lease_until < clock(session):
+        raise FenceStale(f"Session {id} is over ({found.end_reason or 'its lease is over'}); nothing was changed.")
+    return found
 
 
 def among(session: Session, node_id: str, ids: Collection[str]) -> set[str]:
@@ -97,8 +113,8 @@ def give_way(session: Session, node_id: str, devices: Iterable[int]) -> None:
 
 
 def end_over(dependencies: Dependencies) -> None:
-    """End sessions that nobody asked for a while, whose lease is over, whose node takes nothing, or whose device a task holds
-    (placed by a version that knows no sessions). Removes those that ended long ago."""
+    """End sessions that nobody asked for a while, whose lease is over, whose node takes nothing, whose base was
+    removed, or whose device a task holds (placed by a version that knows no sessions). Removes those that ended long ago."""
     row, settings = AnswerSession, dependencies.settings
     with dependencies.db.begin() as session:
         now = clock(session)
@@ -109,6 +125,7 @@ def end_over(dependencies: Dependencies) -> None:
             IDLE: idle,
             "its lease ran out": row.lease_until < now,
             SHUT: row.node_id.in_(_SHUT),
+            REMOVED: row.base_model.in_(_REMOVED),
         }
         affected = select(row.node_id).where(row.ended_at.is_(None), or_(*why.values()))
         found = select(Node.id).where(Node.id.in_(affected)).order_by(Node.id)

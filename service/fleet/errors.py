@@ -39,3 +39,9 @@ class ReportRefused(Invalid):
 
 class ObjectUnknown(NotFound):
     code = "object_unknown"
+
+
+class BaseObjectLost(NotFound):
+    """A retry would not help: the executor fails its task in words."""
+
+    code, title = "base_object_lost", "Storage does not hold the base's file"

@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
+from service.database.claimed_rows import ClaimedRow
 from service.database.engine import At, Base, Big, Id, Json, Now
 
 _other = table("placements", column("id"), column("ended_at"), column("leaving")).alias("other")
@@ -35,7 +36,7 @@ class BaseModel(Base):
     __tablename__ = "base_models"
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    source: Mapped[str] = mapped_column(Text)  # a folder that every node has, or hf://organisation/name
+    source: Mapped[str] = mapped_column(Text)  # a folder that every node has, hf://organisation/name, or storage://name
     revision: Mapped[str] = mapped_column(String(64))  # sha256 over its safetensors files
     architecture: Mapped[str] = mapped_column(String(64))
     model_type: Mapped[str | None] = mapped_column(String(64))  # from its config.json; null: allowed before this column existed
@@ -43,7 +44,7 @@ class BaseModel(Base):
     max_position: Mapped[int]
     enabled: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[Now]
-    commit: Mapped[str | None] = mapped_column(String(40))  # of the hub's repository; null: a folder
+    commit: Mapped[str | None] = mapped_column(String(40))  # of the hub's repository; null: of no repository
     license: Mapped[str | None] = mapped_column(String(128))  # as the hub tells it
     gated: Mapped[bool] = mapped_column(
         default=False, server_default=text("false")
@@ -51,7 +52,7 @@ class BaseModel(Base):
 
 
 class BaseModelFile(Base):
-    """A file of a base on the hub. Those that are no weights are objects in storage too."""
+    """A file of a base that nodes fetch. Those that are no weights are objects in storage, and all of one with a BaseCopy."""
 
     __tablename__ = "base_model_files"
 
@@ -59,6 +60,16 @@ class BaseModelFile(Base):
     path: Mapped[str] = mapped_column(String(255), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[Big]
+
+
+class BaseCopy(ClaimedRow, Base):
+    """The files of a base in storage, from which nodes fetch it once it is `stored`. One that an admin uploaded is so at once;
+    one of the hub is copied in the background. `status`: copying, stored or failed."""
+
+    __tablename__ = "base_copies"
+
+    base_model: Mapped[str] = mapped_column(ForeignKey("base_models.name", ondelete="CASCADE"), primary_key=True)
+    received_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")
 
 
 class Node(Base):

@@ -14,12 +14,12 @@ from contract.messages.placement_messages import DesiredState
 from contract.messages.report_messages import Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from service.app_state import DependenciesDep, ProfileUpdatesDep, Service, State
-from service.dependencies import Dependencies
 from service.files.models import File
-from service.fleet import nodes, reports
+from service.fleet import answer_sessions, nodes, reports
+from service.fleet.base_models.model_catalog import is_file_of
 from service.fleet.cached_files import unwanted
 from service.fleet.desired_state import desired_state, warm_start
-from service.fleet.errors import FenceStale, ObjectUnknown
+from service.fleet.errors import BaseObjectLost, FenceStale, ObjectUnknown
 from service.fleet.merges import merge_leases, merge_reports
 from service.fleet.worker_authentication import check_node
 from service.http.concurrency_limits import Completing, Reporting
@@ -114,25 +114,33 @@ def file(placement_id: str, file_id: str, bearer: Bearer, dependencies: Dependen
 
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
-def checkpoint(placement_id: str, sha256: str, bearer: Bearer, dependencies: DependenciesDep, request: Request) -> Response:
-    """A checkpoint of one of the placement's jobs, or a file of the adapter that they start from, or that a merge adds."""
+def placement_object(
+    placement_id: str, sha256: str, bearer: Bearer, dependencies: DependenciesDep, request: Request
+) -> Response:
+    """A checkpoint of one of the placement's jobs, a file of the adapter that they start from, or that a merge adds, or a file
+    of its base where nodes fetch it from storage."""
     with dependencies.db.begin() as session:
-        if merge_leases.is_merge(placement_id):
-            merged = merge_leases.own_merge(session, dependencies.settings, placement_id, bearer)
-            served = {str(file["sha256"]) for file in merged.adapter_files}
-        else:
-            served = _served(session, dependencies, placement_id, bearer)
-        if sha256 not in served:
+        base, served = _served(session, dependencies.settings, placement_id, bearer)
+        of_base = sha256 not in served and is_file_of(session, base, sha256)
+        if sha256 not in served and not of_base:
             raise ObjectUnknown(f"{sha256} is no object of placement {placement_id}.")
+    if of_base and not dependencies.storage.exists(sha256):
+        raise BaseObjectLost(f"Storage holds no object {sha256}, a file of base model {base}.")
     return send_object(request, dependencies.storage, sha256, sha256, "application/octet-stream", worker=True)
 
 
-def _served(session: Session, dependencies: Dependencies, placement_id: str, bearer: str | None) -> set[str]:
-    """What jobs of the placement's task have as checkpoints, and start from."""
-    task, _ = reports.own_placement(session, dependencies.settings, placement_id, bearer)
+def _served(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> tuple[str, set[str]]:
+    """The placement's base, and the objects that are its own: what its jobs have as checkpoints and start from, or what a merge
+    adds; none of a session for answers."""
+    if merge_leases.is_merge(placement_id):
+        merged = merge_leases.own_merge(session, settings, placement_id, bearer)
+        return merged.base_model, {str(file["sha256"]) for file in merged.adapter_files}
+    if (held := answer_sessions.own_session(session, settings, placement_id, bearer)) is not None:
+        return held.base_model, set()
+    task, _ = reports.own_placement(session, settings, placement_id, bearer)
     start = warm_start(session, task)
     checkpoints = {str(job.checkpoint["sha256"]) for job in task.jobs if job.checkpoint}
-    return checkpoints | {file.sha256 for file in (start.files if start else [])}
+    return task.base_model, checkpoints | {file.sha256 for file in (start.files if start else [])}
 
 
 @router.post("/placements/{placement_id}/merge", status_code=204)

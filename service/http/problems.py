@@ -62,6 +62,11 @@ class Problem(Exception):
         )
         return problem.model_dump(exclude_none=True, exclude_defaults=True) | self.extra
 
+    def kept(self) -> dict[str, Any]:
+        """What a row of background work keeps of it."""
+        body = self.body(None)
+        return {name: body[name] for name in ("code", "detail", "errors", "error_count") if name in body}
+
 
 class BadRequest(Problem):
     status, code, title = 400, "bad_request", "The request cannot be read"

@@ -6,13 +6,13 @@ from sqlalchemy import ForeignKey, Index, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.claimed_rows import ClaimedRow
+from service.database.claimed_rows import TenantsRow
 from service.database.engine import Base, Big
 
 OPEN, SUCCEEDED, FAILED = "open", "succeeded", "failed"
 
 
-class HubPush(ClaimedRow, Base):
+class HubPush(TenantsRow, Base):
     """`sealed`: the token. `committing`: a commit onto `parent` may have been sent, so its result is looked for before another
     one is."""
 

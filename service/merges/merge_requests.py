@@ -44,8 +44,8 @@ def begin(session: Session, principal: Principal, new: NewMergedModel) -> Merged
     adapter = find_adapter(session, principal, new.adapter_id)
     lineage = adapter.manifest["lineage"]
     base = session.get(BaseModel, lineage["base_model"])
-    if base is None or base.revision != lineage["base_revision"]:
-        there = "is not allowed here any more" if base is None else "has other weights by now"
+    if base is None or not base.enabled or base.revision != lineage["base_revision"]:
+        there = "is not allowed here any more" if base is None or not base.enabled else "has other weights by now"
         raise BaseChanged(f"{lineage['base_model']}, which the adapter was trained on, {there}; ask an admin to bring it back.")
     expected = base.parameters * _BF16_BYTES
     admit_bytes(session, principal, expected)

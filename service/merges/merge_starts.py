@@ -8,10 +8,11 @@ import logging
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import HUB_BASES, MERGES
+from contract.compatibility.capabilities import MERGES
 from contract.model_revision import content_key
 from service.database.engine import clock
 from service.dependencies import Dependencies
+from service.fleet.base_models.base_refs import fetch_capabilities
 from service.fleet.base_models.model_catalog import files_of
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import NODE_LOCK, BaseModel, Node
@@ -69,12 +70,12 @@ def _start(dependencies: Dependencies, merged_id: str) -> None:
 def _node_for(session: Session, dependencies: Dependencies, merged: MergedModel) -> tuple[Node | None, str | None]:
     """A node that may merge it now, or why there is none. Nothing is locked."""
     base = session.get(BaseModel, merged.base_model)
-    if base is None or base.revision != merged.base_revision:
+    if base is None or not base.enabled or base.revision != merged.base_revision:
         return (
             None,
             f"base model {merged.base_model} is not the one that the adapter was trained on; an admin can bring it back",
         )
-    needs = {MERGES, *([HUB_BASES] if base.commit is not None else [])}
+    needs = {MERGES, *fetch_capabilities(base)}
     needs |= {f"model_type={base.model_type}"} if base.model_type is not None else set()
     ready = session.scalars(select(Node).where(Node.status == "ready", Node.drained_at.is_(None)).order_by(Node.id)).all()
     able = [node for node in ready if needs <= set(node.capabilities or ())]
@@ -90,5 +91,5 @@ def _node_for(session: Session, dependencies: Dependencies, merged: MergedModel)
             None,
             "each node that can merge it is merging already" if sound else "the nodes that can are in trouble",
         )
-    key = content_key((file.path, file.sha256) for file in files_of(session, base.name)) if base.commit is not None else ""
+    key = content_key((file.path, file.sha256) for file in files_of(session, base.name))
     return min(free, key=lambda node: (key not in (node.bases or ()), base.name not in node.tokens_per_second)), None

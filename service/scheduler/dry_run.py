@@ -88,7 +88,9 @@ class EstimateResource(BaseModel):
     waiting: str | None = Field(description="Why it would not start at once")
     slowdown: float = Field(description="How many times slower than alone it would begin, beside others; 1: it would be alone")
     sharing: str | None = Field(description="With how many tasks it would share GPUs, and what that means, in a sentence")
-    base_download: str | None = Field(description="What its node fetches from the hub before it can train, in a sentence")
+    base_download: str | None = Field(
+        description="What its node fetches from the hub, or from storage, before it can train, in a sentence"
+    )
     problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 

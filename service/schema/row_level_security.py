@@ -11,7 +11,7 @@ _TENANT = "(SELECT current_setting('motet.tenant', true))"
 # the app role's rights on tables without a tenant; on others without a tenant it has none
 _SHARED: Mapping[str, str] = {
     "base_models": "SELECT",
-    "base_model_files": "SELECT",
+    **dict.fromkeys(("base_model_files", "base_copies"), "SELECT"),
     **dict.fromkeys(("gpu_prices", "usage_rolled_up_through"), "SELECT"),
     "nodes": "SELECT, UPDATE (desired_version)",
     "plan_requests": "SELECT, INSERT",

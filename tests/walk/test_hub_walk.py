@@ -1,4 +1,5 @@
-"""A base named by its hub id, trained on a node that never saw it, whose executor is killed in the middle of the download."""
+"""A base named by its hub id, trained on a node that never saw it: from the hub, where the executor is killed in the middle of
+the download, and from storage, with the hub switched off."""
 
 import os
 import signal
@@ -53,6 +54,30 @@ def test_a_base_named_by_its_hub_id_is_trained_on_a_node_that_never_saw_it(tmp_p
             before = len(hub.requests)
             assert motet.ended(motet.submit(**spec))["status"] == "succeeded"
             assert len(hub.requests) == before, "the node keeps it"
+
+
+def test_a_base_in_storage_is_trained_on_a_node_that_never_saw_it_with_the_hub_switched_off(tmp_path: Path) -> None:
+    with hub_process(tmp_path / "hub") as hub:
+        hub.add("org/seven-million")
+        with running_stack(tmp_path / "state", HF_ENDPOINT=hub.url) as motet:
+            told = motet.as_admin("POST", "/v1/models", json={"source": "hf://org/seven-million", "store": True})
+            assert told["storage"]["status"] == "copying"
+            deadline = time.monotonic() + 120
+            while told["storage"]["status"] == "copying":  # nothing tells of its end
+                assert time.monotonic() < deadline, told
+                time.sleep(0.2)
+                told = motet.as_admin("GET", "/v1/models/org/seven-million")
+            assert told["storage"]["status"] == "stored", told
+            hub.close()
+            task = motet.ended(
+                motet.submit(
+                    base_model="org/seven-million",
+                    dataset={"file_id": motet.upload(gsm8k(24)), "validation_fraction": 0.25},
+                    search_space={"learning_rate": [3e-3], "rank": [4], "batch_size": [4]},
+                    training={"max_steps": 4, "epochs": 1, "max_seq_len": 256},
+                )
+            )
+            assert (task["status"], task["winner"] is not None) == ("succeeded", True)
 
 
 def fetches(pid: int) -> bool:

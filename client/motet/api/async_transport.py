@@ -50,7 +50,7 @@ class AsyncTransport:
                 try:
                     match step:
                         case Send():
-                            answer = await self._http.request(**connection.sent(step))
+                            answer = await self._http.request(**connection.sent(step, connection.file_blocks_async))
                         case Open():
                             await streams.aclose()
                             answer = await streams.enter_async_context(self._http.stream(**connection.streamed(step)))

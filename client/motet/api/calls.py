@@ -213,6 +213,8 @@ class Admin(Calls[D]):
 
     register_model = Call(fleet.register_model)
     add_model = Call(fleet.add_model)
+    upload_model = Call(fleet.upload_model)
+    remove_model = Call(fleet.remove_model)
     storage = Call(fleet.storage)
     newest_backup = Call(fleet.newest_backup)
     nodes = Paginated(fleet.nodes)

@@ -1,7 +1,9 @@
 """What both transports share: the service's address, headers, and the sentence for a service that does not answer."""
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +13,21 @@ from motet.api.errors import Unreachable
 from motet.api.steps import CONNECT_SECONDS, Open, Query, Send
 
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")  # before the system's sentence
+_BLOCK = 2**20
 _HERE = {"127.0.0.1", "::1", "localhost"}  # proxies from the environment are for other hosts
+
+
+def file_blocks(path: Path) -> Iterator[bytes]:
+    """A file's bytes as a request's body."""
+    with path.open("rb") as content:
+        yield from iter(lambda: content.read(_BLOCK), b"")
+
+
+async def file_blocks_async(path: Path) -> AsyncIterator[bytes]:
+    """As file_blocks, for asyncio: threads read."""
+    with path.open("rb") as content:
+        while block := await asyncio.to_thread(content.read, _BLOCK):
+            yield block
 
 
 def options(api_url: str, key: str) -> dict[str, Any]:
@@ -22,10 +38,14 @@ def options(api_url: str, key: str) -> dict[str, Any]:
     return {"base_url": api_url, "headers": headers, "trust_env": proxied, "follow_redirects": True}
 
 
-def sent(request: Send) -> dict[str, Any]:
-    """The request as httpx takes it."""
+def sent(request: Send, blocks: Callable[[Path], Any] = file_blocks) -> dict[str, Any]:
+    """The request as httpx takes it. `blocks` makes a body of a file."""
     timeout = httpx.Timeout(request.seconds, connect=CONNECT_SECONDS)
     body: dict[str, Any] = {"json": request.json, "files": request.files, "headers": request.headers, "timeout": timeout}
+    if request.content is not None:
+        size = str(request.content.stat().st_size)
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": size}
+        body |= {"content": blocks(request.content), "headers": headers}
     return {"method": request.method, "url": request.path, "params": _given(request.query)} | body
 
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
@@ -38,6 +39,7 @@ class Send:
     query: Query | None = None
     json: Any = None
     files: Any = None  # must be seekable
+    content: Path | None = None  # a file whose bytes are the body
     headers: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = _SECONDS  # None: no limit, since the time depends on the file's size
 
@@ -116,6 +118,12 @@ def make(path: str, json: Any = None, files: Any = None, seconds: float = _SECON
     creates it once. Files must be seekable."""
     key = {"Idempotency-Key": uuid.uuid4().hex}
     return _exchange(Send("POST", path, json=json, files=files, headers=key, seconds=None if files else seconds), again=True)
+
+
+def put(path: str, content: Path) -> Operation[httpx.Response]:
+    """Send a file's bytes to where they belong: again while the connection fails, which changes nothing more. Raises OSError
+    where the file cannot be read."""
+    return _exchange(Send("PUT", path, content=content, seconds=None), again=True)
 
 
 def one(model: type[M], answer: Operation[httpx.Response]) -> Operation[M]:

@@ -10,6 +10,7 @@ from contract.gpu_counts import device_word, gpu_count
 from motet.api.resources import (
     Adapter,
     Autoscaling,
+    BaseCopy,
     File,
     HubPush,
     Job,
@@ -230,9 +231,23 @@ def models_table(models: Iterable[Model]) -> RenderableType:
         Column("architecture", need=1),
         Column("longest", need=2, right=True),
         Column("revision", need=3),
+        Column("in storage", need=2),
     )
-    rows = [(m.name, f"{m.parameters:,}", m.architecture, f"{m.max_position:,}", m.revision[:12]) for m in models]
+    rows = [
+        (m.name, f"{m.parameters:,}", m.architecture, f"{m.max_position:,}", m.revision[:12], _copied(m.storage))
+        for m in models
+    ]
     return Columns(columns, rows)
+
+
+def _copied(copy: BaseCopy | None) -> str:
+    """How far a base's files are in storage."""
+    if copy is None:
+        return "no"
+    if copy.status == "stored":
+        return "yes"
+    why = f": {copy.error.detail}" if copy.error is not None else ""
+    return f"{copy.status}, {copy.received_bytes / 1e9:.2f} of {copy.total_bytes / 1e9:.2f} GB{why}"
 
 
 def nodes_table(nodes: Iterable[Node]) -> RenderableType:

@@ -67,7 +67,7 @@ class Claims:
                         sealed=row.sealed or b"",
                     )
                 died = Unavailable("The process that fetched it died each time; import it again, or upload it.")
-                _ROWS.end(session, row, FAILED, _said(died))
+                _ROWS.end(session, row, FAILED, died.kept())
 
     def renew(self, claimed: Claimed, committing: bool = False) -> None:
         """Note the progress, and reserve what has come beyond the announced size. Raises Lost, QuotaExceeded."""
@@ -92,7 +92,7 @@ class Claims:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
                 row.received_bytes = claimed.received
-                _ROWS.end(session, row, FAILED, _said(why))
+                _ROWS.end(session, row, FAILED, why.kept())
 
     def retry(self, claimed: Claimed, why: Problem) -> None:
         """Try it again later, or fail it after the last attempt."""
@@ -102,7 +102,7 @@ class Claims:
         with self._db.begin() as session:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
-                _ROWS.retry(session, row, _said(why))
+                _ROWS.retry(session, row, why.kept())
 
     def release(self, claimed: Claimed) -> None:
         """Give it back as it was, for another process."""
@@ -110,11 +110,6 @@ class Claims:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
                 _ROWS.release(row)
-
-
-def _said(why: Problem) -> dict[str, object]:
-    body = why.body(None)
-    return {name: body[name] for name in ("code", "detail", "errors", "error_count") if name in body}
 
 
 def _owner(row: FileImport) -> Principal:

@@ -1,4 +1,4 @@
-"""The allow-list of base models: folders that every node has, and repositories of the hub that nodes fetch by themselves.
+"""The allow-list of base models: folders that every node has, and those that nodes fetch from the hub or from storage.
 
-Enters: a folder, or `hf://organisation/name` with a revision. Leaves: a row of the allow-list, for one on the hub with its
-files by sha256; of the hub only small files are downloaded here. It must not know tenants, nor placements."""
+Enters: a folder, `hf://organisation/name` with a revision, or uploaded files. Leaves: a row of the allow-list, for one that
+nodes fetch with its files by sha256; what is large is downloaded in copies/ alone. It must not know tenants, nor placements."""

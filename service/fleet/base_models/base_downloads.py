@@ -1,6 +1,6 @@
 """What fetching a base adds to a task on each node: the base's bytes over the rate at which the node fetches. Decides nothing.
 
-Nodes report the bases of the hub that they hold, by content. On one that does not report (an older worker) it is even odds
+Nodes report the fetched bases that they hold, by content. On one that does not report (an older worker) it is even odds
 whether the base is there, so half of the download is expected. A base in a folder of every node is nowhere downloaded.
 """
 
@@ -67,7 +67,7 @@ class BaseDownloads:
 
 
 def _bases(session: Session, names: set[str]) -> dict[str, tuple[str, int]]:
-    """Content and bytes of those of these bases that nodes fetch from the hub."""
+    """Content and bytes of those of these bases that nodes fetch, from the hub or from storage."""
     if not names:
         return {}
     files: dict[str, list[BaseModelFile]] = {}

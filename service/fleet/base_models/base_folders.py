@@ -1,4 +1,4 @@
-"""Tokenizer files of bases on the hub as folders of this process, read from storage, for previews. Loads no tokenizer."""
+"""Tokenizer files of bases that nodes fetch as folders of this process, read from storage, for previews. Loads no tokenizer."""
 
 import hashlib
 import os
@@ -9,12 +9,11 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
+from service.fleet.base_models.base_files import SAFE
 from service.fleet.base_models.model_catalog import files_of
 from service.fleet.models import BaseModel
 from service.http.problems import invalid_field
 from service.storage.object_store import ObjectMissing, Storage
-
-_WEIGHTS = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class BaseTokenizer:
 
     @classmethod
     def of(cls, session: Session, base: BaseModel) -> "BaseTokenizer":
-        files = files_of(session, base.name) if base.commit is not None else []
-        return cls(base.source, tuple((file.path, file.sha256) for file in files if not file.path.endswith(_WEIGHTS)))
+        files = files_of(session, base.name)
+        return cls(base.source, tuple((file.path, file.sha256) for file in files if not file.path.endswith(SAFE)))
 
 
 class BaseFolders:

@@ -5,7 +5,6 @@ Pickled weights are refused: loading them runs code.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,22 +13,16 @@ from dataclasses import dataclass, field
 from huggingface_hub import ModelInfo
 from huggingface_hub.hf_api import RepoSibling
 
-from contract.messages.placement_messages import BASE_FILE_NAME, HUB_SCHEME
+from contract.messages.placement_messages import HUB_SCHEME
 from contract.model_revision import combined
+from service.fleet.base_models.base_files import INDEX, NEEDED, SAFE, SMALL, SMALL_BYTES, weight_paths
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in, storable
 from service.fleet.models import BaseModel, BaseModelFile
 from service.http.problems import Invalid, invalid_field, shown
 from service.hub.hub_client import Hub, HubRepository
 
 _SOURCE = re.compile(r"hf://([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
-_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
-_NEEDED = ("config.json", "tokenizer.json")
-_SMALL = (  # files beside the weights that training reads, as far as they exist
-    *_NEEDED,
-    *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-)
-_SAFE, _PICKLES = ".safetensors", (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SMALL_BYTES = 128 * 2**20
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FIRST_BYTES = 128 * 2**10  # of a safetensors file, which mostly hold its header
 _AT_ONCE = 8
 
@@ -66,9 +59,9 @@ def read_repository(hub: Hub, name: str, source: str, revision: str) -> HubModel
         raise _wrong("not_a_repository", f"the hub names no commit of {repository} at {shown(revision)!r}")
     held = {one.rfilename: one for one in info.siblings or () if "/" not in one.rfilename}
     _check_complete(repository, held)
-    contents = {path: _content(reader, commit, held[path]) for path in (*_SMALL, _INDEX) if path in held}
+    contents = {path: _content(reader, commit, held[path]) for path in (*SMALL, INDEX) if path in held}
     config = ModelConfig.read(contents["config.json"], "source")
-    weights = [held[path] for path in _weight_paths(repository, held, contents.get(_INDEX))]
+    weights = [held[path] for path in weight_paths(repository, held, contents.get(INDEX))]
     parameters = _parameters(reader, commit, weights)
     files = [
         *(BaseModelFile(base_model=name, path=path, sha256=_sha256(each), bytes=len(each)) for path, each in contents.items()),
@@ -94,7 +87,7 @@ def read_repository(hub: Hub, name: str, source: str, revision: str) -> HubModel
 
 
 def _check_complete(repository: str, held: Mapping[str, RepoSibling]) -> None:
-    if not any(path.endswith(_SAFE) for path in held):
+    if not any(path.endswith(SAFE) for path in held):
         pickled = sorted(path for path in held if path.endswith(_PICKLES))
         if pickled:
             raise _wrong(
@@ -103,39 +96,16 @@ def _check_complete(repository: str, held: Mapping[str, RepoSibling]) -> None:
                 "repository or a revision with *.safetensors, or convert it",
             )
         raise _wrong("no_weights", f"{repository} holds no *.safetensors files, the only format that is loaded")
-    missing = [needed for needed in _NEEDED if needed not in held]
+    missing = [needed for needed in NEEDED if needed not in held]
     if missing:
         raise _wrong("incomplete", f"{repository} holds no {' and no '.join(missing)}")
 
 
-def _weight_paths(repository: str, held: Mapping[str, RepoSibling], index: bytes | None) -> Sequence[str]:
-    """The safetensors files of the model as transformers reads it: those of the index, else model.safetensors."""
-    if index is None:
-        if _WHOLE not in held:
-            raise _wrong("no_weights", f"{repository} holds neither {_WHOLE} nor {_INDEX}; is it an adapter?")
-        return [_WHOLE]
-    try:
-        paths = sorted(set(json.loads(index)["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _wrong("damaged", f"{repository} holds a damaged {_INDEX}") from None
-    unusable = [path for path in paths if not (re.fullmatch(BASE_FILE_NAME, str(path)) and path.endswith(_SAFE))]
-    if unusable:
-        raise _wrong(
-            "incomplete",
-            f"{repository}: its {_INDEX} names {shown(str(unusable[0]))!r}; only *.safetensors files beside it, of letters, "
-            "digits, dots, dashes and underscores, are loaded",
-        )
-    missing = [path for path in paths if path not in held]
-    if missing or not paths:
-        raise _wrong("incomplete", f"{repository} lacks {len(missing)} of the files in its {_INDEX}: {shown(str(missing[:3]))}")
-    return paths
-
-
 def _content(reader: HubRepository, commit: str, one: RepoSibling) -> bytes:
     """A small file, verified by the sha256 or the git id that the hub tells."""
-    if one.size is None or one.size > _SMALL_BYTES:
-        raise _wrong("damaged", f"{reader.name}: {one.rfilename} has {one.size} bytes, the limit is {_SMALL_BYTES}")
-    content = reader.content(commit, one.rfilename, _SMALL_BYTES + 1) if one.size else b""
+    if one.size is None or one.size > SMALL_BYTES:
+        raise _wrong("damaged", f"{reader.name}: {one.rfilename} has {one.size} bytes, the limit is {SMALL_BYTES}")
+    content = reader.content(commit, one.rfilename, SMALL_BYTES + 1) if one.size else b""
     if one.lfs is not None:
         same = _sha256(content) == one.lfs.sha256
     else:

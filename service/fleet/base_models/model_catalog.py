@@ -1,20 +1,24 @@
-"""The allow-list of base models: reads and pins an admin's model folder. Loads no weights and runs no model code."""
+"""The allow-list of base models: reads and pins an admin's model folder, and keeps the list. Loads no weights and runs no model
+code."""
 
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, Select, delete, or_, select
 from sqlalchemy.orm import Session
 
+from contract.messages.placement_messages import STORAGE_SCHEME
 from contract.model_revision import NoWeights, revision_of, weight_files
 from contract.states import TASK_TERMINAL
+from service.fleet.base_models.base_files import NEEDED, SAFE
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in
-from service.fleet.models import BaseModel, BaseModelFile
-from service.http.problems import Conflict, Invalid, invalid_field, shown
+from service.fleet.models import BaseCopy, BaseModel, BaseModelFile
+from service.http.problems import Conflict, Invalid, NotFound, invalid_field, shown
+from service.merges.models import OPEN, MergedModel
 from service.tasks.models import Task
 
-_NEEDED = ("config.json", "tokenizer.json")
+COPYING, STORED, FAILED = "copying", "stored", "failed"  # a BaseCopy
 _NAMED = 5  # tasks named in a refusal
 
 
@@ -28,7 +32,7 @@ def read_folder(name: str, source: str) -> BaseModel:
     if not folder.is_absolute():
         raise _wrong("not_absolute", "must be an absolute path, the same on every node; for hf://… there is POST /v1/models")
     try:
-        missing = [needed for needed in _NEEDED if not (folder / needed).is_file()]
+        missing = [needed for needed in NEEDED if not (folder / needed).is_file()]
         if missing:
             raise _wrong("incomplete", f"{shown(source)} holds no {' and no '.join(missing)}")
         config = ModelConfig.read((folder / "config.json").read_bytes(), "source")
@@ -53,47 +57,102 @@ def read_folder(name: str, source: str) -> BaseModel:
     )
 
 
-def allow(session: Session, found: BaseModel, files: Sequence[BaseModelFile] = ()) -> BaseModel:
-    """Add the model to the list, or update its entry. `files`: of one on the hub. Raises RevisionInUse while tasks need the
-    previous bytes."""
+def allow(session: Session, found: BaseModel, files: Sequence[BaseModelFile] = (), store: bool | None = None) -> BaseModel:
+    """Add the model to the list, or update its entry. `files`: of one that nodes fetch. `store`: whether they are kept in
+    storage, where an uploaded one already is; None: as before. Raises RevisionInUse while tasks need the previous bytes."""
     known = session.scalar(select(BaseModel).where(BaseModel.name == found.name).with_for_update())
     if known is None:
         session.add(found)
         session.flush()
         session.add_all(files)
+        _note_copy(session, found, changed=True, store=store)
         session.flush()
         session.refresh(found)
         return found
-    if known.revision != found.revision or _changed(session, known, files):
-        needs = select(Task.id).where(Task.base_model == known.name, Task.status.not_in(list(TASK_TERMINAL)))
-        tasks = list(session.scalars(needs.order_by(Task.id)))
-        if tasks:
-            named = ", ".join(tasks[:_NAMED]) + (f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else "")
-            raise RevisionInUse(
-                f"{found.name} is pinned at revision {known.revision[:12]} by tasks that have not ended: {named}. "
-                "Give the new weights a name of their own, or wait for those tasks.",
-                tasks=tasks,
-            )
+    before = {(file.path, file.sha256) for file in files_of(session, known.name)}
+    changed = before != {(file.path, file.sha256) for file in files}
+    if known.revision != found.revision or (before and changed):
+        _refuse_in_use(session, known, "Give the new weights a name of their own, or wait for those tasks.")
     known.source, known.revision, known.enabled = found.source, found.revision, True
     known.architecture, known.model_type = found.architecture, found.model_type
     known.parameters, known.max_position = found.parameters, found.max_position
     known.commit, known.license, known.gated = found.commit, found.license, found.gated
     session.execute(delete(BaseModelFile).where(BaseModelFile.base_model == known.name))
     session.add_all(files)
+    _note_copy(session, known, changed, store)
     session.flush()
     return known
 
 
+def remove(session: Session, name: str) -> None:
+    """Take the model off the list, and release its files. Its row stays: what was trained on it names it. Raises NotFound, and
+    RevisionInUse while tasks or merges need it."""
+    known = session.scalar(select(BaseModel).where(BaseModel.name == name, BaseModel.enabled).with_for_update())
+    if known is None:
+        raise NotFound(f"There is no base model {shown(name)!r}; GET /v1/models lists what there is.")
+    _refuse_in_use(session, known, "Wait for them, or cancel them.")
+    row = MergedModel
+    merges = select(row.id).where(row.base_model == name, row.status.in_(OPEN), row.deleted_at.is_(None))
+    if (merged := session.scalar(merges.limit(1))) is not None:
+        raise RevisionInUse(
+            f"{name} is needed by the merge {merged}, which has not ended. Wait for it, or delete it.", tasks=[]
+        )
+    known.enabled = False
+    session.execute(delete(BaseModelFile).where(BaseModelFile.base_model == name))
+    session.execute(delete(BaseCopy).where(BaseCopy.base_model == name))
+
+
+def _note_copy(session: Session, base: BaseModel, changed: bool, store: bool | None) -> None:
+    """The row of the base's copy in storage, as the request wants it."""
+    held = session.get(BaseCopy, base.name, with_for_update=True)
+    uploaded = base.source.startswith(STORAGE_SCHEME)
+    if not uploaded and (base.commit is None or store is False or (store is None and held is None)):
+        wanted = None
+    else:
+        wanted = STORED if uploaded else COPYING
+    if held is not None and held.status in (wanted, STORED) and wanted is not None and not changed:
+        return
+    if held is not None:
+        session.delete(held)
+        session.flush()
+    if wanted is not None:
+        session.add(BaseCopy(base_model=base.name, status=wanted))
+
+
 def files_of(session: Session, name: str) -> list[BaseModelFile]:
-    """The files of a base on the hub, by path; none of one in a folder."""
+    """The files of a base that nodes fetch, by path; none of one in a folder of theirs."""
     held = select(BaseModelFile).where(BaseModelFile.base_model == name).order_by(BaseModelFile.path)
     return list(session.scalars(held))
 
 
-def _changed(session: Session, known: BaseModel, files: Sequence[BaseModelFile]) -> bool:
-    """Whether a base that was on the hub had other files, such as another tokenizer."""
-    before = {(file.path, file.sha256) for file in files_of(session, known.name)}
-    return bool(before) and before != {(file.path, file.sha256) for file in files}
+def stored_objects() -> Select[str]:
+    """The sha256 of every file of a base that storage holds, or will: all of one with a copy, otherwise those that are no
+    weights."""
+    copied = select(BaseCopy.base_model).where(BaseCopy.status.in_([COPYING, STORED]))
+    kept: ColumnElement[bool] = or_(~BaseModelFile.path.endswith(SAFE), BaseModelFile.base_model.in_(copied))
+    return select(BaseModelFile.sha256).where(kept)
+
+
+def is_stored(session: Session, name: str) -> bool:
+    """Whether nodes fetch this base from storage."""
+    return session.scalar(select(BaseCopy.status).where(BaseCopy.base_model == name)) == STORED
+
+
+def is_file_of(session: Session, name: str, sha256: str) -> bool:
+    """Whether this is a file of the base, and nodes fetch it from storage."""
+    one = select(BaseModelFile.path).where(BaseModelFile.base_model == name, BaseModelFile.sha256 == sha256)
+    return session.scalar(one.limit(1)) is not None and is_stored(session, name)
+
+
+def _refuse_in_use(session: Session, known: BaseModel, way_out: str) -> None:
+    needs = select(Task.id).where(Task.base_model == known.name, Task.status.not_in(list(TASK_TERMINAL)))
+    tasks = list(session.scalars(needs.order_by(Task.id)))
+    if tasks:
+        named = ", ".join(tasks[:_NAMED]) + (f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else "")
+        raise RevisionInUse(
+            f"{known.name} is pinned at revision {known.revision[:12]} by tasks that have not ended: {named}. {way_out}",
+            tasks=tasks,
+        )
 
 
 def _parameters(path: Path) -> int:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import HUB_BASES, needed
+from contract.compatibility.capabilities import needed
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
+from service.fleet.base_models.base_refs import fetch_capabilities
 from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, memory_of
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
@@ -101,7 +102,7 @@ class Workload:
         """The capabilities that a worker needs to train it (contract.compatibility.capabilities)."""
         base = self._bases[task.base_model]
         found: frozenset[str] = self._cache.get(("needs", task.id, base.model_type), lambda: needed(task.spec, base.model_type))
-        return found if base.commit is None else found | {HUB_BASES}
+        return found | fetch_capabilities(base)
 
     def fits(self, task: Task, node: Node) -> bool:
         """Whether the task fits the node at its narrowest width."""

@@ -16,8 +16,8 @@ from service.audit import routes as audit
 from service.authentication import AdminDb
 from service.fleet import join_token_routes
 from service.fleet.base_models import routes as base_model_routes
+from service.fleet.models import BaseCopy, Node
 from service.fleet.models import BaseModel as Base
-from service.fleet.models import Node
 from service.http.pagination import Cursor
 from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.tenants import routes as tenants
@@ -51,7 +51,8 @@ def _page(
     **made: Any,
 ) -> Response:
     with db.begin() as session:
-        models = list(session.scalars(select(Base).order_by(Base.name)))
+        models = list(session.scalars(select(Base).where(Base.enabled).order_by(Base.name)))
+        copies = {copy.base_model: copy.status for copy in session.scalars(select(BaseCopy))}
         number = session.scalar(select(func.count()).select_from(Tenant))
         quotas = _quota_words(session)
         device_types = sorted(device_types_of(session))
@@ -61,6 +62,7 @@ def _page(
         tenants=tenants.list_tenants(db, cursor, _SHOWN),
         number=number,
         models=models,
+        copies=copies,
         prices=price_routes.list_prices(viewer.principal, db, settings),
         device_types=device_types,
         tokens=join_token_routes.list_join_tokens(db, None, 20).data,

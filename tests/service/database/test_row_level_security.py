@@ -113,6 +113,7 @@ def system_role(stack, full) -> Iterator[Engine]:
 def test_which_tables_are_nobodys():
     """A new table of this kind is listed here on purpose, or given a tenant_id."""
     fleets = {
+        "base_copies",
         "base_model_files",
         "base_models",
         "gpu_prices",

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from motet import Client
 
+from contract.compatibility.capabilities import understood
 from contract.messages.upload_messages import FOLLOWS_REDIRECTS, UploadGrant, UploadRequest
+from tests.hub.hub_process import MODEL
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.fleet.test_objects import grant, put
 from tests.service.storage.conftest import credentials, moto  # noqa: F401  (fixtures)
 from tests.service.storage.object_servers import CREDENTIALS
 from worker.api_client import PlacementLink, Refused
+from worker.data.base_download import BaseDownloads
+from worker.data.storage_source import StorageSource
 
 CONTENT = os.urandom(2**20) * 12
 
@@ -93,6 +98,27 @@ def test_a_worker_of_an_earlier_version_sends_and_fetches_through_the_service(pl
     assert storage.exists(hashlib.sha256(content).hexdigest())
     fetched = placement.call("GET", f"files/{placement.given.train_file.file_id}")
     assert hashlib.sha256(fetched.content).hexdigest() == placement.given.train_file.sha256
+
+
+def test_a_worker_fetches_an_uploaded_base_from_the_bucket_and_resumes(admin, plan, database, server, link, tmp_path):
+    with Client(server.url, admin.key, admin_key=admin.key) as client:
+        assert client.admin.upload_model(MODEL, "in-the-bucket").storage.status == "stored"
+    token = join_token(database, "base-in-a-bucket")
+    said = {"capabilities": sorted(understood())}
+    node = ScriptedNode(httpx.Client(base_url=server.url), token, "base-in-a-bucket", said=said).register()
+    task = admin.task(base_model="in-the-bucket")
+    plan()
+    given = node.take(task["id"]).given
+    (file,) = [file for file in given.base.files if file.path == "model.safetensors"]
+    path = f"/internal/v1/placements/{given.placement_id}/objects/{file.sha256}"
+    headers = {"Authorization": f"Bearer {given.token}", FOLLOWS_REDIRECTS: "1"}
+    assert node.client.get(path, headers=headers).status_code == 307
+    content, partial = (MODEL / file.path).read_bytes(), tmp_path / file.path
+    assert b"".join(link.base_file(given.placement_id, given.token, file.sha256, 1000)) == content[1000:]
+    partial.write_bytes(content[:1000])
+    source = StorageSource(link, given.placement_id, lambda: given.token)
+    BaseDownloads(source).fetch(file, partial, lambda size: None)
+    assert partial.read_bytes() == content
 
 
 def test_a_worker_fetches_its_data_set_from_the_bucket(placement, link):

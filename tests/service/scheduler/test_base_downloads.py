@@ -4,7 +4,7 @@ import pytest
 
 from contract.compatibility.capabilities import understood
 from contract.model_revision import content_key
-from service.fleet.models import BaseModel, BaseModelFile, Node
+from service.fleet.models import BaseCopy, BaseModel, BaseModelFile, Node
 from service.scheduler.state import snapshot
 from tests.service.scheduler.planned import start, validated
 
@@ -59,6 +59,20 @@ def remaining(dependencies) -> int:
     with dependencies.db.begin() as session:
         (run,) = snapshot.read(session, dependencies).live
     return run.remaining
+
+
+def test_a_base_in_storage_is_fetched_as_long_and_preferred_where_it_lies(dependencies, tenant, node, base, database):
+    with database.begin() as session:
+        row = session.get_one(BaseModel, "org/held")
+        row.source, row.commit = "storage://org/held", None
+        session.add(BaseCopy(base_model="org/held", status="stored"))
+    node("lacks", []), node("holds", [KEY])
+    found = seconds_of(dependencies, validated(dependencies, tenant, base_model="org/held"))
+    with database.begin() as session:
+        row = session.get_one(BaseModel, "org/held")
+        row.source, row.commit = "hf://org/held", "d" * 40
+        session.delete(session.get_one(BaseCopy, "org/held"))
+    assert found["lacks"] - found["holds"] == 40
 
 
 def test_a_download_is_bytes_over_the_rate_on_nodes_that_lack_the_base(dependencies, tenant, node, base, database):

@@ -22,7 +22,7 @@ WRITERS = {Path(transitions.__file__), Path(task_insertion.__file__)}  # of stor
 GUARDED = {"status", "fence"}
 OTHERS = {"node", "delivery", "upload", "merged"}  # rows of other tables that have a `status` or `fence` of their own
 ANSWERS = {"idempotency/idempotency_store.py"}  # an answer's status is HTTP's
-IMPORTS = {"files/imports/claims.py"}  # an import's status, of its own table
+IMPORTS = {"database/claimed_rows.py"}  # the status of work in the background, of tables of its own
 UNSTORED = {"scheduler/dry_run.py"}  # describes a task that nobody submits, for an estimate
 SQL = re.compile(r"\b(?:UPDATE|INSERT\s+INTO)\s+(?:tasks|jobs)\b(.*)", re.DOTALL)
 

@@ -1,11 +1,35 @@
 """Calls about base models, nodes and the schedule."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+from motet.api.errors import MotetError
 from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, NewestBackup, Node, Schedule, Storage
-from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages, validated
+from motet.api.steps import (
+    Listing,
+    Operation,
+    ask,
+    at,
+    change,
+    contents,
+    entries,
+    gathered,
+    get,
+    make,
+    one,
+    pages,
+    put,
+    remove,
+    validated,
+)
 
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_SMALL = (  # as the service takes them, with the weights
+    *("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+)
 _HUB_SECONDS = 60.0  # longer than the service waits for the hub
 
 
@@ -39,11 +63,62 @@ def register_model(name: str, source: str | Path) -> Operation[Model]:
     return one(Model, make("/v1/admin/models", json={"name": name, "source": str(source)}))
 
 
-def add_model(source: str, revision: str = "main", name: str | None = None, dry_run: bool = False) -> Operation[HubModel]:
+def add_model(
+    source: str, revision: str = "main", name: str | None = None, dry_run: bool = False, store: bool | None = None
+) -> Operation[HubModel]:
     """Allow a base model of the hub: `source` is hf://organisation/name, whose revision is pinned to a commit. `dry_run`: only
-    tell its files, licence and whether it fits the fleet's GPUs."""
-    said = {"source": source, "revision": revision, "dry_run": dry_run} | ({"name": name} if name is not None else {})
+    tell its files, licence and whether it fits the fleet's GPUs. `store`: copy its files to storage, from which nodes fetch it
+    then; None: as it is."""
+    said: dict[str, Any] = {"source": source, "revision": revision, "dry_run": dry_run}
+    said |= {key: value for key, value in (("name", name), ("store", store)) if value is not None}
     return one(HubModel, make("/v1/models", json=said, seconds=_HUB_SECONDS))
+
+
+def upload_model(folder: str | Path, name: str) -> Operation[Model]:
+    """Upload a base model from a folder of this machine to storage, from which nodes fetch it, and allow it. Files that storage
+    holds already are not sent again. Raises MotetError if the folder cannot be read."""
+    folder = Path(folder)
+    try:
+        files = base_files(folder)
+        found = contents((yield from ask("/v1/admin/model-files", {"files": files})))
+        for file in files:
+            if file["sha256"] in found["sha256"]:
+                yield from put(at("/v1/admin/model-files/{}", str(file["sha256"])), folder / str(file["path"]))
+    except OSError as error:
+        raise MotetError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    allowed = make("/v1/admin/stored-models", json={"name": name, "files": files}, seconds=_HUB_SECONDS)
+    return (yield from one(Model, allowed))
+
+
+def base_files(folder: Path) -> list[dict[str, str | int]]:
+    """Path, sha256 and bytes of the files of a base model in this folder: the weights as safetensors, as its index names them,
+    and what training reads beside them. Reads every byte. Raises MotetError where there is no model, and OSError."""
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            weights = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise MotetError(f"{index} is damaged") from None
+    else:
+        weights = [_WHOLE]
+    if not all(isinstance(path, str) and (folder / path).is_file() for path in weights):
+        raise MotetError(f"{folder} holds no model: neither {_WHOLE}, nor {_INDEX} with the files that it names")
+    paths = [*(path for path in (*_SMALL, _INDEX) if (folder / path).is_file()), *weights]
+    return [_described(folder, path) for path in paths]
+
+
+def _described(folder: Path, path: str) -> dict[str, str | int]:
+    with (folder / path).open("rb") as content:
+        return {
+            "path": path,
+            "sha256": hashlib.file_digest(content, "sha256").hexdigest(),
+            "bytes": (folder / path).stat().st_size,
+        }
+
+
+def remove_model(name: str) -> Operation[None]:
+    """Take a base model off the list; its files go from storage. Raises ApiError (`revision_in_use`) while tasks need it."""
+    yield from remove(at("/v1/admin/models/{}", name, nested=True))
 
 
 def storage() -> Operation[Storage]:

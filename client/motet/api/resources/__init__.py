@@ -32,6 +32,7 @@ from motet.api.resources.files import (
 )
 from motet.api.resources.fleet import (
     Autoscaling,
+    BaseCopy,
     Device,
     FreeGpus,
     GpuFit,
@@ -86,6 +87,7 @@ __all__ = [
     "Amounts",
     "AuditEntry",
     "Autoscaling",
+    "BaseCopy",
     "Batch",
     "BatchEstimate",
     "BatchTask",

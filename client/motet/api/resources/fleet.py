@@ -7,8 +7,26 @@ from pydantic import Field
 from contract.strict import Message
 
 
+class BaseCopyError(Message):
+    """Why the last attempt to copy a base failed."""
+
+    code: str = ""
+    detail: str = ""
+
+
+class BaseCopy(Message):
+    """A base's files in storage: `copying`, then `stored`, or `failed`. Nodes fetch from there once they are stored."""
+
+    status: str
+    received_bytes: int = 0
+    total_bytes: int = 0
+    attempts: int = 0
+    next_attempt_at: datetime | None = None
+    error: BaseCopyError | None = None
+
+
 class Model(Message):
-    """A base model that tasks may name."""
+    """A base model that tasks may name. `storage`: None where nodes fetch it from the hub, or have it in a folder."""
 
     name: str
     revision: str
@@ -18,6 +36,7 @@ class Model(Message):
     commit: str | None = None  # of its repository on the hub
     license: str | None = None
     gated: bool = False
+    storage: BaseCopy | None = None
 
 
 class GpuFit(Message):

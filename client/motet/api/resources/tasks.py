@@ -105,7 +105,7 @@ class Placement(Message):
     micro_batches: int = 0
     forwards: int = 0
     waits_for: str | None = None  # what it cannot go on without: room on the node's disk
-    loading: str | None = None  # how far the fetching of its base from the hub is
+    loading: str | None = None  # how far the fetching of its base is
     beside: int = 0  # other tasks on its GPUs
     slowdown: float | None = None  # how many times slower than alone it was of late beside them
 
@@ -288,5 +288,5 @@ class Estimate(Message):
     waiting: str | None = None
     slowdown: float = 1.0  # at its start, against running alone
     sharing: str | None = None  # with how many tasks it would share GPUs, as a sentence
-    base_download: str | None = None  # what its node fetches from the hub first, as a sentence
+    base_download: str | None = None  # what its node fetches first, as a sentence
     problems: Sequence[RowProblem] = ()

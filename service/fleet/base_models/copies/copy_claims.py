@@ -1,0 +1,83 @@
+"""Copies of bases in their table: asked for, claimed, renewed, ended. Each step is a short transaction.
+
+A base that changed meanwhile has another row, so a claim on the one before it changes nothing.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from contract.messages.placement_messages import HUB_SCHEME, BaseFile
+from service.database.claimed_rows import ATTEMPTS, ClaimedRows
+from service.database.engine import Database
+from service.fleet.base_models.model_catalog import COPYING, FAILED, STORED, files_of
+from service.fleet.models import BaseCopy, BaseModel
+from service.http.problems import Problem, Unavailable
+
+_CLAIMED = timedelta(minutes=2)  # longer than the hub may be silent
+_COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
+_ROWS = ClaimedRows(BaseCopy, COPYING, _CLAIMED)
+
+
+@dataclass
+class ClaimedCopy:
+    """A base that this process copies, and the bytes of it that storage has."""
+
+    base_model: str
+    claim: str
+    repository: str
+    commit: str
+    attempts: int
+    files: tuple[BaseFile, ...]
+    received: int = 0
+
+
+class CopyClaims:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def take(self) -> ClaimedCopy | None:
+        """Claim the oldest due copy; None if nothing is due."""
+        while True:
+            with self._db.begin() as session:
+                row = _ROWS.due(session)
+                if row is None:
+                    return None
+                base = session.get_one(BaseModel, row.base_model)
+                if row.attempts < ATTEMPTS and base.commit is not None:
+                    claim, row.received_bytes = _ROWS.take(session, row), 0
+                    files = tuple(BaseFile(path=f.path, sha256=f.sha256, bytes=f.bytes) for f in files_of(session, base.name))
+                    repository = base.source.removeprefix(HUB_SCHEME)
+                    return ClaimedCopy(base.name, claim, repository, base.commit, row.attempts, files)
+                died = Unavailable("The process that copied it died each time; add the base again.")
+                _ROWS.end(session, row, FAILED, died.kept())
+
+    def renew(self, claimed: ClaimedCopy, committing: bool = False) -> None:
+        """Note the progress. Raises Lost."""
+        with self._db.begin() as session:
+            row = _ROWS.own(session, claimed.base_model, claimed.claim, _COMMITTING if committing else None)
+            row.received_bytes = claimed.received
+
+    def finish(self, claimed: ClaimedCopy) -> None:
+        """From now on nodes fetch it from storage. Raises Lost."""
+        with self._db.begin() as session:
+            row = _ROWS.own(session, claimed.base_model, claimed.claim)
+            row.received_bytes = claimed.received
+            _ROWS.end(session, row, STORED, None)
+
+    def fail(self, claimed: ClaimedCopy, why: Problem, again: bool) -> None:
+        """`again`: try it later, unless this was the last attempt."""
+        with self._db.begin() as session:
+            row = _ROWS.mine(session, claimed.base_model, claimed.claim)
+            if row is None:
+                return
+            row.received_bytes = claimed.received
+            if again and claimed.attempts < ATTEMPTS:
+                _ROWS.retry(session, row, why.kept())
+            else:
+                _ROWS.end(session, row, FAILED, why.kept())
+
+    def release(self, claimed: ClaimedCopy) -> None:
+        with self._db.begin() as session:
+            row = _ROWS.mine(session, claimed.base_model, claimed.claim)
+            if row is not None:
+                _ROWS.release(row)
