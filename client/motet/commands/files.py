@@ -8,11 +8,13 @@ import typer
 
 from motet.api.client import Client
 from motet.api.errors import FileNotReady
+from motet.api.operations.files import BucketAccess
 from motet.api.resources import FileImport, FoundFile
 from motet.commands.common import Json, Limit, Output, first
 from motet.display.tables import files_table
 from motet.specs.spec_file import SpecError
 
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 files = typer.Typer()
 
 
@@ -54,7 +56,7 @@ def list_files(
 
 @files.command()
 def add(
-    source: Annotated[str, typer.Argument(help="hf://datasets/organisation/name, or https://host/rows.jsonl")],
+    source: Annotated[str, typer.Argument(help="hf://datasets/organisation/name, https://host/rows.jsonl, or s3://bucket/key")],
     revision: Annotated[str | None, typer.Option(help="Of the hub: a branch, tag or commit; main, if left out.")] = None,
     path: Annotated[str | None, typer.Option(help="Of the hub: the file in the repository.")] = None,
     split: Annotated[str | None, typer.Option(help="Of the hub, instead of --path: the split whose one file is meant.")] = None,
@@ -62,21 +64,28 @@ def add(
     with_token: Annotated[
         bool, typer.Option("--with-token", help="Send the variable HF_TOKEN: for gated and private data sets.")
     ] = False,
+    with_keys: Annotated[
+        bool, typer.Option("--with-keys", help="Of a bucket: send AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.")
+    ] = False,
+    region: Annotated[str | None, typer.Option(help="Of a bucket; us-east-1, if left out.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Of a bucket: an S3-compatible server's URL; AWS, if left out.")] = None,
+    version_id: Annotated[str | None, typer.Option(help="Of a bucket: the object's version; the newest, if left out.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell size, licence and commit, and import nothing.")] = False,
     wait: Annotated[bool, typer.Option(help="Wait until it is ready.")] = True,
     json: Json = False,
 ) -> None:
-    """Import a data set by its source. The service fetches it, pinned by commit, and checks its rows as those of an upload."""
+    """Import a data set by its source. The service fetches it, pinned by commit or ETag, and checks its rows as an upload's."""
     token = os.environ.get("HF_TOKEN") if with_token else None
     if with_token and not token:
         raise SpecError("--with-token sends the variable HF_TOKEN, which is not set")
+    bucket = _bucket(with_keys, region, endpoint, version_id)
     output = Output(json)
     with Client() as client:
         if dry_run:
-            seen = client.files.inspect(source, revision, path, split, token, name)
+            seen = client.files.inspect(source, revision, path, split, token, name, bucket)
             output.give(seen, lambda: _told(seen))
             return
-        found = client.files.add(source, revision, path, split, token, name)
+        found = client.files.add(source, revision, path, split, token, name, bucket)
         if wait:
             with output.console_output.doing(f"importing {found.name} ({found.id})"):
                 *_, found = client.files.follow(found.id)
@@ -84,6 +93,14 @@ def add(
     output.give(ended, lambda: _said(ended))
     if found.status == "failed":
         raise FileNotReady(f"{found.id} could not be imported; `motet delete {found.id}` forgets it")
+
+
+def _bucket(with_keys: bool, region: str | None, endpoint: str | None, version_id: str | None) -> BucketAccess:
+    """Raises SpecError where keys are wanted and not set."""
+    keys = [os.environ.get(name) for name in _KEYS] if with_keys else [None, None, None]
+    if with_keys and not (keys[0] and keys[1]):
+        raise SpecError(f"--with-keys sends the variables {_KEYS[0]} and {_KEYS[1]}, which are not both set")
+    return BucketAccess(keys[0], keys[1], keys[2] or None, region, endpoint, version_id)
 
 
 def _told(found: FoundFile) -> str:

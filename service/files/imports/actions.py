@@ -17,6 +17,7 @@ from service.usage.quotas import admit_bytes
 
 IMPORTING, READY, FAILED = "importing", "ready", "failed"
 _PURPOSE = "import's source"
+_SIGNED_SECONDS = 3600.0
 
 
 def box_of(settings: Settings) -> SecretBox:
@@ -40,7 +41,7 @@ def begin(session: Session, principal: Principal, name: str, found: Found, box: 
         license=found.license,
         gated=found.gated,
         pins=asdict(found.pins),
-        sealed=box.seal(json.dumps({"url": found.url, "token": found.token, "trusted": found.trusted})),
+        sealed=box.seal(json.dumps(_secrets(found))),
         total_bytes=found.bytes,
         reserved_bytes=found.bytes or 0,
     )
@@ -48,6 +49,14 @@ def begin(session: Session, principal: Principal, name: str, found: Found, box: 
     session.flush()
     session.refresh(row)
     return row
+
+
+def _secrets(found: Found) -> dict[str, object]:
+    said: dict[str, object] = {"url": found.url, "token": found.token, "trusted": found.trusted}
+    if found.bucket is None:
+        return said
+    # the URL is for a process of the version before, which signs none
+    return said | {"url": found.bucket.url(_SIGNED_SECONDS), "bucket": asdict(found.bucket)}
 
 
 def imports_of(principal: Principal, status: str) -> Select[FileImport]:

@@ -9,6 +9,7 @@ from service.database.engine import Database
 from service.files import actions as files
 from service.files.dataset_intake import CheckedDataSet
 from service.files.imports.actions import FAILED, IMPORTING, READY
+from service.files.imports.s3_object import S3Object
 from service.files.imports.sources import Pins
 from service.files.models import FileImport
 from service.http.problems import Problem, Unavailable
@@ -42,10 +43,12 @@ class Claims:
     def __init__(self, db: Database, box: SecretBox) -> None:
         self._db, self._box = db, box
 
-    def opened(self, claimed: Claimed) -> tuple[str, str, str]:
-        """URL, token, and the origin that is trusted. Raises Unsealable."""
+    def opened(self, claimed: Claimed, seconds: float) -> tuple[str, str, str]:
+        """URL, token, and the origin that is trusted; the URL of an object in a bucket is signed for so many seconds. Raises
+        Unsealable."""
         said = json.loads(self._box.open(claimed.sealed))
-        return said["url"], said["token"], said["trusted"]
+        url = S3Object(**said["bucket"]).url(seconds) if said.get("bucket") is not None else said["url"]
+        return url, said["token"], said["trusted"]
 
     def take(self) -> Claimed | None:
         """Claim the oldest due import, of a tenant that has none running if there is one; None if nothing is due."""

@@ -67,7 +67,7 @@ class Download:
         """Take what one answer brings. Raises Failed where it ends too soon."""
         with self.outbound.stream(self.url, self._headers(), self.trusted, until) as got:
             if got.status not in (200, 206):
-                raise status_refusal(got.status, urlsplit(got.url).netloc)
+                raise status_refusal(got.status, urlsplit(got.url).netloc, got.headers)
             check_encoding(got)
             if self.pins.etag is not None and strong_etag(got) != self.pins.etag:
                 raise invalid_field("source", "source_changed", "changed while it was imported; import it again")

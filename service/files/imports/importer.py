@@ -99,7 +99,7 @@ class Importer:
             self._claims.fail(claimed, Problem("The secret key that its source was encrypted under is gone; import it again."))
 
     def _received(self, claimed: Claimed) -> CheckedDataSet:
-        url, token, trusted = self._claims.opened(claimed)
+        url, token, trusted = self._claims.opened(claimed, self._settings.import_seconds + _SILENT_SECONDS)
         intake = Intake(self._storage.receive(), IntakeLimits.of(self._settings))
         download = Download(
             outbound=outbound_of(self._settings, on_hub=bool(trusted)),

@@ -1,10 +1,12 @@
 """Finds what a source names, before anything is downloaded: size, hash, commit, licence, and whether it may be read.
 
-Downloads a description and the first bytes. Buckets (s3://) are refused: the service's own credentials would read any tenant's.
+Downloads a description and the first bytes. Buckets (s3://) are read with the request's keys, or as anybody: never with the
+service's own, which would open any tenant's.
 """
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from huggingface_hub import DatasetInfo
@@ -12,6 +14,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from service.files.dataset_intake import FileTooLarge
 from service.files.imports.hub_files import chosen_file, license_of
+from service.files.imports.s3_object import SCHEME, S3Object, bucket_and_key
 from service.files.imports.source_formats import refuse_format
 from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, Unavailable, invalid_field, shown
@@ -21,6 +24,7 @@ DATASETS = "hf://datasets/"
 _DATASET = re.compile(r"hf://datasets/([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
 _FIRST_BYTES = 512
 BY_URL = ("https://",)
+DESCRIPTION_SECONDS = 300.0  # life of the signature under which an object is described
 IDENTITY = {"User-Agent": "motet", "Accept-Encoding": "identity"}  # what is stored is hashed as it was sent
 
 
@@ -53,11 +57,13 @@ class Found:
     gated: bool = False
     token: str = field(default="", repr=False)
     trusted: str = ""  # the hub's origin, whose address an operator chose
+    bucket: S3Object | None = field(default=None, repr=False)  # whose `url` is signed anew for each attempt
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request to import, as it came. `token` is for the hub; `own` the service's, which an admin's import uses."""
+    """A request to import, as it came. `token` is for the hub; `own` the service's, which an admin's import uses. `bucket`: how
+    an s3:// source is read, with its bucket and key left out."""
 
     source: str
     revision: str = "main"
@@ -65,6 +71,7 @@ class Asked:
     split: str | None = None
     token: str = field(default="", repr=False)
     own: str = field(default="", repr=False)
+    bucket: S3Object | None = field(default=None, repr=False)
 
 
 def find(asked: Asked, hub: Hub, outbound: Outbound, most: int) -> Found:
@@ -73,17 +80,13 @@ def find(asked: Asked, hub: Hub, outbound: Outbound, most: int) -> Found:
         found = _on_hub(asked, hub)
     elif asked.source.startswith(BY_URL):
         found = _by_url(asked, outbound)
-    elif asked.source.startswith("s3://"):
-        raise _wrong(
-            "source_not_taken",
-            "buckets are not read by s3://, since the service's own credentials would open them to every tenant; make a "
-            "presigned https:// URL of the object (`aws s3 presign`) and name that",
-        )
+    elif asked.source.startswith(SCHEME):
+        found = _in_bucket(asked, outbound)
     else:
         raise _wrong(
             "source_not_taken",
-            f"must be hf://datasets/organisation/name or https://host/path, not {shown(asked.source)!r}; a file of your own is "
-            "uploaded as multipart/form-data",
+            f"must be hf://datasets/organisation/name, https://host/path or s3://bucket/key, not {shown(asked.source)!r}; a "
+            "file of your own is uploaded as multipart/form-data",
         )
     if found.bytes is not None and found.bytes > most:
         raise FileTooLarge(
@@ -151,38 +154,61 @@ def _pins(one: RepoSibling) -> Pins:
 
 
 def _by_url(asked: Asked, outbound: Outbound) -> Found:
-    for field_, said in (("path", asked.path), ("split", asked.split), ("token", asked.token)):
-        if said:
-            raise invalid_field(
-                field_, "only_for_the_hub", "goes with hf://datasets/…; an https:// URL names its file by itself"
-            )
+    _refuse_hub_fields(asked)
     if "@" in urlsplit(asked.source).netloc:
         raise _wrong("credentials_in_url", "may not hold a user name or password; name a presigned URL")
     shown_ = asked.source.partition("?")[0]
-    refuse_format(urlsplit(asked.source).path, b"")
+    return _described(asked.source, shown_, urlsplit(asked.source).path, outbound)
+
+
+def _in_bucket(asked: Asked, outbound: Outbound) -> Found:
+    """The object as it is now, pinned by its ETag."""
+    _refuse_hub_fields(asked)
+    bucket, key = bucket_and_key(asked.source)
+    object_ = replace(asked.bucket or S3Object("", ""), bucket=bucket, key=key)
+    found = _described(object_.url(DESCRIPTION_SECONDS), object_.shown, f"/{key}", outbound)
+    return replace(found, revision=object_.version or None, bucket=object_)
+
+
+def _refuse_hub_fields(asked: Asked) -> None:
+    for field_, said in (("path", asked.path), ("split", asked.split), ("token", asked.token)):
+        if said:
+            raise invalid_field(
+                field_, "only_for_the_hub", "goes with hf://datasets/…; other sources name their file by themselves"
+            )
+
+
+def _described(url: str, shown_: str, path: str, outbound: Outbound) -> Found:
+    """What one GET of the URL tells, of which the first bytes alone are read."""
+    refuse_format(path, b"")
     try:
-        with outbound.stream(asked.source, IDENTITY) as got:
+        with outbound.stream(url, IDENTITY) as got:
             if got.status != 200:
-                raise status_refusal(got.status, urlsplit(got.url).netloc)
+                raise status_refusal(got.status, urlsplit(got.url).netloc, got.headers)
             check_encoding(got)
             first = next((block for block in got.blocks if block), b"")
     except Refused as error:
         raise _wrong("source_not_called", str(error)) from None
     except Failed as error:
-        raise SourceUnavailable(f"{urlsplit(asked.source).netloc} does not answer: {error}.", retry_after=10) from None
-    refuse_format(urlsplit(asked.source).path, first)
+        raise SourceUnavailable(f"{urlsplit(url).netloc} does not answer: {error}.", retry_after=10) from None
+    refuse_format(path, first)
     length = got.headers.get("content-length", "")
     if length == "0" or not first:
         raise _wrong("empty_file", "is empty")
-    return Found(asked.source, shown_, _last(shown_), int(length) if length.isdigit() else None, Pins(etag=strong_etag(got)))
+    return Found(url, shown_, _last(shown_), int(length) if length.isdigit() else None, Pins(etag=strong_etag(got)))
 
 
-def status_refusal(status: int, host: str) -> Invalid | SourceUnavailable:
-    """What another status than 200 or 206 means: a refusal, or something that may pass."""
+def status_refusal(status: int, host: str, headers: Mapping[str, str] | None = None) -> Invalid | SourceUnavailable:
+    """What another status than 200 or 206 means: a refusal, or something that may pass. `headers`: of the answer."""
+    if region := (headers or {}).get("x-amz-bucket-region", "") if status in (301, 307, 400) else "":
+        return _wrong(
+            "source_refused", f"{host} answers {status}: the bucket is in another region; send `region`: {shown(region)}"
+        )
     if status in (408, 425, 429) or status >= 500:
         return SourceUnavailable(f"{host} answers {status}; try again later.", retry_after=10)
     known = {401: "needs a credential", 403: "does not give it", 404: "has no such file", 410: "has no such file any more"}
-    return _wrong("source_refused", f"{host} answers {status}: it {known.get(status, 'does not give it')}; check the URL")
+    way_out = "check the URL, and of a bucket the keys and what they may read" if status in (401, 403) else "check the URL"
+    return _wrong("source_refused", f"{host} answers {status}: it {known.get(status, 'does not give it')}; {way_out}")
 
 
 def _last(url: str) -> str:

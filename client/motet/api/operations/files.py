@@ -1,5 +1,6 @@
 """Calls about files and their rows."""
 
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,19 @@ from motet.api.steps import Emit, Listing, Operation, Sleep, ask, at, awaited, e
 
 _SOURCE_SECONDS = 60.0  # longer than the service waits for a source
 _PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks at an import, the last again and again
+
+
+@dataclass(frozen=True)
+class BucketAccess:
+    """How an object of a bucket is read: with keys, or without them as anybody may. The service keeps them encrypted until the
+    import has ended. `endpoint`: an S3-compatible server; None: AWS."""
+
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    region: str | None = None
+    endpoint: str | None = None
+    version_id: str | None = None
 
 
 def upload(path: str | Path, name: str | None = None) -> Operation[File]:
@@ -32,13 +46,16 @@ def add(
     split: str | None = None,
     token: str | None = None,
     name: str | None = None,
+    bucket: BucketAccess | None = None,
 ) -> Operation[FileImport]:
-    """Import a data set by its source, `hf://datasets/organisation/name` or an https:// URL; `wait` has it once it is ready.
+    """Import a data set by its source, `hf://datasets/organisation/name`, an https:// URL or s3://bucket/key; `wait` has it
+    once it is ready.
 
     revision, path, split and token are the hub's: a branch, tag or commit; the file, or the split whose one file is meant; an
-    account's, for gated and private data sets.
+    account's, for gated and private data sets. bucket: how an s3:// source is read; None: as anybody may, on AWS in us-east-1.
     """
-    return one(FileImport, make("/v1/files", json=_named(source, revision, path, split, token, name), seconds=_SOURCE_SECONDS))
+    said = _named(source, bucket, revision, path, split, token, name)
+    return one(FileImport, make("/v1/files", json=said, seconds=_SOURCE_SECONDS))
 
 
 def inspect(
@@ -48,9 +65,10 @@ def inspect(
     split: str | None = None,
     token: str | None = None,
     name: str | None = None,
+    bucket: BucketAccess | None = None,
 ) -> Operation[FoundFile]:
     """What `add` would import: size, hash, commit, licence. Imports nothing."""
-    said = _named(source, revision, path, split, token, name) | {"dry_run": True}
+    said = _named(source, bucket, revision, path, split, token, name) | {"dry_run": True}
     return one(FoundFile, make("/v1/files", json=said, seconds=_SOURCE_SECONDS))
 
 
@@ -86,9 +104,10 @@ def wait(file_id: str, timeout: float | None = None) -> Operation[File]:
     return (yield from file(file_id))
 
 
-def _named(source: str, *said: str | None) -> dict[str, Any]:
+def _named(source: str, bucket: BucketAccess | None, *said: str | None) -> dict[str, Any]:
     names = ("revision", "path", "split", "token", "name")
-    return {"source": source} | {name: value for name, value in zip(names, said, strict=True) if value is not None}
+    given = dict(zip(names, said, strict=True)) | (asdict(bucket) if bucket is not None else {})
+    return {"source": source} | {name: value for name, value in given.items() if value is not None}
 
 
 def file(file_id: str) -> Operation[File]:
