@@ -2,6 +2,6 @@
 
 import os
 
-from contract import reproducibility
+from contract.processes import reproducibility
 
 reproducibility.turn_on(os.environ)  # before a benchmark imports torch: CPU products then run as they do in executors

@@ -24,7 +24,7 @@ STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
 OLDER_SDKS = ("1.109.1", "2.54.0")
 ROOMS = (  # modules to import: those of a worker's processes and of adapter checks; and all others
-    ("worker.node.daemon", "worker.node.heartbeat", "worker.executor.__main__", "peft"),
+    ("worker.node.daemon", "worker.node.heartbeat", "worker.executor_main", "peft"),
     (
         "service.__main__",
         "service.app",

@@ -4,13 +4,12 @@
 Each command imports only its own modules: the solver alone takes a second and a hundred megabytes.
 """
 
-import gc
-import pkgutil
 import sys
 
 from psycopg import OperationalError as ConnectionFailed
 from sqlalchemy.exc import OperationalError
 
+from contract.processes import entry_point
 from service import json_logging
 from service.schema import schema_upgrade
 from service.settings import Settings, SettingsError, complain
@@ -38,7 +37,7 @@ _OPENAPI = "service.app:openapi_yaml"
 def main(arguments: list[str]) -> int:
     """Run one command; returns the exit code. Errors that an operator can fix print one line, without a traceback."""
     if arguments == ["openapi"]:
-        sys.stdout.write(pkgutil.resolve_name(_OPENAPI)())
+        sys.stdout.write(entry_point.load(_OPENAPI)())
         return 0
     if len(arguments) != 1 or arguments[0] not in _COMMANDS:
         complain(f"usage: python -m service {' | '.join([*_COMMANDS, 'openapi'])}")
@@ -64,9 +63,7 @@ def main(arguments: list[str]) -> int:
 def _run(command: str, settings: Settings) -> None:
     if command in _NEED_TABLES:
         schema_upgrade.require(settings)
-    run = pkgutil.resolve_name(_COMMANDS[command])
-    gc.freeze()  # modules are never garbage: scanning them in each collection would pause the process for 0.1 s
-    run(settings)
+    entry_point.load(_COMMANDS[command])(settings)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contract import reproducibility
+from contract.processes import reproducibility
 from deploy.devstack.owned_process import Process, how_it_ended
 from deploy.devstack.postgres import Postgres
 from deploy.devstack.postgres_account import choose_account

@@ -284,7 +284,7 @@ def test_imports_stand_at_the_top(package: str) -> None:
         ("motet.cli", TENSORS | STORES),
         ("contract.messages.report_messages", TENSORS | STORES),
         ("worker.node.daemon", TENSORS),
-        ("worker.executor.__main__", STORES | {"peft", "transformers.modeling_utils"}),
+        ("worker.executor_main", STORES | {"peft", "transformers.modeling_utils"}),
     ],
 )
 def test_importing_it_loads_no_stranger(module: str, never: set[str]) -> None:

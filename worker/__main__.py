@@ -4,7 +4,7 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError
 
-from contract import reproducibility
+from contract.processes import reproducibility
 from worker.node.daemon import Daemon
 from worker.settings import Settings, SettingsError
 from worker.stderr_logging import log_to_stderr

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from contract import reproducibility
+from contract.processes import reproducibility
 
 
 @pytest.mark.parametrize(

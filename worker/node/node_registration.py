@@ -7,10 +7,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from contract import reproducibility
 from contract.compatibility.capabilities import understood
 from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import Device, NodeRegistration, NodeWelcome
+from contract.processes import reproducibility
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.data.base_cache import BASES, held_bases
 from worker.data.node_cache import NodeCache

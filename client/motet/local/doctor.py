@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from contract import reproducibility
 from contract.gpu_counts import device_word, gpu_count
+from contract.processes import reproducibility
 from contract.states import TaskStatus
 from contract.wording.duration_words import duration
 from motet.api.client import Client

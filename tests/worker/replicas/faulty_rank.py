@@ -3,7 +3,7 @@
 import os
 
 from worker.model.plain.trainer import OutOfMemory, Trainer
-from worker.replicas.ranks.__main__ import main
+from worker.replicas.ranks.rank_main import main
 
 MODULE = "tests.worker.replicas.faulty_rank"
 VARIABLE = "MOTET_TEST_FAULT"

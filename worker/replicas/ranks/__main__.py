@@ -1,27 +1,6 @@
-"""`python -m worker.replicas.ranks DESCRIPTOR`: a rank of an executor, a child of rank 0. Knows sockets and signals alone."""
+"""`python -m worker.replicas.ranks DESCRIPTOR`: starts `rank_main`."""
 
-import signal
-import socket
-import sys
-
-from pydantic import TypeAdapter
-
-from worker.model.peak_memory import keep_freed_blocks
-from worker.parent_watchdog import exit_with_parent
-from worker.replicas.ranks.rank_link import RankLink
-from worker.replicas.ranks.rank_server import RankServer
-from worker.replicas.ranks.shared_host_memory import SharedHostMemory
-from worker.stderr_logging import log_to_stderr
-
-
-def main() -> None:
-    log_to_stderr()
-    keep_freed_blocks()
-    exit_with_parent(TypeAdapter(None), lambda nothing: None)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 still wants its adapters; it ends this process
-    memory = SharedHostMemory(lends=True)
-    RankServer(RankLink(socket.socket(fileno=int(sys.argv[1])), memory), memory).serve()
-
+from contract.processes import entry_point
 
 if __name__ == "__main__":
-    main()
+    entry_point.load("worker.replicas.ranks.rank_main:main")()
