@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
 from worker.model.backbone import targets_of
 from worker.model.base_weight_reader import INDEX, WHOLE, Weights, in_folder, shapes_of
+from worker.model.config_reader import read_config
 from worker.model.families import UnsupportedModelError, family_of
 
 SHARD_BYTES = 5 * 10**9  # as save_pretrained has it, so that tools find files of the size that they know
@@ -50,7 +50,7 @@ class MergedModel:
     def __init__(self, base: Path, adapter: Mapping[str, Path], shard_bytes: int = SHARD_BYTES) -> None:
         self._base = base
         try:
-            config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+            config = read_config(base)
             family = family_of(config)
             self._shapes = dict(sorted(shapes_of(family, config).items()))
             self._weights = Weights(in_folder(base), self._shapes)

@@ -11,17 +11,18 @@ from grouped_lora.base.fp8 import Fp8Weight
 from grouped_lora.base.frozen_product import Frozen
 from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from contract.task_spec import Precision
 from worker.model.arena_layout import GROUPS, Layout, Target
 from worker.model.base_weight_reader import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
+from worker.model.config_reader import read_config
 from worker.model.families import FAMILIES, Family, family_of, head_size
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.attention import Axis, causal_mask
 from worker.model.plain.decoder_block import BlockShape, BlockWeights, run_block
 from worker.model.plain.lm_head import LabelLoss, label_loss
+from worker.model.plain.recomputation import recomputed
 from worker.model.plain.rms_norm import rms_norm
 from worker.model.plain.rotary import RotaryTable
 
@@ -74,7 +75,7 @@ class Backbone:
 
         dtype: of the computation. precision: how linear maps are stored.
         """
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = read_config(source)
         family = family_of(config)
         return cls._of(config, family, Weights(in_folder(Path(source)), shapes_of(family, config), device, dtype), precision)
 
@@ -126,9 +127,7 @@ class Backbone:
             axes.append(Axis(batch.bounds, cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1), mask))
         for weights, groups in zip(self.layers, layout.layers, strict=True):
             given = x_TK, weights, self.shape, axes[weights.rope], batch.activation_ranges, adapters, groups
-            x_TK = (
-                checkpoint(run_block, *given, use_reentrant=False, preserve_rng_state=False) if recompute else run_block(*given)
-            )
+            x_TK = recomputed(run_block, *given) if recompute else run_block(*given)
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:

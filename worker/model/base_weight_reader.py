@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from contract.search_space import MODULES
 from contract.task_spec import Precision
+from worker.model.config_reader import read_config
 from worker.model.families import Family, UnsupportedModelError, family_of, head_size
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, 
 
 def weight_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> int:
     """Bytes that a model folder's weights take on a device, from its configuration alone. Raises UnsupportedModelError."""
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = read_config(source)
     shapes = shapes_of(family_of(config), config)
     coded = _CODED_BYTES.get(precision, dtype.itemsize)
 

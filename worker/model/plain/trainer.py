@@ -22,7 +22,7 @@ from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.peak_memory import peak_bytes
-from worker.model.plain.lm_head import LabelLoss
+from worker.model.plain.lm_head import LabelLoss, backward_from
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 
@@ -133,7 +133,7 @@ class Trainer:
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)
         h_LK = self.backbone.final_norm(hidden[batch.label_indices])
         loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _loss_weights(batch))
-        h_LK.backward(loss.dh_LK)  # the head has computed its own gradient; autograd goes on from there
+        backward_from(h_LK, loss.dh_LK)  # the head has computed its own gradient; autograd goes on from there
         return _sums(loss, batch)
 
     def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:

@@ -1,0 +1,47 @@
+"""Reads a model folder's configuration. Knows no weights.
+
+A configuration's class checks the name of its activation. For that it imports transformers' activations, and these import a
+module of kernels from the hub for one decorator. That module imports all that any transformers model may need, torch's compiler
+and torch.distributed among it: 1.5 s of CPU time for an executor's first base. Where the package `kernels` is not installed,
+the decorator changes nothing, and nothing here runs transformers' activations. So a stand-in with that decorator takes the
+module's place while the activations are imported; whoever needs the module later imports the real one.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from transformers import AutoConfig, PreTrainedConfig
+
+_HUB_KERNELS = "transformers.integrations.hub_kernels"
+
+
+def read_config(source: Path | str) -> PreTrainedConfig:
+    """The configuration of a model folder, read without remote code. Raises OSError and ValueError."""
+    return AutoConfig.from_pretrained(source, trust_remote_code=False)
+
+
+def _use_kernel_forward_from_hub(name: str) -> Callable[[type], type]:
+    """Of an activation: keeps its class as it is."""
+    return lambda activation: activation
+
+
+@contextmanager
+def _without_hub_kernels() -> Iterator[None]:
+    """Has no effect once the module is there: other parts of transformers need all of it."""
+    if _HUB_KERNELS in sys.modules:
+        yield
+        return
+    replacement = ModuleType(_HUB_KERNELS)
+    replacement.use_kernel_forward_from_hub = _use_kernel_forward_from_hub  # type: ignore[attr-defined]
+    sys.modules[_HUB_KERNELS] = replacement
+    try:
+        yield
+    finally:
+        del sys.modules[_HUB_KERNELS]
+
+
+with _without_hub_kernels():
+    import transformers.activations  # noqa: F401  (only now, for the classes of configurations)
