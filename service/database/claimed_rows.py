@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import LargeBinary, String, or_, select
+from sqlalchemy import LargeBinary, String, inspect, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -54,7 +54,7 @@ class ClaimedRows(Generic[Row]):
 
     def __init__(self, model: type[Row], unended: str, held: timedelta) -> None:
         self._model: Any = model  # mypy reads a mixin's columns as instances
-        (self._key,) = self._model.__table__.primary_key
+        (self._key,) = inspect(model).primary_key
         self._unended, self._held = unended, held
 
     def due(self, session: Session, one_a_tenant: bool = False) -> Row | None:
