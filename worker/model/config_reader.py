@@ -43,5 +43,8 @@ def _without_hub_kernels() -> Iterator[None]:
         del sys.modules[_HUB_KERNELS]
 
 
-with _without_hub_kernels():
-    import transformers.activations  # noqa: F401  (only now, for the classes of configurations)
+try:
+    with _without_hub_kernels():
+        import transformers.activations
+except ImportError:  # a release whose activations want more of that module: it is imported with them, as slowly as it is
+    import transformers.activations  # noqa: F401
