@@ -1,7 +1,7 @@
 """Backbone: the frozen base model, run by our own decoder block. Knows no jobs, no loss and no files."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,17 @@ from worker.model.plain.lm_head import LabelLoss, label_loss
 from worker.model.plain.recomputation import recomputed
 from worker.model.plain.rms_norm import rms_norm
 from worker.model.plain.rotary import RotaryTable
+from worker.model.sharding.sharded_parts import PartShards
+from worker.model.sharding.weight_shards import (
+    ALL_RESIDENT,
+    EMBEDDING_UNIT,
+    FORWARD,
+    HEAD_UNIT,
+    Gathers,
+    Sharding,
+    WeightShards,
+    layer_unit,
+)
 
 
 class Model(Protocol):
@@ -40,6 +51,7 @@ class Backbone:
     """embedding and head are [V, K] (the same tensor where tied); `targets` are the matrices that adapters change.
 
     rotaries: the layers' rotary tables. embedding_scale: factor of the first layer's input. logit_cap: see lm_head.softcapped.
+    gathers: brings the weights of a sharded base before they are read; whoever reads `layers`, `embedding` or `head` asks it.
     """
 
     family: str
@@ -53,6 +65,16 @@ class Backbone:
     targets: tuple[Target, ...]
     embedding_scale: float | None = None
     logit_cap: float | None = None
+    gathers: Gathers = ALL_RESIDENT
+
+    @property
+    def shards(self) -> WeightShards | None:
+        """This rank's, of a sharded base."""
+        return self.gathers if isinstance(self.gathers, WeightShards) else None
+
+    def measured(self) -> "Backbone":
+        """The same weights for passes that measure memory: they gather nothing, and read what the buffers hold."""
+        return replace(self, gathers=ALL_RESIDENT)
 
     @property
     def device(self) -> torch.device:
@@ -70,37 +92,56 @@ class Backbone:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: Precision = "bf16",
+        sharding: Sharding | None = None,
     ) -> "Backbone":
         """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError.
 
-        dtype: of the computation. precision: how linear maps are stored.
+        dtype: of the computation. precision: how linear maps are stored. sharding: what this rank keeps a part of alone.
         """
         config = read_config(source)
         family = family_of(config)
-        return cls._of(config, family, Weights(in_folder(Path(source)), shapes_of(family, config), device, dtype), precision)
+        weights = Weights(in_folder(Path(source)), shapes_of(family, config), device, dtype)
+        return cls._of(config, family, weights, precision, sharding)
 
     @classmethod
-    def of(cls, model: "Model", device: torch.device | str = "cpu", precision: Precision = "bf16") -> "Backbone":
+    def of(
+        cls,
+        model: "Model",
+        device: torch.device | str = "cpu",
+        precision: Precision = "bf16",
+        sharding: Sharding | None = None,
+    ) -> "Backbone":
         """Take over the weights of a transformers model of a known family."""
         config = model.config
         family = family_of(config)
-        return cls._of(config, family, Weights(at_hand(model.state_dict()), shapes_of(family, config), device), precision)
+        weights = Weights(at_hand(model.state_dict()), shapes_of(family, config), device)
+        return cls._of(config, family, weights, precision, sharding)
 
     @classmethod
-    def _of(cls, config: PreTrainedConfig, family: Family, weights: Weights, precision: Precision) -> "Backbone":
-        embedding = weights[EMBEDDING]
+    def _of(
+        cls, config: PreTrainedConfig, family: Family, weights: Weights, precision: Precision, sharding: Sharding | None
+    ) -> "Backbone":
+        parts, norm = PartShards(sharding, weights.device), weights[NORM]
+        embedding = parts.end(EMBEDDING_UNIT, weights[EMBEDDING])
+        layers = [
+            parts.layer(index, _block(weights, family, config, index, precision)) for index in range(config.num_hidden_layers)
+        ]
+        head = embedding if config.tie_word_embeddings else parts.end(HEAD_UNIT, weights[HEAD])
+        parts.allocate()
+        embedding = parts.read_end(EMBEDDING_UNIT, embedding)
         return cls(
             family=config.model_type,
             embedding=embedding,
-            layers=tuple(_block(weights, family, config, layer, precision) for layer in range(config.num_hidden_layers)),
-            norm=_norm(weights[NORM], family),
-            head=embedding if config.tie_word_embeddings else weights[HEAD],
+            layers=tuple(parts.read_layer(index, block) for index, block in enumerate(layers)),
+            norm=_norm(norm, family),
+            head=embedding if config.tie_word_embeddings else parts.read_end(HEAD_UNIT, head),
             shape=_shape(family, config),
-            rotaries=tuple(RotaryTable.of(config, head_size(config), kind, embedding) for kind in family.rope_kinds(config)),
+            rotaries=tuple(RotaryTable.of(config, head_size(config), kind, norm) for kind in family.rope_kinds(config)),
             max_positions=config.max_position_embeddings,
             targets=targets_of(config),
-            embedding_scale=_rounded(config.hidden_size**0.5, embedding) if family.scaled_embedding else None,
+            embedding_scale=_rounded(config.hidden_size**0.5, norm) if family.scaled_embedding else None,
             logit_cap=family.number(config, family.logit_cap),
+            gathers=parts.gathers,
         )
 
     def tensors(self) -> Iterator[Tensor]:
@@ -112,9 +153,12 @@ class Backbone:
                     yield value
                 elif isinstance(value, Nf4Weight | Fp8Weight):
                     yield from value.tensors()
+        if self.shards is not None:
+            yield from self.shards.tensors()
 
     def embed(self, batch: FlatBatch) -> Tensor:
         """The first layer's input, [T, K]."""
+        self.gathers.use(EMBEDDING_UNIT, FORWARD)
         x_TK = self.embedding[batch.tokens]
         return x_TK if self.embedding_scale is None else x_TK.mul_(self.embedding_scale)
 
@@ -125,9 +169,11 @@ class Backbone:
         for rotary in self.rotaries:
             cos, sin = rotary.table(max(1, batch.longest))
             axes.append(Axis(batch.bounds, cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1), mask))
-        for weights, groups in zip(self.layers, layout.layers, strict=True):
+        for index, (weights, groups) in enumerate(zip(self.layers, layout.layers, strict=True)):
             given = x_TK, weights, self.shape, axes[weights.rope], batch.activation_ranges, adapters, groups
+            self.gathers.use(layer_unit(index), FORWARD)
             x_TK = recomputed(run_block, *given) if recompute else run_block(*given)
+            x_TK = self.gathers.use_in_backward(x_TK, layer_unit(index))
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:
@@ -135,6 +181,7 @@ class Backbone:
 
     def label_loss(self, h_LK: Tensor, labels_L: Tensor, loss_weights_L: Tensor | None) -> LabelLoss:
         """See lm_head.label_loss; h_LK comes from the final norm."""
+        self.gathers.use(HEAD_UNIT, FORWARD)
         return label_loss(h_LK, self.head, labels_L, loss_weights_L, self.logit_cap)
 
 

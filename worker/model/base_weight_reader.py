@@ -34,6 +34,8 @@ _DERIVED = ".rotary_emb.inv_freq"  # in older folders; the configuration determi
 _DTYPES = ("F64", "F32", "F16", "BF16")
 # Of a number: its code, and its part of a block's scale (fp8's scales are per row).
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
+_LAYER_PLACE = 2  # of a layer's number in a tensor's name, `model.layers.0.…`
+_HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
 _SAID = 8  # names of tensors that an error lists
 
 
@@ -56,7 +58,7 @@ class Weights:
         dtype: torch.dtype | None = None,
     ) -> None:
         """Raises UnsupportedModelError if a wanted tensor is missing, or has another shape."""
-        self._held, self._device, self._dtype = held, device, dtype
+        self._held, self.device, self._dtype = held, torch.device(device), dtype
         lacking = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in held or held[name].shape != shape]
         if lacking:
             more = f" and {len(lacking) - _SAID} more" if len(lacking) > _SAID else ""
@@ -66,7 +68,7 @@ class Weights:
             log.warning("%d tensors are not of this family and change nothing: %s", len(strange), ", ".join(strange[:_SAID]))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._held[name].read().to(self._device, self._dtype)
+        return self._held[name].read().to(self.device, self._dtype)
 
     def below(self, prefix: str, suffix: str, modules: Iterable[str]) -> list[Tensor]:
         """A layer's tensors for these modules."""
@@ -92,16 +94,34 @@ def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, 
 
 def weight_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> int:
     """Bytes that a model folder's weights take on a device, from its configuration alone. Raises UnsupportedModelError."""
+    layers, ends, rest = part_bytes(source, dtype, precision)
+    return sum(layers) + sum(ends) + rest
+
+
+def part_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """The same by parts: each layer's linear maps; embedding and head, where they are two matrices; all else."""
     config = read_config(source)
     shapes = shapes_of(family_of(config), config)
     coded = _CODED_BYTES.get(precision, dtype.itemsize)
+    layers, rest = [0.0] * config.num_hidden_layers, dict[str, int]()
+    for name, shape in shapes.items():
+        if len(shape) == 1 or name in (EMBEDDING, HEAD):
+            rest[name] = math.prod(shape) * dtype.itemsize
+        else:
+            scales = 4 * shape[0] if precision == "fp8" else 0
+            layers[int(name.split(".")[_LAYER_PLACE])] += math.prod(shape) * coded + scales
+    ends = (rest.pop(EMBEDDING), rest.pop(HEAD)) if HEAD in rest else ()
+    return tuple(map(round, layers)), ends, sum(rest.values())
 
-    def held(name: str, shape: tuple[int, ...]) -> float:
-        if len(shape) != 2 or name in (EMBEDDING, HEAD):
-            return math.prod(shape) * dtype.itemsize
-        return math.prod(shape) * coded + (4 * shape[0] if precision == "fp8" else 0)
 
-    return round(sum(held(name, shape) for name, shape in shapes.items()))
+def pass_bytes(source: Path, dtype: torch.dtype, precision: Precision, tokens: int) -> int:
+    """Bytes that a pass of `tokens` tokens takes about, with activations recomputed: each layer's input, what one layer keeps
+    and its gradients, and a matrix decoded. An estimate from the shapes, for before a base is loaded; then it is measured."""
+    config = read_config(source)
+    matrices = matrices_of(config)
+    features = sum(rows + columns for rows, columns in matrices.values())
+    decoded = max(rows * columns for rows, columns in matrices.values()) * 2 if precision in _CODED_BYTES else 0
+    return dtype.itemsize * (tokens * (config.num_hidden_layers * config.hidden_size + 2 * features) + decoded) + _HEAD_BYTES
 
 
 def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:

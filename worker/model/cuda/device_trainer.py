@@ -67,7 +67,7 @@ class DeviceTrainer(Trainer):
 
     def sibling(self) -> "DeviceTrainer":
         device, dtype = self.backbone.device, self.arena.compute_copy.dtype
-        return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
+        return DeviceTrainer(self.backbone.measured(), DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
         """Writes no zeros: the next pass overwrites the gradients of a slot that is not in `arena.slots_with_gradient`,
@@ -225,6 +225,9 @@ class DeviceTrainer(Trainer):
 
 
 def _graph_tokens(backbone: Backbone) -> int:
+    """Tokens up to which passes are captured; 0 on a sharded base, whose gathers are launched one by one."""
+    if backbone.shards is not None:
+        return 0
     weights = [weight for weight in vars(backbone.layers[0]).values() if isinstance(weight, Fp8Weight)]
     if not weights:
         return GRAPH_TOKENS

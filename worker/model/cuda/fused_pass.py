@@ -13,6 +13,7 @@ from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.fused_head import Labels, head_loss
 from worker.model.cuda.fused_stack import FusedStack, SavedLayer, StackDims
 from worker.model.families import UnsupportedModelError
+from worker.model.sharding.weight_shards import EMBEDDING_UNIT, FORWARD, HEAD_UNIT
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,14 @@ class FusedPass:
             eps=shape.eps,
             columns=layer_columns(layout),
         )
-        self.stack = FusedStack(backbone.layers, backbone.norm, dims, cos, sin)
-        self.embedding, self.head = backbone.embedding, backbone.head
+        self.stack = FusedStack(backbone.layers, backbone.norm, dims, cos, sin, backbone.gathers)
+        self.embedding, self.head, self._gathers = backbone.embedding, backbone.head, backbone.gathers
 
     def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
         """Forward and backward. adapters (compute copy) and grad (fp32): [layers, rows, C] views of the arena."""
         saved_layers: list[SavedLayer] = []
         x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, saved_layers, recompute)
+        self._gathers.use(HEAD_UNIT, FORWARD)
         sums, hits, dh = head_loss(h, self.head, labels, with_gradient=True)
         del h
         assert dh is not None
@@ -76,8 +78,10 @@ class FusedPass:
     def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
         """Forward alone."""
         _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None)
+        self._gathers.use(HEAD_UNIT, FORWARD)
         sums, hits, _ = head_loss(h, self.head, labels, with_gradient=False)
         return PassResult(sums, hits)
 
     def _embed(self, batch: DeviceBatch) -> Tensor:
+        self._gathers.use(EMBEDDING_UNIT, FORWARD)
         return self.embedding.index_select(0, batch.tokens)

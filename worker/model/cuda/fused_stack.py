@@ -22,6 +22,7 @@ from worker.model.cuda.base_products import linear, linear_backward
 from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.side_streams import GradientProduct, SideStreams
 from worker.model.plain.decoder_block import BlockWeights
+from worker.model.sharding.weight_shards import ALL_RESIDENT, BACKWARD, FORWARD, Gathers, layer_unit
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,20 @@ class PendingResidual:
 
 
 class FusedStack:
-    """The layers of one backbone over the arena's compute copy and gradient, both [layers, rows, C] (views, any strides)."""
+    """The layers of one backbone over the arena's compute copy and gradient, both [layers, rows, C] (views, any strides).
+    gathers: brings a sharded layer's weights before its products are launched."""
 
-    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, dims: StackDims, cos: Tensor, sin: Tensor) -> None:
+    def __init__(
+        self,
+        layers: Sequence[BlockWeights],
+        final_norm: Tensor,
+        dims: StackDims,
+        cos: Tensor,
+        sin: Tensor,
+        gathers: Gathers = ALL_RESIDENT,
+    ) -> None:
         self.layers, self.final_norm, self.dims = layers, final_norm, dims
-        self.cos, self.sin = cos, sin
+        self.cos, self.sin, self._gathers = cos, sin, gathers
         self.scale = dims.head_size**-0.5
         self._streams = SideStreams(cos.device)
 
@@ -114,6 +124,7 @@ class FusedStack:
         self._streams.choose_streams(x.shape[0])
         pending = PendingResidual(x)
         for index in range(len(self.layers)):
+            self._gathers.use(layer_unit(index), FORWARD)
             pending, kept = self._forward_layer(index, pending, batch, adapters)
             if saved_layers is not None:
                 saved_layers.append(SavedLayer(kept.x) if recompute else kept)
@@ -174,6 +185,7 @@ class FusedStack:
         """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
         for index in range(len(self.layers) - 1, -1, -1):
             kept = saved_layers.pop()
+            self._gathers.use(layer_unit(index), BACKWARD)
             x, saved = kept.x, kept.saved
             if saved is None:
                 saved = self._forward_layer(index, PendingResidual(x), batch, adapters)[1].saved

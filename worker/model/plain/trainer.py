@@ -78,8 +78,9 @@ class Trainer:
         self.arena.restore(slot, AdapterState(first_weights(self.arena.layout, slot.rank, seed, modules)))
 
     def sibling(self) -> "Trainer":
-        """A trainer over the same frozen weights with an arena and caches of its own, so that another thread may use it."""
-        return Trainer(self.backbone, Arena(self.backbone.targets, ROW_MULTIPLE, self.backbone.device))
+        """A trainer over the same frozen weights with an arena and caches of its own, by which a thread may measure memory.
+        On a sharded base its passes gather nothing, so their losses mean nothing."""
+        return Trainer(self.backbone.measured(), Arena(self.backbone.targets, ROW_MULTIPLE, self.backbone.device))
 
     def train(self, segments: Sequence[Segment], recompute: bool = False) -> list[LossSum]:
         """One forward and backward; each adapter's gradient of loss_weight * sum(-log p) is added to the arena's (on a
@@ -98,7 +99,7 @@ class Trainer:
             return self._run(segments, with_gradient=False, recompute=True)
         except OutOfMemory:
             count = sum(len(segment.examples) for segment in segments)
-            if count < 2:
+            if count < 2 or self.backbone.shards is not None:  # the other ranks are in the midst of this pass
                 raise
             first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
         return [a + b for a, b in zip(first, second, strict=True)]
@@ -116,7 +117,7 @@ class Trainer:
 
     def _run(self, segments: Sequence[Segment], with_gradient: bool, recompute: bool) -> list[LossSum]:
         try:
-            with self.on_device():
+            with self.on_device(), self.backbone.gathers.one_pass(with_gradient):
                 return self._train_pass(segments, recompute) if with_gradient else self._forward_pass(segments)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

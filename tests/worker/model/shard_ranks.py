@@ -1,0 +1,157 @@
+"""Processes that are ranks of a sharded tiny model, and run the passes that a test gives them. For tests alone."""
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.worker.model import tiny
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.flat_batch import Segment
+from worker.model.plain.trainer import Trainer
+from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives, open_store, reach_store
+from worker.model.sharding.weight_shards import Sharding
+
+SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """passes: of each rank, the lengths of the rows of each of its passes. layers, ends: what is sharded."""
+
+    config: str
+    passes: tuple[tuple[tuple[int, ...], ...], ...]
+    layers: tuple[int, ...]
+    depth: int = 5
+    ends: bool = False
+    precision: Any = "bf16"
+    recompute: bool = False
+    alone: bool = False  # rank 0 runs a pass of the base that nobody else has
+
+
+@dataclass
+class Seen:
+    """losses of each pass; the base's before and after an update; the arena's gradient; gathers begun in all."""
+
+    losses: list[float] = field(default_factory=list)
+    gradient: Tensor | None = None
+    gathers: int = 0
+    held_bytes: int = 0
+    refusal: str | None = None
+
+
+def model(case: Case) -> Any:
+    config = tiny.configs()[case.config]
+    if config.num_hidden_layers != case.depth:
+        config.num_hidden_layers = case.depth
+        if hasattr(config, "layer_types"):
+            config.layer_types = config.layer_types[:1] * case.depth
+    return tiny.model(config)
+
+
+def segments_of(trainer: Trainer, rank: int, passes: Sequence[Sequence[int]]) -> list[list[Segment]]:
+    """Each pass: the rank's two adapters, whose rows alternate."""
+    slots = [trainer.arena.attach(4, 4 + rank), trainer.arena.attach(8, 8)]
+    made = [
+        [Segment(slots[place % 2], tiny.examples(list(rows), seed=100 * rank + place), loss_weight=0.1)]
+        for place, rows in enumerate(passes)
+    ]
+    tiny.randomise(trainer, [Segment(slot, []) for slot in slots])
+    return made
+
+
+def run(trainer: Trainer, rank: int, case: Case, seen: Seen) -> Seen:
+    """The rank's passes twice, forward alone first, so that buffers are used again."""
+    passes, gathers = segments_of(trainer, rank, case.passes[rank]), trainer.backbone.gathers
+    if case.alone:
+        if rank == 0:
+            seen.losses.append(trainer.evaluate([Segment(None, tiny.examples([7, 5]))])[0].total.item())
+        elif trainer.backbone.shards is not None:
+            trainer.backbone.shards.run_empty_pass(False)
+    with gathers.together(len(passes), False, lambda: None):
+        seen.losses += [trainer.evaluate(one)[0].total.item() for one in passes]
+    with gathers.together(len(passes), True, lambda: None):
+        seen.losses += [trainer.train(one, case.recompute)[0].total.item() for one in passes]
+    seen.gradient = trainer.arena.grad.clone()
+    return seen
+
+
+def reference(case: Case, rank: int) -> Seen:
+    """The same passes over a whole base, in this process."""
+    torch.set_num_threads(1)
+    backbone = Backbone.of(model(case), precision=case.precision)
+    return run(Trainer(backbone, Arena(backbone.targets, 24)), rank, case, Seen())
+
+
+class Ranks:
+    """`world` processes; each case runs on all."""
+
+    def __init__(self, world: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(world):
+            ours, its = context.Pipe()
+            self._pipes.append(ours)
+            self.processes.append(context.Process(target=_serve, args=(rank, world, its), daemon=True))
+        for process in self.processes:
+            process.start()
+        port = self._pipes[0].recv()
+        for pipe in self._pipes[1:]:
+            pipe.send(port)
+
+    def run(self, case: Case) -> list[Seen]:
+        for rank in range(len(self._pipes)):
+            self.begin_on(rank, case)
+        return [pipe.recv() for pipe in self._pipes]
+
+    def begin_on(self, rank: int, case: Case) -> None:
+        self._pipes[rank].send(case)
+
+    def answer(self, rank: int) -> Seen:
+        found: Seen = self._pipes[rank].recv()
+        return found
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+
+def _serve(rank: int, world: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    if rank == 0:
+        store = open_store("127.0.0.1", 0, world, SECONDS)
+        pipe.send(store.port)
+    else:
+        store = reach_store("127.0.0.1", pipe.recv(), world, SECONDS)
+    collectives = RankCollectives(store, rank, world, torch.device("cpu"), SECONDS)
+    begun = [0]
+    gather = collectives.gather
+
+    def counted(whole: Tensor, part: Tensor) -> Any:
+        begun[0] += 1
+        return gather(whole, part)
+
+    collectives.gather = counted  # type: ignore[method-assign]
+    while True:
+        case: Case = pipe.recv()
+        sharding = Sharding(rank, world, frozenset(case.layers), case.ends)
+        backbone = Backbone.of(model(case), precision=case.precision, sharding=sharding)
+        assert backbone.shards is not None
+        backbone.shards.collectives, backbone.shards.accompany = collectives, lambda: None
+        trainer, seen, begun[0] = Trainer(backbone, Arena(backbone.targets, 24)), Seen(), 0
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in backbone.tensors()}
+        seen.held_bytes = sum(storages.values())
+        try:
+            run(trainer, rank, case, seen)
+        except GatherFailed as error:
+            seen.refusal = str(error)
+        seen.gathers = begun[0]
+        pipe.send(seen)

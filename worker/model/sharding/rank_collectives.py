@@ -1,0 +1,92 @@
+"""What the ranks of an executor do together: gather equal parts into a buffer, and agree on a count. Knows no weights.
+
+Gloo carries tensors in main memory and every count; NCCL those on GPUs, on a stream of its own beside the current one. A
+rank that ends fails the gathers of all others (gloo notices the closed connection, NCCL its timeout).
+"""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+COLLECTIVE_SECONDS = 600.0  # after which an operation that a rank does not come to fails
+_LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+# torch renamed it in 2.13
+_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+Finish = Callable[[], None]  # waits until a gather has landed, on a GPU the current stream alone
+
+
+class GatherFailed(RuntimeError):
+    """The ranks do not run together any more: one has ended, or has not come within the timeout."""
+
+
+def open_store(address: str, port: int, world: int, seconds: float) -> dist.TCPStore:
+    """The rendezvous of a group, held by rank 0; port 0: any free one. Others reach it at the `port` that it says."""
+    return dist.TCPStore(address, port, world, True, timedelta(seconds=seconds), wait_for_workers=False)
+
+
+def reach_store(address: str, port: int, world: int, seconds: float) -> dist.TCPStore:
+    return dist.TCPStore(address, port, world, False, timedelta(seconds=seconds))
+
+
+class RankCollectives:
+    """One per process, since torch's default group is."""
+
+    def __init__(self, store: dist.TCPStore, rank: int, world: int, device: torch.device, seconds: float) -> None:
+        """Returns once all ranks are there. seconds: after which an operation fails. Raises GatherFailed."""
+        self.rank, self.world = rank, world
+        if store.host == _LOOPBACK:  # a host's own name need not resolve
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_INTERFACE)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        try:
+            timeout = timedelta(seconds=seconds)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+            self.most(0)
+        except (RuntimeError, ValueError) as error:
+            raise GatherFailed(f"rank {rank} of {world} did not find the others: {error}") from error
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def most(self, count: int) -> int:
+        """The largest count that any rank came with; all ranks come."""
+        counts = torch.tensor([count])
+        try:
+            dist.all_reduce(counts, dist.ReduceOp.MAX)
+        except RuntimeError as error:
+            raise GatherFailed(f"the ranks could not agree: {error}") from error
+        return int(counts)
+
+    def gather(self, whole: Tensor, part: Tensor) -> Finish:
+        """Begin to gather every rank's `part`, uint8 [n], into `whole`, uint8 [world * n]. On a GPU it starts after what the
+        current stream was given so far, and runs beside what comes later."""
+        if self._stream is not None:
+            return self._gather_beside(whole, part, self._stream)
+        try:
+            work = _gather(whole, part, async_op=True)
+        except RuntimeError as error:
+            raise GatherFailed(f"a gather could not begin: {error}") from error
+        assert work is not None, "an asynchronous gather can be waited for"
+
+        def finish() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise GatherFailed(f"a gather ended: {error}") from error
+
+        return finish
+
+    def _gather_beside(self, whole: Tensor, part: Tensor, stream: torch.cuda.Stream) -> Finish:
+        stream.wait_stream(torch.cuda.current_stream(whole.device))  # which may still read what the buffer holds
+        with torch.cuda.stream(stream):
+            _gather(whole, part)
+            landed = torch.cuda.Event()
+            landed.record(stream)
+        return lambda: torch.cuda.current_stream(whole.device).wait_event(landed)
+
+    def close(self) -> None:
+        """Leave the group. Waits for nobody."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,94 @@
+"""How much of a base the ranks of an executor shard: nothing where a whole copy fits on each device beside a pass, else only as
+many layers as do not fit, then the embedding and the head.
+
+Pure: bytes in, a choice out. Adapters are never sharded: each lies on one rank, with its job (ALTO 6.2).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MARGIN = 0.9  # of a device's memory, as of Capacity
+_BUFFERS = 2  # gather buffers: the layer that computes, and the one that is prefetched
+
+
+@dataclass(frozen=True)
+class BaseSizes:
+    """Bytes of a base on one device, as stored. layers: each layer's linear maps. ends: embedding and head where they are two
+    matrices, else nothing. resident: all else, which every rank holds whole."""
+
+    layers: tuple[int, ...]
+    ends: tuple[int, ...]
+    resident: int
+
+    @property
+    def whole(self) -> int:
+        return self.resident + sum(self.layers) + sum(self.ends)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Which parts of a base `world` ranks shard. layers: indexes, ascending. ends: embedding and head too."""
+
+    world: int
+    layers: tuple[int, ...]
+    ends: bool = False
+
+    def bytes_per_rank(self, sizes: BaseSizes) -> int:
+        """Of the base on each device: what is resident, this rank's shards, and the gather buffers."""
+        sharded = [sizes.layers[layer] for layer in self.layers] + (list(sizes.ends) if self.ends else [])
+        buffers = min(_BUFFERS, len(sharded)) * max(sharded)
+        return sizes.whole - sum(sharded) + -(-sum(sharded) // self.world) + buffers
+
+    def sentence(self, sizes: BaseSizes) -> str:
+        """For a log and a task's events."""
+        what = f"{len(self.layers)} of its {len(sizes.layers)} layers" + (", embedding and head" if self.ends else "")
+        return (
+            f"the base is {'sharded' if len(self.layers) == len(sizes.layers) else 'partly sharded'} over {self.world} devices "
+            f"({what}): {_mib(self.bytes_per_rank(sizes))} MiB on each instead of {_mib(sizes.whole)}"
+        )
+
+
+def everything(sizes: BaseSizes, world: int) -> ShardPlan:
+    """All that can be sharded."""
+    return ShardPlan(world, tuple(range(len(sizes.layers))), bool(sizes.ends))
+
+
+def plan_sharding(sizes: BaseSizes, world: int, memory_bytes: int, room: int) -> ShardPlan | None:
+    """The least sharding that leaves each device `room` bytes beside the base; None where a whole copy does. Shards everything
+    where even that leaves less: whether a job then fits is admission's question."""
+    usable = int(memory_bytes * _MARGIN) - room
+    if world < 2 or sizes.whole <= usable:
+        return None
+    count = len(sizes.layers)
+    plans = [ShardPlan(world, spread(some, count)) for some in range(1, count + 1)]
+    plans = [*plans, everything(sizes, world)]
+    return next(
+        (plan for plan in plans if plan.bytes_per_rank(sizes) <= usable),
+        min(plans, key=lambda plan: plan.bytes_per_rank(sizes)),
+    )
+
+
+def least_world(sizes: BaseSizes, memory_bytes: int, room: int, most: int) -> int | None:
+    """The smallest power of two, up to `most`, of devices that hold the base with so much room on each; None: none does."""
+    usable, world = int(memory_bytes * _MARGIN) - room, 1
+    while world <= most:
+        held = [plan.bytes_per_rank(sizes) for plan in _fullest(sizes, world)] if world > 1 else []
+        if min([sizes.whole, *held]) <= usable:
+            return world
+        world *= 2
+    return None
+
+
+def spread(some: int, count: int) -> tuple[int, ...]:
+    """`some` of `count` layers, evenly spread, so that gathers overlap with the layers between them."""
+    return tuple(layer for layer in range(count) if (layer + 1) * some // count > layer * some // count)
+
+
+def _fullest(sizes: BaseSizes, world: int) -> Sequence[ShardPlan]:
+    """Of one of these a rank holds least."""
+    whole = everything(sizes, world)
+    return [whole, ShardPlan(world, whole.layers)]
+
+
+def _mib(number: int) -> int:
+    return number // 2**20
