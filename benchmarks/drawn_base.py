@@ -33,13 +33,22 @@ def install() -> None:
     rank_process.RANK_MODULE = "benchmarks.drawn_base"
 
 
-def drawn_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> BaseCopy:
+def drawn_base(
+    ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None, sharding: None = None
+) -> BaseCopy:
     """In place of base_loader.load_base."""
     trainer = drawn_trainer(ref, device, eight_bit, memory)
     return BaseCopy(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)))
 
 
-def drawn_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:
+def drawn_trainer(
+    ref: BaseModelRef,
+    device: torch.device,
+    eight_bit: bool = False,
+    memory: int | None = None,
+    sharding: None = None,
+    rank: int = 0,
+) -> Trainer:
     """In place of base_loader.load_trainer. The same numbers on every device of a kind."""
     backbone = replace(random_backbone(SHAPES[ref.name], device=str(device)), max_positions=POSITIONS)
     if device.type == "cpu":

@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     preemption_notice: Annotated[str, AfterValidator(_notice)] | None = None
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
     worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.08  # of training's time, for all generation
+    # how the devices of a placement hold its base: shards where copies do not fit, copies alone, or shards always
+    worker_sharding: Literal["auto", "never", "always"] = "auto"
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
     # the hub of base models, by huggingface_hub's own variables
     hf_endpoint: Annotated[str, AfterValidator(_base_url)] = Field(

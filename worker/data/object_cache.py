@@ -16,6 +16,7 @@ from pathlib import Path
 from worker.data.disk_full import room_needed
 
 _BLOCK = 2**20
+OBJECTS = "objects"  # the folder of a node's scratch that holds what belongs to bases alone
 _KEPT_SECONDS = 24 * 3600
 
 

@@ -204,7 +204,7 @@ class AttachedPlacements:
     def _open(self, task: PlacementRun, prepared: Prepared) -> None:
         if task.key in self._tasks and not task.detaching:
             checkpoints = {index: progress for index, (_, progress) in prepared.checkpoints.items()}
-            task.open(prepared.data, checkpoints, prepared.activations, prepared.prompts)
+            task.open(prepared.data, checkpoints, prepared.activations, prepared.prompts, prepared.loaded.sentence)
             self._opened(task, prepared)
             self.progress(now=True)
 

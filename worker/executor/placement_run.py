@@ -79,6 +79,7 @@ class PlacementRun:
         self.detaching = False
         self._attached_at: float | None = boot_now()  # until its first step
         self.activations = Activations(False, "activations are kept")
+        self._sharding: str | None = None
         self._reported_reason: str | None = None  # of the activations, as last reported
         self._done, self._reported_at = _NOTHING, boot_now()
         self._slowdown: Slowdown | None = None
@@ -107,9 +108,12 @@ class PlacementRun:
         checkpoints: dict[int, JobProgress],
         activations: Activations,
         prompts: PromptFile | None = None,
+        sharding: str | None = None,
     ) -> None:
-        """Create the runs of its unfinished jobs from the loaded data, so that they can be scheduled."""
+        """Create the runs of its unfinished jobs from the loaded data, so that they can be scheduled. sharding: how its devices
+        share the base, in words; None: each has a copy."""
         spec, self.data, self.prompts, self.activations = self.placement.spec, data, prompts, activations
+        self._sharding = sharding
         self.runs = [
             JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index), activations)
             for assigned in self.placement.jobs
@@ -140,8 +144,9 @@ class PlacementRun:
 
     def report_activations(self) -> None:
         """Report how its passes hold their activations, if that has changed since the last report."""
-        if self._reported_reason != self.activations.reason:
-            self._reported_reason = self.activations.reason
+        reason = "; ".join(filter(None, (self.activations.reason, self._sharding)))
+        if self._reported_reason != reason:
+            self._reported_reason = reason
             log.info("placement %s: %s", self.key, self._reported_reason)
             self.record(ActivationsChosen(recompute=self.activations.recompute, reason=self._reported_reason))
 

@@ -18,7 +18,7 @@ from worker.adapters.location_types import AdapterSpec
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
-from worker.data.object_cache import ObjectCache
+from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
 from worker.executor.attached_placements import AttachedPlacements, Callback, Send
 from worker.executor.checkpoint_policy import CheckpointPolicy
@@ -52,7 +52,7 @@ class Executor:
 
     def __init__(self, settings: Settings, link: PlacementLink, send: Send) -> None:
         self._inbox: queue.SimpleQueue[Callback] = queue.SimpleQueue()
-        self._scratch = ObjectCache(settings.scratch / "objects")
+        self._scratch = ObjectCache(settings.scratch / OBJECTS)
         self._scratch.sweep()
         self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
         self._attached = AttachedPlacements(

@@ -27,6 +27,8 @@ from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.families import UnsupportedModelError
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import Trainer
+from worker.model.sharding.weight_shards import Sharding
+from worker.replicas.sharding_choice import ChosenSharding, compute_dtype
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,13 @@ class BaseCopy:
         return self.trainer.backbone.max_positions
 
 
-def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> BaseCopy:
+def load_base(
+    ref: BaseModelRef,
+    device: torch.device,
+    eight_bit: bool = False,
+    memory: int | None = None,
+    sharding: ChosenSharding | None = None,
+) -> BaseCopy:
     """Check the revision, and load the base with its tokenizer. Arguments and errors as of load_trainer."""
     source = Path(ref.source)
     try:
@@ -76,7 +84,7 @@ def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, 
             f"base model {ref.name}: the weights in {source} have revision {found}, the task is pinned to {ref.revision}; "
             "bring the folder back, or register the new weights and submit again"
         )
-    trainer = load_trainer(ref, device, eight_bit, memory)
+    trainer = load_trainer(ref, device, eight_bit, memory, sharding)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
@@ -86,10 +94,18 @@ def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, 
     return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
 
 
-def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:
+def load_trainer(
+    ref: BaseModelRef,
+    device: torch.device,
+    eight_bit: bool = False,
+    memory: int | None = None,
+    sharding: ChosenSharding | None = None,
+    rank: int = 0,
+) -> Trainer:
     """Load the weights, whose revision was checked, under an arena. Raises BaseError, or Crowded.
 
-    eight_bit: keep moments in 8 bits. memory: bytes that the base may take at most; a larger one is not loaded.
+    eight_bit: keep moments in 8 bits. memory: bytes that the base may take at most; a larger one is not loaded. sharding: of
+    which this is rank `rank`; None: a whole copy.
     """
     source = Path(ref.source)
     if ref.precision == "fp8" and (lacking := _without_fp8(device)) is not None:
@@ -98,10 +114,11 @@ def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = Fals
             f"and {lacking} is none; take precision bf16, or nf4 for less memory"
         )
     try:
-        need = weight_bytes(source, _dtype(device), ref.precision)
+        need = sharding.held_bytes if sharding is not None else weight_bytes(source, compute_dtype(device), ref.precision)
         if memory is not None and need > memory:
             raise BaseError(_too_large(ref, need, memory))
-        trainer = _tried(lambda: _trainer(source, ref.precision, device, eight_bit))
+        own = sharding.of(rank) if sharding is not None else None
+        trainer = _tried(lambda: _trainer(source, ref.precision, device, eight_bit, own))
     except BaseError:
         raise
     except (UnsupportedModelError, OSError, ValueError) as error:
@@ -146,18 +163,13 @@ def _too_large(ref: BaseModelRef, need: int, memory: int) -> str:
     ways = "a smaller base" if ref.precision.startswith("nf4") else "precision nf4, a smaller base"
     return (
         f"base model {ref.name}: its weights alone take {need >> 20} MiB in {ref.precision}, and this worker may use "
-        f"{memory >> 20} MiB; take {ways} or a worker with more memory"
+        f"{memory >> 20} MiB; take {ways}, a worker with more memory, or more of its devices, which share it (gpus)"
     )
 
 
-def _dtype(device: torch.device) -> torch.dtype:
-    """float32 on a CPU; on a GPU bfloat16 under float32 adapters."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
-def _trainer(source: Path, precision: Precision, device: torch.device, eight_bit: bool) -> Trainer:
+def _trainer(source: Path, precision: Precision, device: torch.device, eight_bit: bool, sharding: Sharding | None) -> Trainer:
     """The fused trainer on a GPU whose kernels run the family, else plain PyTorch. The arena grows as jobs come."""
-    backbone = Backbone.load(source, device, _dtype(device), precision)
+    backbone = Backbone.load(source, device, compute_dtype(device), precision, sharding)
     if device.type == "cpu" or backbone.beyond_kernels:
         if device.type == "cuda":
             log.warning(

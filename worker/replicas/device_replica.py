@@ -17,6 +17,7 @@ from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
 from worker.policy.step_time import PRIOR, STALL, StepLoad, StepModel, StepTimes
+from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.packed_step import Stepped, advance, update_refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
@@ -33,10 +34,17 @@ Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memor
 
 
 class Replica:
-    """`adapters`: those in its arena. give_way: frees what others than jobs hold on the device; whether there was anything."""
+    """`adapters`: those in its arena. give_way: frees what others than jobs hold on the device; whether there was anything.
+    failed: of a sharded base, where passes that found no memory are remembered."""
 
-    def __init__(self, trainer: Trainer, tracker: CapacityTracker, give_way: Callable[[], bool] = lambda: False) -> None:
-        self.trainer, self.tracker, self._give_way = trainer, tracker, give_way
+    def __init__(
+        self,
+        trainer: Trainer,
+        tracker: CapacityTracker,
+        give_way: Callable[[], bool] = lambda: False,
+        failed: FailedPasses | None = None,
+    ) -> None:
+        self.trainer, self.tracker, self._give_way, self._failed = trainer, tracker, give_way, failed
         self.adapters = ArenaAdapters(trainer, tracker)
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
@@ -181,7 +189,7 @@ class Replica:
     def run_with_oom_retries(self, jobs: Sequence[JobKey], work: Callable[[list[JobKey]], T]) -> tuple[T, Unrunnable]:
         """Run `work` for these jobs, with shorter passes or recomputed activations where the device had no memory, and without
         the jobs for which that is not enough. First of all generation gives way, then free rows go, but once: the work may take
-        them again."""
+        them again. On a sharded base raises OutOfMemory: the other ranks are in the midst of the pass that failed here."""
         unrunnable: Unrunnable = {}
         spared = False
         while True:
@@ -189,6 +197,9 @@ class Replica:
             try:
                 return work(left), unrunnable
             except OutOfMemory as error:
+                if self._failed is not None:
+                    self._failed.remember(error, self.trainer.arena.rows)
+                    raise
                 self.trainer.discard_gradients(self.adapters.slots(left))
                 if self._give_way():
                     log.warning("out of memory in a pass of %d tokens; generation gave way", error.tokens)

@@ -78,7 +78,8 @@ def advance(
     trainer: Trainer, steps_in_progress: Mapping[StepInProgress, int | None], budget: int, on_progress: Callable[[], None]
 ) -> Stepped:
     """Run the next so many slices of each task's step (None: all that is left of it) in micro-batches of `budget` tokens, and
-    update the jobs whose batches are through. Calls `on_progress` after each micro-batch.
+    update the jobs whose batches are through. Calls `on_progress` after each micro-batch. On a sharded base all ranks come,
+    with steps or without.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void the gradients of the others, too (the trainer voided those of the pass).
@@ -99,9 +100,11 @@ def advance(
             if preference is None or math.isfinite(preference.loss):
                 taken.append(pieces)
     first = trainer.forwards
-    for micro_batch in pack_pieces(taken, budget):
-        _run_micro_batch(trainer, micro_batch, task_step_of, loss_weights, stepped)
-        on_progress()
+    micro_batches = pack_pieces(taken, budget)
+    with trainer.backbone.gathers.together(len(micro_batches), True, on_progress):
+        for micro_batch in micro_batches:
+            _run_micro_batch(trainer, micro_batch, task_step_of, loss_weights, stepped)
+            on_progress()
     done = [(task_step, job_step) for task_step in steps_in_progress for job_step in task_step.take_completed()]
     for task_step, job_step in done:
         preference = task_step.preference(job_step.job.key)

@@ -1,4 +1,5 @@
-"""The replicas of an executor's base, one on each of its devices: which holds which job, and running all in parallel.
+"""The replicas of an executor's base, one on each of its devices, copies or shards: which holds which job, and running all in
+parallel.
 
 Adapter parallelism: a job is on one replica as a whole, so nothing crosses between devices. Jobs are assigned on admission
 (policy/replica_assignment.py) and move only between steps, as host copies. Results come back in the caller's order, not in
@@ -53,7 +54,8 @@ class Replicas:
     ) -> None:
         """give_way: frees what others than jobs hold on the first device; whether there was anything."""
         self.loaded = loaded
-        self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way)  # measures what is the same on all
+        failed = loaded.failed_passes(scratch)
+        self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
         self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
         self.store = AdapterStore([replica.adapters for replica in self._all], capacities[0].park_bytes, scratch, cache)
@@ -65,6 +67,11 @@ class Replicas:
     @property
     def base(self) -> BaseCopy:
         return self.loaded.base
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each holds shards of the base, not a copy."""
+        return self.loaded.sharding is not None
 
     # ---- which job where -------------------------------------------------------------------------------------------
 
@@ -201,8 +208,9 @@ class Replicas:
         return {key: found[key] for key in requests if key in found}, unrunnable
 
     def _at_work(self, jobs: Mapping[JobKey, T]) -> dict[AnyReplica, dict[JobKey, T]]:
-        """The replicas that hold any of these jobs. The first one comes last, since it works in the caller's thread."""
-        return {replica: own for replica, own in reversed(self._shares(jobs).items()) if own}
+        """The replicas that hold any of these jobs; of a sharded base all, since each brings its shards. The first one comes
+        last, since it works in the caller's thread."""
+        return {replica: own for replica, own in reversed(self._shares(jobs).items()) if own or self.sharded}
 
 
 def _results(begun: Sequence[Pending[T]]) -> list[T]:

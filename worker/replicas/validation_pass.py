@@ -3,6 +3,7 @@ policy/early_exit/ decides that."""
 
 import math
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -52,8 +53,9 @@ class ValidationResult:
 def evaluate(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
-    """Yield each request's result as soon as it is known. How a request's rows are split depends on it and `budget` alone."""
-    for known in _results(trainer, requests, budget, on_progress):
+    """Yield each request's result as soon as it is known. How a request's rows are split depends on it and `budget` alone. On
+    a sharded base all ranks come, with requests or without."""
+    for known in _results(trainer, requests, budget, on_progress, together=True):
         if known is not None:
             yield known
 
@@ -61,7 +63,7 @@ def evaluate(
 def evaluation_passes(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, dict[Key, ValidationResult]]:
-    """As `evaluate`, pass by pass: yields after each pass, and returns the results."""
+    """As `evaluate`, pass by pass, for the first rank alone: yields after each pass, and returns the results."""
     found: dict[Key, ValidationResult] = {}
     for known in _results(trainer, requests, budget, on_progress):
         if known is None:
@@ -74,8 +76,8 @@ def evaluation_passes(
 def log_probabilities(
     trainer: Trainer, wanted: Mapping[Key, AdapterSequences], budget: int, on_progress: Callable[[], None]
 ) -> dict[Key, list[float]]:
-    """log p of every sequence's labels, summed."""
-    passes = log_probability_passes(trainer, wanted, budget, on_progress)
+    """log p of every sequence's labels, summed. On a sharded base all ranks come, with sequences or without."""
+    passes = log_probability_passes(trainer, wanted, budget, on_progress, together=True)
     while True:
         try:
             next(passes)
@@ -85,11 +87,16 @@ def log_probabilities(
 
 
 def log_probability_passes(
-    trainer: Trainer, wanted: Mapping[Key, AdapterSequences], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer,
+    wanted: Mapping[Key, AdapterSequences],
+    budget: int,
+    on_progress: Callable[[], None],
+    together: bool = False,
 ) -> Generator[None, None, dict[Key, list[float]]]:
-    """As `log_probabilities`, pass by pass: yields after each pass, and returns the results."""
+    """As `log_probabilities`, pass by pass: yields after each pass, and returns the results. together: with all ranks, not for
+    the first alone."""
     found: dict[Key, list[float]] = {}
-    for known in _loss_sums(trainer, wanted, set(wanted), budget, on_progress):
+    for known in _loss_sums(trainer, wanted, set(wanted), budget, on_progress, together):
         if known is None:
             yield
         else:
@@ -98,7 +105,11 @@ def log_probability_passes(
 
 
 def _results(
-    trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer,
+    requests: Mapping[Key, EvaluationRequest],
+    budget: int,
+    on_progress: Callable[[], None],
+    together: bool = False,
 ) -> Iterator[tuple[Key, ValidationResult] | None]:
     wanted = {
         key: AdapterSequences(
@@ -111,7 +122,7 @@ def _results(
         for key, request in requests.items()
     }
     per_sequence = {key for key, request in requests.items() if request.beta is not None or request.scored is not None}
-    for known in _loss_sums(trainer, wanted, per_sequence, budget, on_progress):
+    for known in _loss_sums(trainer, wanted, per_sequence, budget, on_progress, together):
         yield known if known is None else (known[0], _result(requests[known[0]], known[1]))
 
 
@@ -121,6 +132,7 @@ def _loss_sums(
     per_sequence: set[Key],
     budget: int,
     on_progress: Callable[[], None],
+    together: bool,
 ) -> Iterator[tuple[Key, list[LossSum]] | None]:
     """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `per_sequence` one for each
     sequence. None after each pass."""
@@ -128,28 +140,29 @@ def _loss_sums(
     pieces = [split_batch(place, wanted[key].lengths, wanted[key].piece_tokens or budget) for place, key in enumerate(keys)]
     due = {place: len(own) for place, own in enumerate(pieces)}
     known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
-    passes = pack_pieces(pieces, budget)
     # Job by job, so that each completes early.
-    for micro_batch in sorted(passes, key=lambda pieces: (pieces[0].job, pieces[0].first)):
-        segments, segment_pieces = [], []
-        for piece in micro_batch:
-            key = keys[piece.job]
-            for part in segments_of(wanted[key], piece.first, piece.last, key in per_sequence):
-                segments.append(part)
-                segment_pieces.append((piece.job, piece.first))
-        try:
-            losses = trainer.evaluate(segments)
-        except OutOfMemory as error:
-            error.sole_placement = wanted[keys[micro_batch[0].job]].placement if len(micro_batch) == 1 else None
-            raise
-        for (place, first), loss in zip(segment_pieces, losses, strict=True):
-            known[place].setdefault(first, []).append(loss)
-        on_progress()
-        for place in [piece.job for piece in micro_batch]:
-            if len(known[place]) == due[place]:
-                sums = known.pop(place)
-                yield keys[place], [loss for first in sorted(sums) for loss in sums[first]]
-        yield None
+    passes = sorted(pack_pieces(pieces, budget), key=lambda pieces: (pieces[0].job, pieces[0].first))
+    with trainer.backbone.gathers.together(len(passes), False, on_progress) if together else nullcontext():
+        for micro_batch in passes:
+            segments, segment_pieces = [], []
+            for piece in micro_batch:
+                key = keys[piece.job]
+                for part in segments_of(wanted[key], piece.first, piece.last, key in per_sequence):
+                    segments.append(part)
+                    segment_pieces.append((piece.job, piece.first))
+            try:
+                losses = trainer.evaluate(segments)
+            except OutOfMemory as error:
+                error.sole_placement = wanted[keys[micro_batch[0].job]].placement if len(micro_batch) == 1 else None
+                raise
+            for (place, first), loss in zip(segment_pieces, losses, strict=True):
+                known[place].setdefault(first, []).append(loss)
+            on_progress()
+            for place in [piece.job for piece in micro_batch]:
+                if len(known[place]) == due[place]:
+                    sums = known.pop(place)
+                    yield keys[place], [loss for first in sorted(sums) for loss in sums[first]]
+            yield None
 
 
 def _totals(sums: Sequence[LossSum]) -> list[float]:

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from worker.model.plain.trainer import OutOfMemory, Trainer
 from worker.replicas.ranks.rank_main import main
 
@@ -9,7 +11,8 @@ MODULE = "tests.worker.replicas.faulty_rank"
 VARIABLE = "MOTET_TEST_FAULT"
 
 
-def fail(fault: str) -> None:
+def fail(fault: str, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """In this process; with `monkeypatch` until the test's end."""
     real = Trainer.train
     kind, _, limit = fault.partition(":")
 
@@ -22,7 +25,10 @@ def fail(fault: str) -> None:
             raise OutOfMemory(tokens)
         return real(self, segments, *form)
 
-    Trainer.train = train
+    if monkeypatch is not None:
+        monkeypatch.setattr(Trainer, "train", train)
+    else:
+        Trainer.train = train
 
 
 if __name__ == "__main__":

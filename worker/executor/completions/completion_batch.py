@@ -83,6 +83,8 @@ class Completions:
     def serve(self, replicas: Replicas | None, lease: Lease | None) -> None:
         """Answer requests on these replicas from now on, under this lease; without one no more are taken, and those at hand go
         on under the last."""
+        if replicas is not None and replicas.sharded:
+            replicas = lease = None  # generation runs on one rank, which has no whole base
         if replicas is not self._replicas:
             self.drop()
             self._replicas, self._adapters, self._generator = replicas, HeldAdapters(), None

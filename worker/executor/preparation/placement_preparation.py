@@ -131,6 +131,7 @@ class Preparation:
         clock = PartsClock(self._phases)
         loaded = load(self._lease)
         base = loaded.base
+        _check_sharding(self._placement, loaded)
         clock.note("base")
         train, held_out = self._placement.train_file, self._placement.validation_file
         reading = self._reading(base)
@@ -257,6 +258,14 @@ def _memory_profiles(base: BaseCopy, longest: int, scratch: ObjectCache) -> Prof
             f"base model {base.ref.name} takes {held_bytes(base.trainer) >> 20} MiB here and leaves no memory for a pass "
             f"of {error.tokens} tokens; take a smaller base, precision nf4, or a worker with more memory"
         ) from None
+
+
+def _check_sharding(placement: Placement, loaded: LoadedBase) -> None:
+    if loaded.sentence is not None and placement.spec.evaluation is not None:
+        raise CannotTrain(
+            f"evaluation: base model {loaded.base.ref.name} generates no texts here, since {loaded.sentence}; "
+            "leave evaluation out, or take precision nf4, a smaller base, or a worker with more memory on each device"
+        )
 
 
 def _check_fits(data: DataSet | TokenRows, base: BaseCopy) -> None:

@@ -1,5 +1,6 @@
 """The ranks of one executor beyond its own process, and a base on all its devices. Knows no tasks."""
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -8,29 +9,50 @@ from dataclasses import dataclass
 import torch
 
 from contract.messages.placement_messages import BaseModelRef
+from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
+from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, open_store
+from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseCopy, load_base
+from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.ranks.rank_process import RankProcess
+from worker.replicas.ranks.rank_watch import RankWatch
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
+from worker.replicas.sharding_choice import ChosenSharding, choose_sharding
 from worker.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedBase:
-    """A base on all devices of an executor. base: on the first, in this process. ranks: the processes of the others."""
+    """A base on all devices of an executor. base: on the first, in this process. ranks: the processes of the others. sharding:
+    of the base over them; None: each has a copy."""
 
     base: BaseCopy
     devices: tuple[torch.device, ...]
     ranks: tuple[RankProcess, ...] = ()
+    sharding: ChosenSharding | None = None
+
+    @property
+    def sentence(self) -> str | None:
+        """How the devices share the base; None: they do not."""
+        return self.sharding.sentence if self.sharding is not None else None
+
+    def failed_passes(self, scratch: ObjectCache) -> FailedPasses | None:
+        """Where passes over a sharded base that found no memory are remembered."""
+        return FailedPasses(scratch, self.base.ref, self.devices[0], len(self.devices)) if self.sharding is not None else None
 
     def capacities(self, profiles: Profiles, settings: Settings, rank: int) -> tuple[Capacity, ...]:
         """What each replica can hold, of adapters of up to `rank`."""
         count = len(self.devices)
         own = capacity_of(profiles, self.base.trainer, settings, count, rank)
+        failed = self.failed_passes(ObjectCache(settings.scratch / OBJECTS))
+        own = failed.lowered(own) if failed is not None else own
         others = [each.call("capacity", profiles, _bare(settings), count, rank) for each in self.ranks]
         return (own, *others)
 
@@ -48,31 +70,58 @@ class RankGroup:
         self._on_silence = on_silence
         self._ranks: list[RankProcess] = []
         self._memory = SharedHostMemory(lends=False)
+        self._watch: RankWatch | None = None
+        self._collectives: RankCollectives | None = None
 
     def load(self, ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings) -> LoadedBase:
-        """Load the base onto each device: the first in this process, and each other in one of its own. Ends earlier ranks.
-        Raises BaseError, or Crowded."""
+        """Load the base onto each device, whole or its shards: the first in this process, and each other in one of its own.
+        Ends earlier ranks. Raises BaseError, or Crowded."""
         self.close()
+        sharding = choose_sharding(ref, devices, settings)
+        if sharding is not None:
+            log.info("base model %s: %s", ref.name, sharding.sentence)
         try:
             for environment in environments(len(devices), os.environ)[1:]:  # they import torch while this process loads
                 self._ranks.append(RankProcess(environment, self._memory, self._on_silence))
-            base = load_base(ref, devices[0], settings.worker_moments == "8bit", memory_of(devices[0], settings))
+            base = load_base(ref, devices[0], settings.worker_moments == "8bit", memory_of(devices[0], settings), sharding)
             threads = torch.get_num_threads()
             loading = [
-                rank.begin("load", ref, device, threads, _bare(settings))
+                rank.begin("load", ref, device, threads, _bare(settings), sharding, rank.number)
                 for rank, device in zip(self._ranks, devices[1:], strict=True)
             ]
             for loaded in loading:
                 loaded()
+            if base.trainer.backbone.shards is not None:
+                self._connect(base.trainer.backbone.shards)
         except BaseException:
             self.close()
             raise
-        return LoadedBase(base, tuple(devices), tuple(self._ranks))
+        return LoadedBase(base, tuple(devices), tuple(self._ranks), sharding)
+
+    def _connect(self, shards: WeightShards) -> None:
+        """Join the ranks of a sharded base into one group."""
+        address = os.environ.get("MASTER_ADDR", _LOOPBACK)
+        store = open_store(address, 0, shards.world, COLLECTIVE_SECONDS)
+        joining = [rank.begin("connect", address, store.port) for rank in self._ranks]
+        shards.collectives = self._collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS)
+        for joined in joining:
+            joined()
+        shards.accompany = self._accompany
+        self._watch = RankWatch(shards, tuple(self._ranks), self._on_silence)
+
+    def _accompany(self) -> None:
+        for rank in self._ranks:
+            rank.post("accompany")
 
     def close(self) -> None:
         """End all ranks."""
+        if self._watch is not None:
+            self._watch.close()
         while self._ranks:
             self._ranks.pop().close()
+        if self._collectives is not None:
+            self._collectives.close()
+        self._watch = self._collectives = None
 
 
 def environments(world: int, given: Mapping[str, str]) -> list[dict[str, str]]:

@@ -100,6 +100,15 @@ class RankProcess:
         if self.state.capacity is not None:
             self.state = replace(self.state, capacity=replace(self.state.capacity, most_rows=None))
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended. From any thread."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End the process, whatever it is at. From any thread."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process. It holds nothing that is not lost with it."""
         self._process.kill()

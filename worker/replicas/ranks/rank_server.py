@@ -13,19 +13,24 @@ from worker.adapters.arena_adapters import Allocated, Source
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors
 from worker.adapters.location_types import AdapterSpec
+from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
 from worker.model.plain.trainer import Trainer
+from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, reach_store
+from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.activations import Activations, Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
 from worker.replicas.base_loader import BaseError, Crowded, load_trainer
 from worker.replicas.device_replica import Replica, Unrunnable
 from worker.replicas.dpo_reference import Reference
+from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
 from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState, SliceForecast, StepOrder
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
+from worker.replicas.sharding_choice import ChosenSharding
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 from worker.settings import Settings
@@ -39,13 +44,14 @@ class RankServer:
         self._link, self._memory = link, memory
         self._trainer: Trainer | None = None
         self._replica: Replica | None = None
+        self._failed: FailedPasses | None = None
         self._streams: dict[str, list[TokenStream]] = {}  # of tasks
         self._jobs: dict[JobKey, TrainingJob] = {}
         self._activations: dict[str, Activations] = {}
         self._dropped: list[int] = []
         self._told_at = 0.0
         calls: list[Callable[..., Any]] = [
-            *(self.load, self.capacity, self.start),
+            *(self.load, self.connect, self.accompany, self.capacity, self.start),
             *(self.open_stream, self.add_placement, self.remove_placement, self.refer),
             *(self.step, self.forecasts, self.evaluate),
             *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.restore_best),
@@ -88,21 +94,49 @@ class RankServer:
 
     # ---- the base ------------------------------------------------------------------------------------------------------
 
-    def load(self, ref: BaseModelRef, device: torch.device, threads: int, settings: Settings) -> None:
-        """Load a copy of the base, which rank 0 has checked. Raises BaseError, or Crowded."""
+    def load(
+        self,
+        ref: BaseModelRef,
+        device: torch.device,
+        threads: int,
+        settings: Settings,
+        sharding: ChosenSharding | None,
+        rank: int,
+    ) -> None:
+        """Load a copy of the base, which rank 0 has checked, or this rank's shards of it. Raises BaseError, or Crowded."""
         if device.type == "cuda":
             torch.cuda.set_device(device)  # no context on another's
             self._memory.pin()
         else:
             torch.set_num_threads(threads)
-        self._trainer = load_trainer(ref, device, settings.worker_moments == "8bit", memory_of(device, settings))
+        eight_bit, memory = settings.worker_moments == "8bit", memory_of(device, settings)
+        self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank)
         self._trainer.arena.host_memory = self._memory.empty
+        if sharding is not None:
+            self._failed = FailedPasses(ObjectCache(settings.scratch / OBJECTS), ref, device, sharding.plan.world)
+
+    def connect(self, address: str, port: int) -> None:
+        """Join the other ranks of a sharded base."""
+        shards = self._shards
+        store = reach_store(address, port, shards.world, COLLECTIVE_SECONDS)
+        shards.collectives = RankCollectives(store, shards.rank, shards.world, shards.device, COLLECTIVE_SECONDS)
+
+    def accompany(self) -> None:
+        """Bring this rank's shards to a forward pass that rank 0 runs alone."""
+        self._shards.run_empty_pass(backward=False)
+
+    @property
+    def _shards(self) -> WeightShards:
+        shards = self._loaded.backbone.shards
+        assert shards is not None, "only ranks of a sharded base are called so"
+        return shards
 
     def capacity(self, profiles: Profiles, settings: Settings, replicas: int, rank: int) -> Capacity:
-        return capacity_of(profiles, self._loaded, settings, replicas, rank)
+        capacity = capacity_of(profiles, self._loaded, settings, replicas, rank)
+        return self._failed.lowered(capacity) if self._failed is not None else capacity
 
     def start(self, capacity: Capacity) -> None:
-        self._replica = Replica(self._loaded, CapacityTracker(capacity))
+        self._replica = Replica(self._loaded, CapacityTracker(capacity), failed=self._failed)
 
     @property
     def _loaded(self) -> Trainer:

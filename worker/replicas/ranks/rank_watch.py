@@ -1,0 +1,47 @@
+"""Watches the other ranks of a sharded base while rank 0 is in passes that need them: a thread beside the loop, which may be
+blocked there. Knows no tasks."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from worker.model.sharding.weight_shards import WeightShards
+from worker.replicas.ranks.rank_process import RankLost, RankProcess
+
+_LOOK_SECONDS = 1.0
+
+
+class RankWatch:
+    """on_silence: called with the seconds since this process began its pass; raises where no placement may wait any more.
+
+    Then, or where a rank has ended, all ranks are killed, which fails gloo's gathers in this process. A gather of NCCL does not
+    return, so the error is raised here too, and ends the process (thread_guard.py).
+    """
+
+    def __init__(self, shards: WeightShards, ranks: Sequence[RankProcess], on_silence: Callable[[float], None]) -> None:
+        self._shards, self._ranks, self._on_silence = shards, ranks, on_silence
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rank watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            since = self._shards.busy_since
+            if since is None:
+                continue
+            try:
+                self._look(time.monotonic() - since)
+            except BaseException:
+                for rank in self._ranks:
+                    rank.kill()
+                raise
+
+    def _look(self, seconds: float) -> None:
+        self._on_silence(seconds)
+        ended = [rank.number for rank in self._ranks if rank.ended]
+        if ended:
+            raise RankLost(f"ranks {ended} have ended")

@@ -1,0 +1,51 @@
+"""Whether the devices of a placement each hold a copy of the base, or shards of it: chosen by the base's shapes and the memory,
+before anything is loaded. Loads nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from contract.messages.placement_messages import BaseModelRef
+from worker.model.base_weight_reader import part_bytes, pass_bytes
+from worker.model.families import UnsupportedModelError
+from worker.model.sharding.weight_shards import Sharding
+from worker.policy.base_sharding import BaseSizes, ShardPlan, everything, plan_sharding
+from worker.replicas.memory_profile import memory_of
+from worker.settings import Settings
+
+# Tokens of the pass that each device must hold beside its part of the base: more layers than that takes are not sharded.
+_PASS_TOKENS = {"cpu": 1024, "cuda": 4096}
+
+
+@dataclass(frozen=True)
+class ChosenSharding:
+    """plan: what all ranks of an executor shard. held_bytes: of the base on each device. sentence: for a task's events."""
+
+    plan: ShardPlan
+    held_bytes: int
+    sentence: str
+
+    def of(self, rank: int) -> Sharding:
+        return Sharding(rank, self.plan.world, frozenset(self.plan.layers), self.plan.ends)
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """float32 on a CPU; on a GPU bfloat16 under float32 adapters."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def choose_sharding(ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings) -> ChosenSharding | None:
+    """None: each device holds a copy. So too where the folder cannot be read, which loading then says."""
+    world, mode, dtype = len(devices), settings.worker_sharding, compute_dtype(devices[0])
+    if world < 2 or mode == "never" or not (Path(ref.source) / "config.json").is_file():
+        return None
+    try:
+        sizes = BaseSizes(*part_bytes(Path(ref.source), dtype, ref.precision))
+        room = pass_bytes(Path(ref.source), dtype, ref.precision, settings.worker_step_tokens or _PASS_TOKENS[devices[0].type])
+    except (UnsupportedModelError, OSError, ValueError):
+        return None
+    memory = memory_of(devices[0], settings) // (world if devices[0].type == "cpu" else 1)
+    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, room)
+    return ChosenSharding(plan, plan.bytes_per_rank(sizes), plan.sentence(sizes)) if plan is not None else None
