@@ -118,8 +118,9 @@ class TaskSpec(Strict):
     gpus: Gpus = Field(
         default=1,
         description=(
-            "Of one node. Each holds the whole base and trains a part of the jobs; none is split, so more GPUs than jobs stand "
-            "idle, which an estimate tells. The task runs at just this width, unless max_gpus allows more."
+            "Of one node. Each holds the whole base, or where that does not fit a shard of it, and trains a part of the jobs; "
+            "none is split, so more GPUs than jobs stand idle, which an estimate tells. The task runs at just this width, "
+            "unless max_gpus allows more."
         ),
     )
     max_gpus: MaxGpus | None = Field(

@@ -25,6 +25,7 @@ ANSWERS_ONLY = "answers_only"  # the worker holds a base to answer completions a
 MERGES = "merges"  # the worker merges adapters into bases
 HUB_BASES = "base_model=hf"  # the worker fetches bases from the hub by itself
 STORED_BASES = "base_model=storage"  # the worker fetches bases from the service's storage
+SHARDED_BASES = "sharded_bases"  # the worker shards a base over a placement's devices where copies do not fit
 METRIC_NAMES = "evaluation.metrics.name=any"  # the worker takes names of metrics that 0.2.0 refuses
 
 Schema = Mapping[str, Any]
@@ -39,6 +40,7 @@ def understood(spec_schema: Schema | None = None, model_types: Iterable[str] = M
         MERGES,
         HUB_BASES,
         STORED_BASES,
+        SHARDED_BASES,
         METRIC_NAMES,
         *(f"model_type={name}" for name in model_types),
     }

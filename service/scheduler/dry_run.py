@@ -12,10 +12,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from contract.gpu_counts import gpu_count
 from contract.states import JobStatus, TaskStatus
 from contract.task_spec import TaskSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
+from service.fleet.models import Node
 from service.http.problems import FieldError
 from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.joins.joining import joined_plan_by_rules
@@ -88,6 +90,9 @@ class EstimateResource(BaseModel):
     waiting: str | None = Field(description="Why it would not start at once")
     slowdown: float = Field(description="How many times slower than alone it would begin, beside others; 1: it would be alone")
     sharing: str | None = Field(description="With how many tasks it would share GPUs, and what that means, in a sentence")
+    sharding: str | None = Field(
+        default=None, description="How its GPUs share the base, in a sentence; null where each holds a copy"
+    )
     base_download: str | None = Field(
         description="What its node fetches from the hub, or from storage, before it can train, in a sentence"
     )
@@ -158,6 +163,7 @@ class DraftPlan:
             **self._moments(start),
             waiting=self._why(start, task.id),
             **self._sharing(task.id),
+            sharding=self._sharding(task, taken.gpus, seen.nodes[start.node] if start is not None else kinds.get(kind)),
             base_download=None if start is None or task.id in self._joins else download_first(seen, start),
             problems=[*_idle(spec), *_rows(dependencies, spec, refs)],
         )
@@ -181,6 +187,12 @@ class DraftPlan:
             return {"slowdown": 1.0, "sharing": None}
         node = self._seen.nodes[join.node]
         return {"slowdown": join.slowdown, "sharing": shares_sentence(join, node.name, node.device_type)}
+
+    def _sharding(self, task: Task, gpus: int, node: Node | None) -> str | None:
+        if node is None or not self._seen.work.sharded(task, node, gpus):
+            return None
+        copy, held = f"{self._seen.work.bytes_per_gpu(task) / 2**30:.1f} GiB", gpu_count(gpus, node.device_type)
+        return f"A copy of the base takes {copy} and fits on none of its GPUs: {held} share it, and gather it layer by layer."
 
     def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
         names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")

@@ -31,6 +31,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
         ("waits", estimate.waiting or ""),
         ("beside others", estimate.sharing or ""),
+        ("base", estimate.sharding or ""),
         ("download", estimate.base_download or ""),
     ]
     facts += [

@@ -18,6 +18,10 @@ BYTES_PER_WEIGHT: Mapping[Precision, float] = {
 }
 
 
+# Of a GPU's memory, how much its shard of a base may take: beside it lie two gathered layers and a pass.
+_SHARD_SHARE = 0.75
+
+
 @dataclass(frozen=True)
 class GpuFit:
     """A type of GPU. memory_bytes: of the smallest GPU of the node that has most."""
@@ -30,6 +34,21 @@ class GpuFit:
 def memory_of(node: Node) -> int:
     """Bytes of the node's smallest device."""
     return min(int(str(device["memory_bytes"])) for device in node.devices)
+
+
+def held_bytes(weight_bytes: int, memory: int, gpus: int, shards: bool) -> int | None:
+    """Bytes of a base's weights on each of so many GPUs with so much memory: of a copy where one fits, else, where the node's
+    worker shards bases, of a shard. None where neither fits. A lower bound, as the worker knows the rest."""
+    if weight_bytes <= memory:
+        return weight_bytes
+    shard = -(-weight_bytes // gpus)
+    return shard if shards and gpus > 1 and shard <= _SHARD_SHARE * memory else None
+
+
+def least_gpus(weight_bytes: int, memory: int, most: int, shards: bool) -> int | None:
+    """The smallest power of two, up to `most`, of GPUs that hold the weights; None: none does."""
+    widths = (1 << doublings for doublings in range(most.bit_length()))
+    return next((gpus for gpus in widths if held_bytes(weight_bytes, memory, gpus, shards) is not None), None)
 
 
 def gpus_of(session: Session) -> dict[str, int]:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import needed
+from contract.compatibility.capabilities import SHARDED_BASES, needed
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.base_models.base_refs import fetch_capabilities
-from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, memory_of
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, held_bytes, least_gpus, memory_of
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
@@ -38,15 +38,21 @@ PAYS = 0.1  # least part of the time that a doubling of the GPUs must save
 
 
 class Shape(NamedTuple):
-    """What durations depend on in a node: device type, number of devices, and the bytes of the smallest."""
+    """What durations depend on in a node: device type, number of devices, the bytes of the smallest, and whether its worker
+    shards bases."""
 
     kind: str
     gpus: int
     memory: int
+    shards: bool = False
+
+    def gpus_for(self, weight_bytes: int, shared: bool) -> int | None:
+        """The smallest power of two of its GPUs that hold these weights; shared: shards of them, where copies do not fit."""
+        return least_gpus(weight_bytes, self.memory, self.gpus, self.shards and shared)
 
 
 def shape_of(node: Node) -> Shape:
-    return Shape(node.device_type, len(node.devices), memory_of(node))
+    return Shape(node.device_type, len(node.devices), memory_of(node), SHARDED_BASES in (node.capabilities or ()))
 
 
 class Shapes:
@@ -95,7 +101,7 @@ class Workload:
         self._jobs = self._read(session, sound, unsaved or {})
 
     def bytes_per_gpu(self, task: Task) -> int:
-        """Bytes of the base's weights on each GPU, a lower bound; each GPU holds them all."""
+        """Bytes of a copy of the base's weights, a lower bound; each GPU holds one where it fits."""
         return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
 
     def needs(self, task: Task) -> frozenset[str]:
@@ -104,9 +110,20 @@ class Workload:
         found: frozenset[str] = self._cache.get(("needs", task.id, base.model_type), lambda: needed(task.spec, base.model_type))
         return found | fetch_capabilities(base)
 
+    def held_bytes(self, task: Task, shape: Shape, gpus: int) -> int | None:
+        """Bytes of the base's weights on each of `gpus` GPUs of such a node: of a copy, else of a shard; None where it does not
+        fit. A task that has texts generated needs a copy."""
+        shards = shape.shards and self.specs[task.id].evaluation is None
+        return held_bytes(self.bytes_per_gpu(task), shape.memory, gpus, shards) if gpus <= shape.gpus else None
+
+    def sharded(self, task: Task, node: Node, gpus: int) -> bool:
+        """Whether its base would be sharded over `gpus` GPUs of the node."""
+        held = self.held_bytes(task, shape_of(node), gpus)
+        return held is not None and held < self.bytes_per_gpu(task)
+
     def fits(self, task: Task, node: Node) -> bool:
         """Whether the task fits the node at its narrowest width."""
-        return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
+        return self.held_bytes(task, shape_of(node), task.gpus) is not None
 
     def left(self, task: Task) -> int:
         """The number of jobs that have not ended."""
@@ -136,8 +153,8 @@ class Workload:
 
     def sharing(self, task: Task, shape: "Shape", gpus: int) -> Sharing | None:
         """What it would bring to an executor on `gpus` GPUs of a node of this shape; None if it shares with nobody there."""
-        bound, precision = self.bound(task), self.specs[task.id].precision
-        if bound <= 1 or gpus > shape.gpus:
+        bound, precision, held = self.bound(task), self.specs[task.id].precision, self.held_bytes(task, shape, gpus)
+        if bound <= 1 or gpus > shape.gpus or held is None:
             return None
         key, file = (task.base_model, precision, shape.kind), self._files[task.train_file_id]
         if key not in self._costs:
@@ -149,7 +166,7 @@ class Workload:
             tokens_per_row(file.bytes, file.rows, self.specs[task.id].training.max_seq_len),
             self._costs[key],
             gpus,
-            shape.memory - self.bytes_per_gpu(task),
+            shape.memory - held,
             self._bases[task.base_model].parameters,
             bound,
             weight,
@@ -181,7 +198,7 @@ class Workload:
 
     def _seconds(self, task: Task, shape: "Shape", gpus: int) -> float | None:
         """Seconds, or None where the task does not fit."""
-        if gpus > shape.gpus or self.bytes_per_gpu(task) > shape.memory:
+        if self.held_bytes(task, shape, gpus) is None:
             return None
         return self.estimate(task, shape.kind, gpus).seconds
 

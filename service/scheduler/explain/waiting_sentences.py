@@ -6,7 +6,7 @@ tenant's task".
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -35,7 +35,7 @@ class Offer:
 class Scene:
     """Names and numbers for sentences: nodes by id, tenants by task, bytes per GPU by queued task, nodes of running tasks.
     `names` are tasks' names in sentences, else their ids stand there. `lacking` says what it would take to train tasks that no
-    node understands."""
+    node understands, `wider` on how many GPUs of a node a queued task would fit; None: on none."""
 
     offers: Mapping[str, Offer]
     owners: Mapping[str, str]
@@ -44,6 +44,7 @@ class Scene:
     lacking: Mapping[str, str] = field(default_factory=dict)
     downloads: Mapping[str, str] = field(default_factory=dict)  # what its planned node fetches first, by task
     names: Mapping[str, str] = field(default_factory=dict)
+    wider: Callable[[str], int | None] = lambda task: None
 
     @cached_property
     def word(self) -> str:
@@ -156,11 +157,13 @@ def _unfit(reason: Reason, scene: Scene) -> str:
     asked, largest, wide = _numbers(reason, "asked", "largest", "wide_enough")
     if not wide:
         return f"It asks for {scene.gpus(asked)} of one node, but the largest has {largest}; it waits until a larger one joins."
+    wider = scene.wider(reason.task)
+    share = f"gpus {wider}, which share it layer by layer, " if wider is not None else ""
     roomiest = max((o for o in scene.offers.values() if o.gpus >= asked), key=lambda offer: offer.memory_bytes)
     return (
         f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each {scene.word}, but the roomiest node "
-        f"with {scene.gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or precision nf4, "
-        "or wait until a roomier node joins."
+        f"with {scene.gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take {share}a smaller base or "
+        "precision nf4, or wait until a roomier node joins."
     )
 
 

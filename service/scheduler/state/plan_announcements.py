@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from contract.gpu_counts import device_word
@@ -11,6 +12,7 @@ from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
+from service.scheduler.estimate.task_workload import shape_of
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import runs_alone
 from service.scheduler.explain.reason_codes import Code, reasons
@@ -52,7 +54,16 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     running |= {start.task: start.node for start in starts if start.start == 0}
     downloads = {start.task: said for start in starts if (said := download_first(seen, start)) is not None}
     names = {id: waiting_sentences.task_words(task.name, id) for id, task in seen.tasks.items()}
-    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads, names)
+    wider = partial(_wider, seen)
+    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads, names, wider)
+
+
+def _wider(seen: Snapshot, id: str) -> int | None:
+    """The smallest power of two of GPUs of a node that hold the queued task's base, beyond what it asks for."""
+    task = seen.tasks[id]
+    shapes = {*map(shape_of, seen.nodes.values())}
+    found = [shape.gpus_for(seen.needs[id], seen.work.specs[id].evaluation is None) for shape in shapes]
+    return min((gpus for gpus in found if gpus is not None and gpus > task.gpus), default=None)
 
 
 def download_first(seen: Snapshot, start: Start) -> str | None:

@@ -288,5 +288,6 @@ class Estimate(Message):
     waiting: str | None = None
     slowdown: float = 1.0  # at its start, against running alone
     sharing: str | None = None  # with how many tasks it would share GPUs, as a sentence
+    sharding: str | None = None  # how its GPUs share the base, as a sentence; None: each holds a copy
     base_download: str | None = None  # what its node fetches first, as a sentence
     problems: Sequence[RowProblem] = ()

@@ -1,0 +1,66 @@
+"""Bases that fit on no GPU of a node: they are placed on as many as hold shards of them, where its worker shards bases."""
+
+import pytest
+from sqlalchemy import select
+
+from contract.compatibility.capabilities import SHARDED_BASES, understood
+from service.fleet.base_models.gpu_fit import held_bytes, least_gpus
+from service.fleet.models import BaseModel
+from tests.service.scheduler.test_widths import EIGHT
+
+GIB = 2**30
+ABLE = {"capabilities": sorted(understood())}
+OLDER = {"capabilities": sorted(understood() - {SHARDED_BASES})}
+
+
+@pytest.fixture
+def memory(tenant, database) -> int:
+    """Of a GPU that holds half of the tests' base, which four of them can share, but not two."""
+    with database.begin() as session:
+        return session.scalars(select(BaseModel.parameters)).first()
+
+
+def test_the_smallest_power_of_two_of_gpus_that_holds_a_base():
+    assert held_bytes(60 * GIB, 80 * GIB, 4, shards=True) == 60 * GIB, "a copy on each, where it fits"
+    assert held_bytes(140 * GIB, 80 * GIB, 4, shards=True) == 35 * GIB
+    assert held_bytes(140 * GIB, 80 * GIB, 4, shards=False) is None
+    assert held_bytes(140 * GIB, 80 * GIB, 2, shards=True) is None, "layers that are gathered need room beside it"
+    assert [least_gpus(size * GIB, 80 * GIB, 8, True) for size in (60, 100, 140, 480, 500)] == [1, 2, 4, 8, None]
+    assert least_gpus(140 * GIB, 80 * GIB, 3, True) is None, "two are too few, and a node of three has no four"
+
+
+def test_a_task_is_placed_where_its_gpus_share_the_base_and_its_estimate_says_so(tenant, new_node, plan, memory):
+    node = new_node(slots=4, memory=memory, said=ABLE)
+    spec = tenant.spec(tenant.file(), **EIGHT)
+    narrow = tenant.post("/v1/tasks/estimate", json=spec).json()
+    assert "take gpus 4, which share it layer by layer, a smaller base or" in narrow["waiting"]
+    assert (narrow["device_type"], narrow["sharding"]) == (None, None)
+    wide = tenant.post("/v1/tasks/estimate", json=spec | {"gpus": 4}).json()
+    assert (wide["waiting"], wide["gpus"]) == (None, 4)
+    assert "4 CPU slots share it, and gather it layer by layer." in wide["sharding"]
+    made = [tenant.task(**EIGHT | {"gpus": gpus})["id"] for gpus in (2, 4)]
+    plan()
+    assert [placement.task_id for placement in node.desired().placements] == made[1:]
+    waits = tenant.get(f"/v1/tasks/{made[0]}").json()["waiting"]
+    assert waits["code"] == "no_node_fits"
+    assert "take gpus 4, which share it layer by layer" in waits["sentence"]
+
+
+def test_a_worker_that_shards_no_bases_gets_none_and_a_task_with_texts_needs_a_copy(tenant, new_node, plan, memory):
+    older, able = new_node(slots=4, memory=memory, said=OLDER), new_node(slots=4, memory=memory, said=ABLE)
+    evaluation = {"metrics": [{"type": "exact_match"}], "max_new_tokens": 4}
+    texts = tenant.task(**EIGHT | {"gpus": 4, "evaluation": evaluation})["id"]
+    plain = tenant.task(**EIGHT | {"gpus": 4})["id"]
+    plan()
+    assert older.desired().placements == []
+    assert [placement.task_id for placement in able.desired().placements] == [plain]
+    waits = tenant.get(f"/v1/tasks/{texts}").json()["waiting"]
+    assert waits["code"] == "no_node_fits"
+    assert "take a smaller base" in waits["sentence"]
+
+
+def test_where_a_copy_fits_each_gpu_holds_one(tenant, new_node, plan, memory):
+    new_node(slots=4, memory=3 * memory, said=ABLE)
+    estimate = tenant.post("/v1/tasks/estimate", json=tenant.spec(tenant.file(), **EIGHT, gpus=4)).json()
+    assert estimate["sharding"] is None
+    assert estimate["device_type"] == "cpu"
