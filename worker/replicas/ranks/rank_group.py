@@ -99,10 +99,9 @@ class RankGroup:
         return LoadedBase(base, tuple(devices), tuple(self._ranks), sharding)
 
     def _connect(self, shards: WeightShards) -> None:
-        """Join the ranks of a sharded base into one group."""
-        address = os.environ.get("MASTER_ADDR", _LOOPBACK)
-        store = open_store(address, 0, shards.world, COLLECTIVE_SECONDS)
-        joining = [rank.begin("connect", address, store.port) for rank in self._ranks]
+        """Join the ranks of a sharded base into one group. All are of this node, so no address that is given matters."""
+        store = open_store(_LOOPBACK, 0, shards.world, COLLECTIVE_SECONDS)
+        joining = [rank.begin("connect", _LOOPBACK, store.port) for rank in self._ranks]
         shards.collectives = self._collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS)
         for joined in joining:
             joined()

@@ -1,5 +1,5 @@
-"""Watches the other ranks of a sharded base while rank 0 is in passes that need them: a thread beside the loop, which may be
-blocked there. Knows no tasks."""
+"""Watches the other ranks of a sharded base: a thread beside the loop, which may be blocked in a pass that needs them. Knows no
+tasks."""
 
 import threading
 import time
@@ -12,7 +12,8 @@ _LOOK_SECONDS = 1.0
 
 
 class RankWatch:
-    """on_silence: called with the seconds since this process began its pass; raises where no placement may wait any more.
+    """on_silence: called during passes, with the seconds since the last one began here; raises where no placement may wait any
+    more.
 
     Then, or where a rank has ended, all ranks are killed, which fails gloo's gathers in this process. A gather of NCCL does not
     return, so the error is raised here too, and ends the process (thread_guard.py).
@@ -30,18 +31,16 @@ class RankWatch:
 
     def _run(self) -> None:
         while not self._closed.wait(_LOOK_SECONDS):
-            since = self._shards.busy_since
-            if since is None:
-                continue
             try:
-                self._look(time.monotonic() - since)
+                self._look(self._shards.busy_since)
             except BaseException:
                 for rank in self._ranks:
                     rank.kill()
                 raise
 
-    def _look(self, seconds: float) -> None:
-        self._on_silence(seconds)
+    def _look(self, busy_since: float | None) -> None:
+        if busy_since is not None:
+            self._on_silence(time.monotonic() - busy_since)
         ended = [rank.number for rank in self._ranks if rank.ended]
         if ended:
             raise RankLost(f"ranks {ended} have ended")
