@@ -245,11 +245,14 @@ def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
             assert all(gone(pid) for pid in family[1:])
 
 
-def test_a_killed_rank_gives_the_placement_back_and_its_jobs_go_on(tiny_base, tmp_path):
-    """kill -9 of a rank ends the executor, and a stopped one ends with its executor, which the daemon kills."""
+@pytest.mark.parametrize("sharding", ["never", "always"])
+def test_a_killed_rank_gives_the_placement_back_and_its_jobs_go_on(tiny_base, tmp_path, sharding):
+    """kill -9 of a rank ends the executor, and a stopped one ends with its executor, which the daemon kills; also where each
+    holds a shard of the base."""
+    own = {"MOTET_WORKER_SLOTS": "2", "MOTET_WORKER_CHECKPOINT_SECONDS": "0.1", "MOTET_WORKER_SHARDING": sharding}
     with (
         fleet_with_placements(tiny_base, tmp_path) as (fleet, placing),
-        running(fleet, tmp_path, MOTET_WORKER_SLOTS="2", MOTET_WORKER_CHECKPOINT_SECONDS="0.1") as node,
+        running(fleet, tmp_path, **own) as node,
     ):
         space = {**SPACE, "learning_rate": [1e-3, 3e-3]}
         wide = {"device_indexes": [0, 1]}
