@@ -54,8 +54,8 @@ def everything(sizes: BaseSizes, world: int) -> ShardPlan:
 
 
 def plan_sharding(sizes: BaseSizes, world: int, memory_bytes: int, room: int) -> ShardPlan | None:
-    """The least sharding that leaves each device `room` bytes beside the base; None where a whole copy does. Shards everything
-    where even that leaves less: whether a job then fits is admission's question."""
+    """The least sharding that leaves each device `room` bytes beside the base; None where a whole copy does. Where none
+    does, the one that takes least: whether a job then fits is admission's question."""
     usable = int(memory_bytes * _MARGIN) - room
     if world < 2 or sizes.whole <= usable:
         return None

@@ -2,16 +2,12 @@
 the other ranks have to do, and what ends a rank ends the placement, whose jobs go on elsewhere."""
 
 import os
-import shutil
 import signal
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import ActivationsChosen, PlacementFailed
-from contract.model_revision import revision_of
+from tests.worker.executor.completion_work import chat
 from tests.worker.inside import Inside, resumed
 from tests.worker.placer import placer
 from tests.worker.processes import gone
@@ -25,17 +21,6 @@ from worker.replicas.ranks.rank_process import RankLost
 
 ALWAYS = {"worker_sharding": "always"}
 PAIRS = [{"prompt": f"{n} apples", "chosen": f" yes {n}", "rejected": " no"} for n in range(20)]
-
-
-@pytest.fixture(scope="module")
-def deep_base(tiny_base: BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:
-    """A Llama of five layers, with a head of its own, under the tokenizer of the tiny one."""
-    folder = tmp_path_factory.mktemp("bases") / "deep"
-    shutil.copytree(tiny_base.source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = LlamaConfig.from_pretrained(tiny_base.source, num_hidden_layers=5, tie_word_embeddings=False)
-    torch.manual_seed(1)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
 
 
 @pytest.fixture
@@ -93,9 +78,11 @@ def test_what_trains_on_a_whole_base_trains_on_shards_with_fewer_jobs_than_ranks
         placement = placing(space, precision="nf4" if form == "nf4" else "bf16", **task)
     settings = {"worker_recompute": form == "recomputed", "worker_step_tokens": 200}
     (narrow,) = Inside(fleet, tmp_path / "narrow", **settings).run(placement)
+    fleet.asked.append(chat("asked"))
     (reported,) = Inside(fleet, tmp_path / "wide", **settings, **ALWAYS).run(wide(placement, devices=3))
     same(reported, narrow)
     assert len(adapters(reported)) == 2
+    assert [work.request_id for work in fleet.asked] == ["asked"], "no completion is taken: it could not be answered"
 
 
 def test_a_task_that_joins_a_sharded_base_changes_nobody(fleet, placing, tmp_path):
