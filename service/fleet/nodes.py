@@ -241,6 +241,8 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
             untaken = Placement.acknowledged_at.is_(None), Placement.ended_at.is_(None), Placement.id.not_in(lost)
             lost += session.scalars(select(Placement.id).where(Placement.node_id == node_id, *untaken))
         merge_leases.lose(session, node_id, said.fences, said.detail, counted=not said.stopping)
+        if said.stopping:
+            merge_leases.give_back_untaken(session, node_id, said.detail)
         gone = (AnswerSession.node_id == node_id, AnswerSession.id.in_(list(said.fences)))
         if answer_sessions.end(session, said.detail or "its executor ended", *gone):
             after_commit(session, lambda: dependencies.queue.wake(QueueJob.ANSWER))  # who waited for it gets another

@@ -32,6 +32,7 @@ class MergedModel(Base):
     node_id: Mapped[str | None] = mapped_column(String(40))
     fence: Mapped[Big] = mapped_column(default=0)
     lease_until: Mapped[At | None]
+    acknowledged_at: Mapped[At | None]  # when its node first said that it merges it, under this fence
     attempts: Mapped[int] = mapped_column(default=0)  # that ended since a file was last stored
     next_at: Mapped[Now]  # no node gets it before then
     waits_for: Mapped[str | None] = mapped_column(Text)  # why no node has it, in a sentence

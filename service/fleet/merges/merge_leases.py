@@ -78,7 +78,7 @@ def renew(session: Session, settings: Settings, node_id: str, pulses: Collection
     grants = []
     for merged in session.scalars(own.order_by(MergedModel.id).with_for_update()):
         if merged.fence == said[merged.id]:
-            merged.lease_until = lease_until(now, settings)
+            merged.lease_until, merged.acknowledged_at = lease_until(now, settings), merged.acknowledged_at or now
             token = placement_token(settings, merged.id, merged.fence)
             grants.append(LeaseGrant(placement_id=merged.id, fence=merged.fence, seconds=settings.lease_seconds, token=token))
     return grants
@@ -103,6 +103,13 @@ def lose(session: Session, node_id: str, fences: Mapping[str, int], detail: str,
     for merged in session.scalars(live.order_by(MergedModel.id).with_for_update()):
         if merged.fence == fences[merged.id]:
             _requeue(merged, clock(session), detail or "its process ended", counted)
+
+
+def give_back_untaken(session: Session, node_id: str, detail: str) -> None:
+    """Queue the merges anew that a node which stops has not taken up; no attempt of theirs is counted."""
+    untaken = (MergedModel.node_id == node_id, MergedModel.acknowledged_at.is_(None), *_LIVE)
+    for merged in session.scalars(select(MergedModel).where(*untaken).order_by(MergedModel.id).with_for_update()):
+        _requeue(merged, clock(session), detail or "its node stops", counted=False)
 
 
 def end_expired_merges(dependencies: Dependencies) -> None:

@@ -11,6 +11,7 @@ from service.background.garbage_collection import sweep
 from service.background.retention import Retention
 from service.fleet.merges.merge_leases import ATTEMPTS, end_expired_merges
 from service.fleet.models import BaseModel
+from service.merges import merge_starts
 from service.merges.merge_requests import MOST_OPEN
 from service.merges.models import MergedModel
 from service.tenants.models import Tenant
@@ -147,6 +148,42 @@ def test_attempts_that_store_nothing_are_bounded(tenant, merge, merging_node, gi
     failed = tenant.get(f"/v1/merged-models/{merged_id}").json()
     assert (failed["status"], failed["bytes"]) == ("failed", 0)
     assert failed["error"] == f"given up after {ATTEMPTS} attempts; the last one: out of memory"
+
+
+def test_a_worker_that_stops_gives_back_what_it_has_not_taken_up_and_gets_none(
+    tenant, merge, merging_node, given, database, dependencies
+):
+    first, second = merge(tenant), merge(tenant)
+    node, other = merging_node(), merging_node()
+    (held,) = given(node)
+    (untaken,) = other.desired().merges
+    node.leases(pulse(held))
+    for one in (node, other):
+        assert one.lost(reason="node_lost", detail="the worker stops", stopping=True).is_success
+    assert ([work.placement_id for work in node.desired().merges], other.desired().merges) == ([first], [])
+    with database.begin() as session:
+        waiting = session.get_one(MergedModel, second)
+        assert (waiting.status, waiting.attempts, waiting.fence) == ("queued", 0, untaken.fence)
+    assert given(other) == []
+    assert "none of the 0 nodes that are ready" in tenant.get(f"/v1/merged-models/{second}").json()["waits_for"]
+    (again,) = given(other.reboot())
+    assert (again.placement_id, again.fence) == (second, untaken.fence + 1)
+    assert other.lost(reason="node_lost", detail="the worker stops", stopping=True).is_success
+    assert other.desired().merges == [], "it has not taken up this fence either"
+
+
+def test_merges_that_no_node_is_able_to_do_hide_no_others(
+    tenant, new_tenant, merge, merging_node, given, database, monkeypatch
+):
+    monkeypatch.setattr(merge_starts, "_LOOKED_AT", 2)
+    unable = [merge(tenant), merge(new_tenant())]
+    able, node = merge(tenant), merging_node()
+    with database.begin() as session:
+        session.execute(update(MergedModel).where(MergedModel.id.in_(unable)).values(base_revision="gone"))
+    assert given(node) == []
+    (work,) = given(node, pauses_over=False)
+    assert work.placement_id == able
+    assert "an admin can bring it back" in tenant.get(f"/v1/merged-models/{unable[0]}").json()["waits_for"]
 
 
 @pytest.mark.parametrize("stopping", [False, True])
