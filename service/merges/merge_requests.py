@@ -14,7 +14,7 @@ from service.http.problems import Conflict, NotFound
 from service.merges.models import OPEN, MergedModel
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
-from service.usage.quotas import QuotaExceeded, admit_bytes
+from service.usage.quotas import QuotaExceeded, admit_bytes, lock_tenant_quota
 
 MOST_OPEN = 4  # of a tenant
 _GIB = 2**30
@@ -48,6 +48,7 @@ def begin(session: Session, principal: Principal, new: NewMergedModel) -> Merged
         there = "is not allowed here any more" if base is None or not base.enabled else "has other weights by now"
         raise BaseChanged(f"{lineage['base_model']}, which the adapter was trained on, {there}; ask an admin to bring it back.")
     expected = base.parameters * _BF16_BYTES
+    lock_tenant_quota(session, principal)  # admit_bytes takes it only where bytes are limited, and merges are counted, too
     admit_bytes(session, principal, expected)
     unended = session.scalar(select(func.count()).select_from(merged_models(principal).where(_OPEN).subquery())) or 0
     if unended >= MOST_OPEN:

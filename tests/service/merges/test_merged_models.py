@@ -1,10 +1,11 @@
 """A merge from the request to the files: who gets it, what a node may do under its lease, what is kept, counted and removed."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from contract.messages.upload_messages import UploadGrant
 from service.background.garbage_collection import sweep
@@ -12,9 +13,11 @@ from service.background.retention import Retention
 from service.fleet.merges.merge_leases import ATTEMPTS, end_expired_merges
 from service.fleet.models import BaseModel
 from service.merges import merge_starts
-from service.merges.merge_requests import MOST_OPEN
+from service.merges.merge_requests import MOST_OPEN, NewMergedModel, begin
 from service.merges.models import MergedModel
+from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
+from tests.service.live_server import until
 from tests.service.merges.conftest import FILES
 
 SHARD = b"a shard of weights"
@@ -184,6 +187,24 @@ def test_merges_that_no_node_is_able_to_do_hide_no_others(
     (work,) = given(node, pauses_over=False)
     assert work.placement_id == able
     assert "an admin can bring it back" in tenant.get(f"/v1/merged-models/{unable[0]}").json()["waits_for"]
+
+
+def test_requests_at_once_stay_within_the_number_of_open_merges(tenant, adapter_of, merge, database):
+    for _ in range(MOST_OPEN - 1):
+        merge(tenant)
+    adapter_id = adapter_of(tenant)
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            begin(session, Principal(tenant.tenant_id, "key", frozenset()), NewMergedModel(adapter_id=adapter_id))
+            beside = pool.submit(tenant.post, "/v1/merged-models", json={"adapter_id": adapter_id})
+            until(lambda: beside.done() or _waits_for_a_lock(database))
+        assert beside.result().json()["code"] == "quota_exceeded"
+
+
+def _waits_for_a_lock(database) -> bool:
+    with database.begin() as session:
+        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        return session.scalar(waiting) > 0
 
 
 @pytest.mark.parametrize("stopping", [False, True])
