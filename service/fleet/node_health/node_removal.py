@@ -58,5 +58,6 @@ def remove_away(db: Database, before: datetime) -> int:
 
 
 def unnamed(before: datetime) -> tuple[ColumnElement[bool], ...]:
-    """Of nodes that were removed before this moment and that neither a placement nor a session names."""
-    return Node.removed_at < before, ~_PLACEMENT.exists(), ~_SESSION.exists()
+    """Of nodes that were removed before this moment and that neither a placement nor a session names. A ready one is none: a
+    process of the version before, which welcomes it, knows no `removed_at`."""
+    return Node.removed_at < before, Node.status != "ready", ~_PLACEMENT.exists(), ~_SESSION.exists()

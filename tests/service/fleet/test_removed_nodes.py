@@ -84,6 +84,7 @@ def test_a_long_absence_removes_a_node_until_it_comes_back(database, new_node, a
 
 def test_rows_of_removed_nodes_go_once_nothing_names_them(database, tenant, new_node, plan, away):
     named, unnamed, lately = new_node("named", slots=2), new_node("unnamed"), new_node("lately")
+    back = new_node("back")
     tenant.task(gpus=2)
     plan()
     assert named.desired().placements
@@ -97,6 +98,9 @@ def test_rows_of_removed_nodes_go_once_nothing_names_them(database, tenant, new_
         removed = {named.id: 91, unnamed.id: 91, lately.id: 89}
         for id, days in removed.items():
             session.execute(update(Node).where(Node.id == id).values(removed_at=now - timedelta(days=days)))
+        # as a process of the version before welcomes it again
+        values = {"status": "ready", "removed_at": now - timedelta(days=91), "heartbeat_at": now}
+        session.execute(update(Node).where(Node.id == back.id).values(**values))
     assert forget(database, KEEP)["nodes"] == 1
     with database.begin() as session:
-        assert sorted(session.scalars(select(Node.name))) == ["lately", "named"]
+        assert sorted(session.scalars(select(Node.name))) == ["back", "lately", "named"]
