@@ -19,6 +19,7 @@ from service.files.uploads.assembly import assemble
 from service.files.uploads.part_intake import PartIntake, PartTooLarge
 from service.http.concurrency_limits import Assembling
 from service.http.problems import invalid_field
+from service.idempotency import idempotency_store
 from service.idempotency.repeated_requests import ClaimedKey, claim_key_of_body
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.openai.error_objects import PREFIX
@@ -66,8 +67,9 @@ def create_upload(wanted: UploadRequest, writer: Writer, db: Db, settings: Confi
 
 
 async def _received_part(upload_id: str, request: Request, writer: Writer, storage: Store, db: Db) -> AsyncIterator[PartIntake]:
-    """The received part. Removes it again unless the route finishes it. Reads nothing for an upload that takes no part."""
-    most = await run_in_threadpool(_room, db, writer, upload_id)
+    """The received part. Removes it again unless the route finishes it. Reads nothing for an upload that takes no part, unless
+    the part has an answer."""
+    most = await run_in_threadpool(_room, db, writer, upload_id, request.headers.get("idempotency-key"))
     boundary = boundary_of(request, "a part called data")
     intake = PartIntake(await run_in_threadpool(storage.receive), most)
     parts = Parts(boundary, intake, file="data")
@@ -78,7 +80,10 @@ async def _received_part(upload_id: str, request: Request, writer: Writer, stora
         await run_in_threadpool(intake.abandon)
 
 
-def _room(db: Database, writer: Principal, upload_id: str) -> int:
+def _room(db: Database, writer: Principal, upload_id: str, key: str | None) -> int:
+    """The most bytes of the part. One sent again under its key is answered as it was, though the upload has ended by now."""
+    if key is not None and idempotency_store.answered(db, writer, key):
+        return actions.PART_BYTES
     with db.begin() as session:
         return actions.room_of_part(actions.find_open(session, writer, upload_id))
 

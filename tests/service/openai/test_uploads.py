@@ -140,6 +140,16 @@ def test_a_repeated_part_under_a_key_is_one_part(tenant, database):
         assert session.get_one(ChunkedUpload, upload_id).part_count == 1
 
 
+def test_a_part_sent_again_after_the_end_is_answered_as_it_was(tenant):
+    upload_id, key = begin(tenant).json()["id"], {"idempotency-key": "lost"}
+    first = part(tenant, upload_id, ROWS, headers=key)
+    assert complete(tenant, upload_id, [first.json()["id"]]).status_code == 200
+    again = part(tenant, upload_id, ROWS, headers=key)
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert code_of(part(tenant, upload_id, b"another", headers=key)) == "idempotency_key_reused"
+    assert code_of(part(tenant, upload_id, ROWS, headers={"idempotency-key": "new"})) == "upload_ended"
+
+
 def test_the_order_is_what_is_said(tenant):
     upload_id, ids = sent(tenant)
     assert code_of(complete(tenant, upload_id, [ids[1], ids[0], ids[2]])) == "file_invalid"
