@@ -1,11 +1,11 @@
 """The shapes of the matrices that adapters may change, as a base's config.json says them. Knows no folder and no weights."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from contract.search_space import MODULES
+from service.http.json_objects import json_object
 from service.http.problems import invalid_field
 
 _MOST = 2**31 - 1
@@ -31,10 +31,7 @@ class MatrixShapes:
     @classmethod
     def read(cls, content: bytes, field: str) -> Self:
         """Parse a config.json. Raises Invalid, which names `field`, where it does not say them."""
-        try:
-            config = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise invalid_field(field, "damaged", f"its config.json is damaged: {error}") from None
+        config = json_object(content, "config.json", field)
         hidden, inner = (_number(config, name, field) for name in ("hidden_size", "intermediate_size"))
         heads, layers = _number(config, "num_attention_heads", field), _number(config, "num_hidden_layers", field)
         if layers > _MOST_LAYERS:
@@ -51,8 +48,8 @@ class MatrixShapes:
         return cls(layers, {module: sizes[module] for module in MODULES})
 
 
-def _number(config: Any, name: str, field: str, usual: int | None = None) -> int:
-    value = config.get(name) if isinstance(config, dict) else None
+def _number(config: Mapping[str, Any], name: str, field: str, usual: int | None = None) -> int:
+    value = config.get(name)
     if value is None and usual is not None:
         return usual
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST:

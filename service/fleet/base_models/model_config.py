@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from contract.model_types import MODEL_TYPES
+from service.http.json_objects import json_object
 from service.http.problems import invalid_field, shown
 
 _HEADER_LIMIT = 100 * 2**20
@@ -23,12 +24,7 @@ class ModelConfig:
     @classmethod
     def read(cls, content: bytes, field: str) -> Self:
         """Parse a config.json. Raises Invalid, which names `field`, if the model cannot be trained on."""
-        try:
-            config = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise invalid_field(field, "damaged", f"its config.json is damaged: {error}") from None
-        if not isinstance(config, dict):
-            raise invalid_field(field, "damaged", "its config.json is damaged: it holds no object")
+        config = json_object(content, "config.json", field)
         if (kind := _of(config, "model_type", str, str, field)) not in MODEL_TYPES:
             works = ", ".join(MODEL_TYPES)
             message = f"its config.json has model_type {shown(kind)!r}; what works: {works}"
