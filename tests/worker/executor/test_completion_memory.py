@@ -80,6 +80,39 @@ def test_a_pass_without_memory_lets_requests_begin_anew_by_fewer_at_once(fleet, 
     assert [said[f"s{at}"].text for at in range(4)] == [plenty[f"p{at}"].text for at in range(4)]
 
 
+def test_after_a_pause_as_many_requests_as_ever_run_at_once(fleet, placing, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(completion_batch, "IDLE_SECONDS", 0.0)
+    real_step, real_serve = completion_batch.Generator.step, Completions.serve
+    failures, grew, executors = list[int](), list[tuple[int, int]](), list[Any]()
+
+    def scarce(self: Any) -> Any:
+        if not failures:
+            failures.append(1)
+            raise MemoryError("out of memory")
+        return real_step(self)
+
+    def watched(self: Any, replicas: Any, lease: Any) -> None:
+        before, same = self._most, replicas is self._replicas
+        real_serve(self, replicas, lease)
+        if same and self._most > before:
+            grew.append((before, self._most))
+            look()
+
+    def look() -> None:
+        if grew and fleet.pieces.get("alone"):
+            fleet.end(placement.placement_id)
+            executors[0].handle_command(Detach(placement_id=placement.placement_id))
+
+    fleet.on_pieces = look
+    monkeypatch.setattr(completion_batch.Generator, "step", scarce)
+    monkeypatch.setattr(Completions, "serve", watched)
+    fleet.asked += [chat("alone")]
+    placement = placing(SPACE, early_exit=CALM, training=LONG)
+    Inside(fleet, tmp_path, worker_completion_share=0.5).run(placement, prepare=executors.append)
+    assert fleet.pieces["alone"][-1].failed.code == "no_memory"
+    assert grew == [(1, completion_batch.MOST_REQUESTS)]
+
+
 def test_jobs_get_the_rows_that_idle_adapters_held(fleet, placing, trained, tmp_path, monkeypatch) -> None:
     """A task that joins while an asked adapter lies idle in the arena finds it gone."""
     files, dropped = trained(SPACE), []

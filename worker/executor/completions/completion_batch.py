@@ -60,7 +60,7 @@ class Completions:
         self._generator: Generator | None = None
         self._pages, self._held_bytes = 0, 0
         self._begun_anew: set[str] = set()  # requests that gave way to training once
-        self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory
+        self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory, until none was asked for a while
         self._used_at = 0.0
 
     def __bool__(self) -> bool:
@@ -88,6 +88,7 @@ class Completions:
         if replicas is not self._replicas:
             self.drop()
             self._replicas, self._adapters, self._generator = replicas, HeldAdapters(), None
+            self._most = MOST_REQUESTS
         if lease is not None and replicas is not None and lease.placement_id != self._placement_id:
             self._placement_id = lease.placement_id
             self._adapters.drop_idle(replicas)  # who is on the executor has changed: no tenant's adapter stays for others
@@ -96,8 +97,9 @@ class Completions:
         held = self.at_hand
         room = max(0, MOST_REQUESTS - len(held)) if lease is not None and replicas is not None else 0
         self._channel.serve(lease or (self._channel.lease if held else None), room, held)
-        if self._generator is not None and not held and time.monotonic() - self._used_at > IDLE_SECONDS:
+        if not held and time.monotonic() - self._used_at > IDLE_SECONDS:
             self._release_cache()
+            self._most = MOST_REQUESTS  # only after a pause: under load it would find no memory again and again
 
     # ---- requests come and go ----------------------------------------------------------------------------------------
 
