@@ -24,6 +24,7 @@ def _storable(text: str) -> str:
 class ChatTurn(Message):
     role: str
     content: str
+    name: str | None = None  # earlier workers ignore it
 
 
 class CheckpointWeights(Message):

@@ -60,7 +60,7 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Text, BeforeValidator(_joined)]
-    name: Annotated[str, Field(max_length=64)] | None = None
+    name: Annotated[str, Field(max_length=64), STORABLE] | None = None  # many templates write none
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
@@ -69,7 +69,8 @@ class ChatMessage(Strict):
 
     @property
     def turn(self) -> ChatTurn:
-        return ChatTurn(role="system" if self.role == "developer" else self.role, content=self.content)
+        role = "system" if self.role == "developer" else self.role
+        return ChatTurn(role=role, content=self.content, name=self.name)
 
 
 class StreamOptions(Strict):

@@ -108,7 +108,7 @@ def _checkpoint_weights(path: Path, said: CheckpointWeights) -> AdapterWeights:
 
 def _tokens(work: CompletionWork, base: BaseCopy) -> list[list[int]]:
     if work.messages is not None:
-        return [_chat(base.reader.at(datetime.now(UTC)), work)]
+        return [chat_tokens(base.reader.at(datetime.now(UTC)), work)]
     found = [base.reader.text_prompt(one) if isinstance(one, str) else one for one in work.prompts]
     for prompt in found:
         if not prompt:
@@ -120,10 +120,11 @@ def _tokens(work: CompletionWork, base: BaseCopy) -> list[list[int]]:
     return found
 
 
-def _chat(reader: RowReader, work: CompletionWork) -> list[int]:
+def chat_tokens(reader: RowReader, work: CompletionWork) -> list[int]:
+    """The tokens of a request's messages, written as in training. Raises CannotAnswer."""
     assert work.messages is not None
     try:
-        return reader.chat_prompt([turn.model_dump() for turn in work.messages])
+        return reader.chat_prompt([turn.model_dump(exclude_none=True) for turn in work.messages])
     except RowError as error:
         raise CannotAnswer("template_refused", str(error), "messages") from None
 

@@ -22,9 +22,10 @@ from tests.service.openai.completions.completion_executor import USER, Executor,
 
 def test_a_chat_completion_has_openais_shape_and_is_billed(ask, executor, tenant, database) -> None:
     more = {"n": 2, "logprobs": True, "top_logprobs": 1, "seed": -3, "stop": ["END"], "max_completion_tokens": 9}
-    answer = ask("chat", messages=[{"role": "developer", "content": "Be brief."}, *USER], temperature=0.5, top_p=0.9, **more)
+    told = {"role": "developer", "content": "Be brief.", "name": "boss"}
+    answer = ask("chat", messages=[told, *USER], temperature=0.5, top_p=0.9, **more)
     work = executor.next()
-    assert [turn["role"] for turn in work["messages"]] == ["system", "user"]
+    assert [(turn["role"], turn.get("name")) for turn in work["messages"]] == [("system", "boss"), ("user", None)]
     wanted = {"n": 2, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "stop": ["END"], "seed": 2**63 - 3, "logprobs": 1}
     assert {name: work[name] for name in wanted} == wanted
     assert (work["adapter"], work["checkpoint"], work["exact_max_tokens"]) == (None, None, True)
