@@ -11,7 +11,7 @@ from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation
 from contract.integrations import Integrations
 from contract.messages.peft_settings import PeftSettings
-from contract.search_space import BatchSize, Beta, SearchSpace, Seed
+from contract.search_space import MAX_ALPHA, BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
     VAL_LOSS,
@@ -27,6 +27,7 @@ from contract.task_spec import (
     WarmStart,
 )
 from service.http.openai_ids import own_id
+from service.http.problems import invalid_field
 from service.openai.id_translation import OwnId
 from service.openai.models.tuned_start import TunedStart
 from service.openai.openai_names import ModelName
@@ -178,7 +179,12 @@ def _space(wanted: Hyperparameters, seed: int) -> SearchSpace:
 
 
 def _in_shape_of(start: PeftSettings, space: SearchSpace) -> SearchSpace:
-    """The space with the adapter's rank, scale and modules where it says none itself."""
+    """The space with the adapter's rank, scale and modules where it says none itself. Raises Invalid where a job cannot have
+    its alpha, as the export of a job with rslora may say it."""
+    listed = [job.alpha for job in space.jobs] if space.jobs is not None else [space.alpha or space.alpha_ratio]
+    if start.alpha > MAX_ALPHA and None in listed:
+        way_out = f"say search_space.alpha, at most {MAX_ALPHA:g}; what the adapter does at the start stays the same"
+        raise invalid_field("model", "alpha_too_large", f"is an adapter of lora_alpha {start.alpha:g}; {way_out}")
     shape = {name: getattr(start, name) for name in ("rank", "alpha", "target_modules", "rslora")}
     said = space.model_dump(exclude_unset=True)
     if space.jobs is not None:

@@ -3,9 +3,10 @@
 import pytest
 from sqlalchemy import select, update
 
+from contract.search_space import MAX_ALPHA
 from service.fleet.models import BaseModel
 from service.http.openai_ids import own_id
-from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
+from tests.service.adapters.adapter_uploads import CONFIG, safetensors, tensors, upload
 from tests.service.fleet.scripted import completed, moved, points
 
 
@@ -84,6 +85,21 @@ def test_a_job_goes_on_from_a_tuned_model(tenant, new_tenant, tuned_model, new_n
         for model in (name, name + "0")
     ]
     assert told[0] == told[1], "another tenant's model is as an unknown one"
+
+
+def test_an_alpha_that_no_job_can_have_is_refused_in_the_requests_terms(tenant, toy):
+    config = CONFIG | {"lora_alpha": MAX_ALPHA * 2}
+    model = upload(tenant, safetensors(tensors()), config=config).json()["id"]
+    ask, jobs = {"model": model, "training_file": tenant.file(), "training": {"max_seq_len": 64}}, "/openai/v1/fine_tuning/jobs"
+    listed = {"method": "list", "jobs": [{"learning_rate": 1e-4, "alpha": 4}, {"learning_rate": 2e-4}]}
+    for said in ({}, {"search_space": {"learning_rate": [1e-3]}}, {"search_space": listed}):
+        refused = tenant.post(jobs, json=ask | said)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, "model", "alpha_too_large"), error
+        assert "search_space.alpha, at most 65536" in error["message"]
+    for space in ({"alpha": [16]}, {"alpha_ratio": [2]}):
+        made = tenant.post(jobs, json=ask | {"search_space": {"learning_rate": [1e-3]} | space})
+        assert made.status_code == 200, made.text
 
 
 def test_a_tuned_model_of_a_base_that_changed_is_refused_as_the_model(tenant, tuned_model, database):
