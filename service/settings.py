@@ -156,6 +156,7 @@ class Settings(BaseSettings):
     import_networks: Networks = ()  # of https:// sources, as above
     import_seconds: Annotated[float, Field(ge=1, le=86_400)] = 3600  # of one attempt to import a file
     max_file_bytes: Limit = 1024 * MIB
+    max_adapter_bytes: Limit = 4096 * MIB  # of uploaded weights; rank 256 of an 8B base in float32 has 2.7 GB
     max_file_rows: Limit = 1_000_000
     max_line_bytes: Limit = 4 * MIB
 

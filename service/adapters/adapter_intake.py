@@ -51,7 +51,8 @@ class AdapterTooLarge(TooLarge):
 
     @classmethod
     def bytes(cls, limit: int) -> "AdapterTooLarge":
-        return cls(f"An adapter's {WEIGHTS_FILE} may have at most {limit} bytes.", limit=limit)
+        way_out = "save it in bfloat16 or float16, half of float32's size, or ask for a larger MOTET_MAX_ADAPTER_BYTES"
+        return cls(f"An adapter's {WEIGHTS_FILE} may have at most {limit} bytes; {way_out}.", limit=limit)
 
 
 @dataclass(frozen=True)

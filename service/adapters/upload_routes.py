@@ -27,10 +27,11 @@ router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403)
 MAX_NAME = 128
 _MAX_CONFIG = 2**16  # characters
 _KIND = Kind(
-    lambda settings: settings.max_file_bytes,
+    lambda settings: settings.max_adapter_bytes,
     AdapterTooLarge.bytes,
-    lambda incoming, settings: AdapterIntake(incoming, settings.max_file_bytes),
+    lambda incoming, settings: AdapterIntake(incoming, settings.max_adapter_bytes),
     {"config": _MAX_CONFIG, "base_model": MAX_NAME, "name": MAX_NAME},
+    names_file=False,
 )
 Received = Annotated[Upload[AdapterIntake], Depends(receiving(_KIND))]
 _PARTS = {

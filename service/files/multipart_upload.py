@@ -169,12 +169,14 @@ async def receive_parts(request: Request, parts: Parts, limit: int, refusal: Too
 
 @dataclass(frozen=True)
 class Kind(Generic[I]):
-    """A kind of upload. limit: a file's bytes; refusal: of a larger one; begin: its intake; texts: see Parts.known."""
+    """A kind of upload. limit: a file's bytes; refusal: of a larger one; begin: its intake; texts: see Parts.known. names_file:
+    whether the text called name is the file's own, instead of that of what it makes."""
 
     limit: Callable[[Settings], int]
     refusal: Callable[[int], TooLarge]
     begin: Callable[[Incoming, Settings], I]
     texts: Mapping[str, int]
+    names_file: bool = True
 
 
 def receiving(kind: Kind[I]) -> Callable[..., AsyncIterator[Upload[I]]]:
@@ -189,12 +191,16 @@ def receiving(kind: Kind[I]) -> Callable[..., AsyncIterator[Upload[I]]]:
         try:
             await receive_parts(request, parts, limit, kind.refusal(limit), intake.wanted)
             texts = parts.texts()
-            name = texts.get("name", parts.filename or intake.usual_name)
-            yield Upload(intake, sane_name(name), texts)
+            yield Upload(intake, _file_name(kind, parts, texts, intake.usual_name), texts)
         finally:
             await run_in_threadpool(intake.abandon)
 
     return received
+
+
+def _file_name(kind: Kind[I], parts: Parts, texts: Mapping[str, str], usual: str) -> str:
+    """What the file is called. Raises Invalid."""
+    return sane_name(texts.get("name", parts.filename or usual)) if kind.names_file else usual
 
 
 def data_set(*texts: str) -> Kind[Intake]:

@@ -227,6 +227,8 @@ def test_a_uniform_pattern_is_none(tenant):
         ({"base_model": "small"}, "base_model"),  # its folder is nowhere
         ({"base_model": ""}, "base_model"),
         ({"name": "\n"}, "name"),
+        ({"name": "n" * 129}, "name"),
+        ({"name": "n" * 300}, "name"),
         ({"purpose": "x"}, "purpose"),
     ],
 )
@@ -234,7 +236,24 @@ def test_wrong_parts_are_named(tenant, small_model, parts, field):
     base = parts.get("base_model", "toy")
     refused = upload(tenant, WHOLE, base, **{name: said for name, said in parts.items() if name != "base_model"})
     assert refused.status_code == 422, refused.text
-    assert refused.json()["errors"][0]["field"] == field
+    (error,) = refused.json()["errors"]
+    assert error["field"] == field
+    assert field != "name" or error["message"] == "must have 1 to 128 printable characters"
+
+
+def test_a_name_with_slashes_is_one(tenant):
+    made = upload(tenant, WHOLE, name="team/")
+    assert (made.status_code, made.json()["name"]) == (201, "team/")
+    model = f"ft:toy:team/:{made.json()['id']}"
+    assert tenant.get(f"/openai/v1/models/{model}").json()["id"] == model
+
+
+def test_weights_have_a_limit_of_their_own(serve, settings_for, database_url, tmp_path):
+    caller = serve(settings_for(database_url, tmp_path, max_adapter_bytes=len(WHOLE), max_file_bytes=10))
+    assert upload(caller, WHOLE).status_code == 201
+    refused = upload(caller, WHOLE + b"\0")
+    assert (refused.status_code, refused.json()["code"]) == (413, "adapter_too_large")
+    assert "save it in bfloat16 or float16" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(("config", "code"), [("", "missing"), ("{", "not_plain_lora"), ("{" + " " * 2**18, "too_long")])
