@@ -24,9 +24,7 @@ from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
-from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate, tokens_per_row
-from service.scheduler.estimate.task_workload import rows_of
-from service.scheduler.estimate.text_tokens import text_tokens
+from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
@@ -70,8 +68,13 @@ class EstimateResource(BaseModel):
     text_tokens: float | None = Field(
         default=None,
         description="At most read and generated for `evaluation`: every text as long as max_new_tokens allows, an adapter kept "
-        "of every job, and where select_by is a metric each job's at the end of warmup. Billed as evaluation tokens, not "
-        "contained in tokens, gpu_seconds and cost; null where none is asked",
+        "of every job, and where select_by is a metric each job's at the end of warmup. Billed as evaluation tokens, and not "
+        "among tokens; null where none is asked",
+    )
+    text_gpu_seconds: float | None = Field(
+        default=None,
+        description="Of gpu_seconds.expected, what these texts take at most, from the measured times of steps; the low end of "
+        "each interval has that of reading their prompts alone. Contained in the cost and the expected end",
     )
     gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
     gpu_seconds: Between = Field(description="At that width")
@@ -153,7 +156,8 @@ class DraftPlan:
             jobs=spec.search_space.size,
             tokens=best.tokens,
             full_tokens=seen.work.full_tokens(task),
-            text_tokens=text_tokens(spec, *_prompts(task, spec, refs)) if spec.evaluation is not None else None,
+            text_tokens=seen.work.texts(task).tokens if spec.evaluation is not None else None,
+            text_gpu_seconds=self._text_seconds(task, kind, taken.gpus) if spec.evaluation is not None else None,
             gpus=taken.gpus,
             gpu_seconds=taken.gpu_seconds,
             widths=widths,
@@ -167,6 +171,10 @@ class DraftPlan:
             base_download=None if start is None or task.id in self._joins else download_first(seen, start),
             problems=[*_idle(spec), *_rows(dependencies, spec, refs)],
         )
+
+    def _text_seconds(self, task: Task, kind: str, gpus: int) -> float:
+        """Of all GPUs."""
+        return gpus * self._seen.work.estimate(task, kind or _ANY, gpus).text_seconds
 
     def _cost(self, task: Task, gpus: int, fastest: str, kinds: Sequence[str]) -> Between | None:
         """By what GPUs of each of these types would cost; expected is the fastest's where it is among them."""
@@ -228,14 +236,6 @@ def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str |
         Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False) for config in spec.jobs()
     ]
     return HypotheticalTask(task, jobs)
-
-
-def _prompts(task: Task, spec: TaskSpec, refs: ResolvedRefs) -> tuple[int, float]:
-    """How many rows there are to generate texts for, and their mean tokens."""
-    _, validation = rows_of(task, spec, refs.train, refs.validation)
-    file = refs.prompts or refs.validation or refs.train
-    tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
-    return refs.prompts.rows if refs.prompts is not None else validation, tokens
 
 
 def _width(found: Estimate, gpus: int) -> WidthEstimate:

@@ -67,7 +67,7 @@ class CompletionAmounts(BaseModel):
     requests: int
     prompt_tokens: int
     completion_tokens: int
-    gpu_seconds: float
+    gpu_seconds: float = Field(description="Of the passes that answered, on whatever type of GPU; no cost is made of them")
 
 
 class TaskUsage(Amounts):

@@ -24,7 +24,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
     facts = [
         ("jobs", f"{estimate.jobs:,}"),
         ("tokens", f"{estimate.tokens:,.0f} of {estimate.full_tokens:,.0f}, {saved:.0%} saved by early exit"),
-        *([("texts", f"at most about {estimate.text_tokens:,.0f} tokens more")] if estimate.text_tokens is not None else []),
+        ("texts", _texts(estimate)),
         (f"{word} time", f"{duration(seconds.expected)} (between {duration(seconds.low)} and {duration(seconds.high)})"),
         ("on", gpu_count(estimate.gpus, estimate.device_type or "a GPU that no node has yet")),
         ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),
@@ -46,6 +46,17 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
     if len(jobs) > _SHOWN:
         parts.append(Text(f"and {len(jobs) - _SHOWN} more; --json lists all", style="dim"))
     return Group(*parts)
+
+
+def _texts(estimate: Estimate) -> str:
+    """What evaluated texts add; nothing where none is asked."""
+    if estimate.text_tokens is None:
+        return ""
+    said = f"at most about {estimate.text_tokens:,.0f} tokens more"
+    if estimate.text_gpu_seconds is None or not estimate.gpu_seconds.expected:
+        return said
+    share = estimate.text_gpu_seconds / estimate.gpu_seconds.expected
+    return f"{said}, {duration(estimate.text_gpu_seconds)} of the time below ({share:.0%})"
 
 
 def _moment(expected: datetime | None, interval: Sequence[datetime] | None) -> str:

@@ -26,6 +26,7 @@ from service.scheduler.estimate.survival import (
     promotion,
     unranked,
 )
+from service.scheduler.estimate.text_tokens import NO_TEXTS, TextWork
 from service.scheduler.estimate.throughput import NEWEST, ThroughputModel, speed
 
 INSIDE = 0.8  # the part of true ends that lie within the interval
@@ -34,6 +35,7 @@ LOADING_SECONDS = 5.0  # a placement trains nothing while its executor loads
 SHORTEST_SECONDS = 5.0  # lower bound on the error of a predicted end
 EVALUATION = 0.5  # a forward pass alone, relative to training a token
 STEP_TOKENS = 16384  # most tokens on a GPU at once; a larger step is split
+TEXTS_AT_ONCE = 256  # most sequences that a GPU generates in one pass
 _WARM, _LATE = 6, 24  # grid points before the last boundary, and after it
 _TABLE = np.arange(0.0, 24.5, 0.5)  # log2 of tokens at which a base's speed is tabulated
 
@@ -54,16 +56,21 @@ class TaskWork:
     tokens_per_row: float
     validation_rows: int = 0
     of_class: JobLifetimes = NOTHING
+    texts: TextWork = NO_TEXTS
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected training `tokens` and `seconds` still to come, and the interval that holds the true end `INSIDE` of the time."""
+    """Expected training `tokens` and `seconds` still to come, and the interval that holds the true end `INSIDE` of the time.
+
+    `text_seconds` are those of `seconds` in which texts are generated, each as long as it may be.
+    """
 
     tokens: float
     seconds: float
     low: float
     high: float
+    text_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,10 @@ def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
 def estimate(work: TaskWork, model: ThroughputModel, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
     """The remaining work on `gpus` GPUs, each with the whole base; jobs are distributed over them, and none is split."""
     groups = _groups(work)
+    reading, writing = (seconds / gpus for seconds in _text_seconds(work.texts, model, step_tokens))
     if not groups:
-        return Estimate(0.0, SHORTEST_SECONDS, SHORTEST_SECONDS, SHORTEST_SECONDS)
+        least, most = max(SHORTEST_SECONDS, reading), max(SHORTEST_SECONDS, reading + writing)
+        return Estimate(0.0, most, least, most, reading + writing)
     edges = _grid(list(groups))
     middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     alive, any_alive = _alive(work, groups, middles)
@@ -103,10 +112,23 @@ def estimate(work: TaskWork, model: ThroughputModel, gpus: int, step_tokens: int
     low, high = _interval(spent, any_alive, float(deviation.mean()))
     return Estimate(
         tokens=float((trained * lengths).sum(1).mean()),
-        seconds=max(SHORTEST_SECONDS, LOADING_SECONDS + mean),
-        low=max(SHORTEST_SECONDS, LOADING_SECONDS + low),
-        high=max(SHORTEST_SECONDS, LOADING_SECONDS + high),
+        seconds=max(SHORTEST_SECONDS, LOADING_SECONDS + mean + reading + writing),
+        low=max(SHORTEST_SECONDS, LOADING_SECONDS + low + reading),
+        high=max(SHORTEST_SECONDS, LOADING_SECONDS + high + reading + writing),
+        text_seconds=reading + writing,
     )
+
+
+def _text_seconds(texts: TextWork, model: ThroughputModel, step_tokens: int) -> tuple[float, float]:
+    """Seconds of one GPU to read the prompts, and to write texts as long as they may be. A pass costs what a step of as many
+    tokens does, as measured, without its backward part: full passes of prompts; a pass for each token of the texts that are
+    written at once."""
+    if not texts.evaluations or not texts.prompts:
+        return 0.0, 0.0
+    at_once = min(texts.prompts, TEXTS_AT_ONCE)
+    read = texts.evaluations * texts.prompts * texts.read / step_tokens
+    passes = texts.evaluations * texts.prompts * texts.written / at_once
+    return EVALUATION * read * speed(model, step_tokens).seconds, EVALUATION * passes * speed(model, at_once).seconds
 
 
 def _groups(work: TaskWork) -> Counter[_Group]:

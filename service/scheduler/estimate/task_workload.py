@@ -29,6 +29,7 @@ from service.scheduler.estimate.sharing_estimate import ALONE_AFTER, sharing
 from service.scheduler.estimate.step_cost import StepCost, step_cost
 from service.scheduler.estimate.survival import ReportedProgress, shape_class
 from service.scheduler.estimate.task_duration import Estimate, TaskWork, estimate, tokens_per_row
+from service.scheduler.estimate.text_tokens import TextWork, texts_due
 from service.scheduler.estimate.throughput import ThroughputModel, relevant
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
@@ -89,7 +90,7 @@ class Workload:
                 self.unread[task.id] = str(error)
         sound = [task for task in tasks if task.id in self.specs]
         self._bases = {base.name: base for base in session.scalars(select(BaseModel))}
-        files = {id for task in sound for id in (task.train_file_id, task.validation_file_id) if id}
+        files = {id for task in sound for id in (task.train_file_id, task.validation_file_id, task.prompts_file_id) if id}
         self._files = {file.id: file for file in session.scalars(select(File).where(File.id.in_(files)))}
         self._profiles = learned_profiles.profiles(session, {task.base_model for task in sound})
         self._lives = learned_profiles.lives(session, {shape_class(spec) for spec in self.specs.values()})
@@ -135,13 +136,21 @@ class Workload:
         jobs, model = self._jobs[task.id], self._model(task.base_model, spec.precision, kind)
         file = self._files[task.train_file_id]
         validation = _rows_an_evaluation(spec, *rows_of(task, spec, file, self._files.get(task.validation_file_id or "")))
-        tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+        tokens, texts = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len), self.texts(task)
 
         def work_out() -> Estimate:
-            return estimate(TaskWork(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
+            return estimate(TaskWork(jobs, spec.early_exit, tokens, validation, of_class, texts), model, gpus)
 
-        moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation)
+        moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation, texts)
         return self._cache.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
+
+    def texts(self, task: Task) -> TextWork:
+        """The texts that its evaluation has yet to generate."""
+        spec, train = self.specs[task.id], self._files[task.train_file_id]
+        prompts, held_out = (self._files.get(id or "") for id in (task.prompts_file_id, task.validation_file_id))
+        file = prompts or held_out or train
+        rows = prompts.rows if prompts is not None else rows_of(task, spec, train, held_out)[1]
+        return texts_due(spec, self._jobs[task.id], rows, tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len))
 
     def bound(self, task: Task) -> float:
         """The largest slowdown that sharing may cause it: its own, its tenant's default, or the product's; 1: none."""

@@ -5,8 +5,9 @@ from sqlalchemy import select
 
 from contract.compatibility.capabilities import understood
 from contract.row_scores import RowScores
-from contract.states import RequeueReason
-from service.scheduler.estimate.text_tokens import text_tokens
+from contract.states import JobStatus, RequeueReason
+from service.scheduler.estimate.survival import ReportedProgress
+from service.scheduler.estimate.text_tokens import texts_due
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import spec_of
@@ -121,5 +122,6 @@ def test_an_estimate_counts_the_texts_at_the_boundary(tenant, database):
     for by in ("val_loss", "rouge"):
         task = tenant.task(search_space=FOUR, evaluation={**ASKED, "max_new_tokens": 10}, select_by=by)
         with database.begin() as session:
-            counted[by] = text_tokens(spec_of(session.get_one(Task, task["id"])), 2, 6)
+            jobs = [ReportedProgress(JobStatus.PENDING, 0, 20, 5, 4, False)] * 4
+            counted[by] = texts_due(spec_of(session.get_one(Task, task["id"])), jobs, 2, 6).tokens
     assert counted == {"val_loss": (1 + 4) * 2 * 16, "rouge": (1 + 4 + 4) * 2 * 16}

@@ -1,14 +1,16 @@
 """Texts at milestones of training over the wire: stored by job and milestone, listed, as CSV, in events, told to placements."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import select
 
 from contract.compatibility.capabilities import understood
-from contract.states import RequeueReason
+from contract.states import JobStatus, RequeueReason
 from service.background.retention import forget
-from service.scheduler.estimate.text_tokens import text_tokens
+from service.scheduler.estimate.survival import ReportedProgress
+from service.scheduler.estimate.text_tokens import texts_due
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import MilestoneEvaluation, Task, TextEvaluation
 from service.tasks.stored_specs import spec_of
@@ -142,7 +144,19 @@ def test_an_estimate_says_how_many_tokens_texts_take_at_most(tenant, new_node, d
     each = found[0]["text_tokens"] / 3  # the base, two jobs
     assert found[2]["text_tokens"] == pytest.approx(each * 7)
     assert each > 3 * 10
+    plain = tenant.post("/v1/tasks/estimate", json=spec).json()
+    for one in found.values():
+        more = {part: one["gpu_seconds"][part] - plain["gpu_seconds"][part] for part in ("expected", "low", "high")}
+        assert [more["expected"], more["high"]] == pytest.approx([one["text_gpu_seconds"]] * 2)
+        assert 0 < more["low"] < more["high"]
+    assert found[2]["text_gpu_seconds"] == pytest.approx(found[0]["text_gpu_seconds"] * 7 / 3)
+    assert plain["text_gpu_seconds"] is None
+    long = tenant.post("/v1/tasks/estimate", json={**spec, "evaluation": {**asked, "max_new_tokens": 8000}}).json()
+    assert long["expected_end"] > found[2]["expected_end"] > plain["expected_end"]
     task = tenant.task(evaluation={**asked, "milestones": [0.5]}, early_exit={"policy": "asha"})
     with database.begin() as session:
         of_asha = spec_of(session.get_one(Task, task["id"]))
-    assert text_tokens(of_asha, 2, 6) == (1 + 2 + 2) * 2 * 16
+    jobs = [ReportedProgress(JobStatus.PENDING, 0, 20, 5, 4, False)] * 2
+    assert texts_due(of_asha, jobs, 2, 6).tokens == (1 + 2 + 2) * 2 * 16
+    kept = replace(jobs[0], status=JobStatus.TRAINING, promoted=True, step=10)
+    assert texts_due(of_asha, [kept, replace(kept, status=JobStatus.EXITED)], 2, 6).evaluations == 1, "its end"

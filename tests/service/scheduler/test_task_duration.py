@@ -11,6 +11,7 @@ from contract.states import ExitReason, JobStatus
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import JobLifetimes, ReportedProgress
 from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, TaskWork, estimate, tokens_per_row
+from service.scheduler.estimate.text_tokens import TextWork
 from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
 
 ALTO, NONE = EarlyExitPolicy(), EarlyExitPolicy(policy="none")
@@ -119,3 +120,20 @@ def test_never_more_than_what_is_left_and_the_mean_is_no_stranger_to_its_interva
 def test_tokens_per_row() -> None:
     assert tokens_per_row(file_bytes=35_000, rows=100, max_seq_len=1024) == 100
     assert tokens_per_row(file_bytes=35_000_000, rows=100, max_seq_len=1024) == 1024
+
+
+def test_texts_take_the_time_that_is_left_of_them() -> None:
+    texts = TextWork(evaluations=5, prompts=512, read=200, written=100)
+    plain, more = estimate(work(NEW, policy=NONE), MODEL, 1), estimate(work(NEW, policy=NONE, texts=texts), MODEL, 1)
+    assert more.text_seconds > 0
+    assert [more.seconds - plain.seconds, more.high - plain.high] == pytest.approx([more.text_seconds] * 2)
+    assert 0 < more.low - plain.low < more.text_seconds, "prompts are read, texts may be short"
+    assert more.tokens == plain.tokens, "none of them is trained"
+    longer = estimate(work(NEW, policy=NONE, texts=replace(texts, written=200)), MODEL, 1)
+    assert 1.2 < longer.text_seconds / more.text_seconds < 2
+    trained = replace(NEW, status=JobStatus.TRAINING, step=NEW.total_steps, promoted=True)
+    left = estimate(work(trained, texts=replace(texts, evaluations=1)), MODEL, 1)
+    assert [left.seconds, left.text_seconds] == pytest.approx([more.text_seconds / 5] * 2), "it has trained, and is evaluated"
+    assert estimate(work(NEW, policy=NONE, texts=texts), MODEL, 2).text_seconds == pytest.approx(more.text_seconds / 2)
+    slow = replace(MODEL, profiles=((key_of("b", "bf16", "g", 256), measured(None, 256, 1.0)),))
+    assert estimate(work(NEW, policy=NONE, texts=texts), slow, 1).text_seconds > 10 * more.text_seconds, "as steps are"

@@ -277,6 +277,7 @@ class Estimate(Message):
     tokens: float
     full_tokens: float
     text_tokens: float | None = None
+    text_gpu_seconds: float | None = None  # of gpu_seconds.expected, for these texts at most
     gpus: int
     gpu_seconds: Between
     widths: Sequence[WidthEstimate] = ()
