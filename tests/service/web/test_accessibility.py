@@ -35,9 +35,10 @@ def lived_in(visit, new_tenant, database, storage, node):
     waiting = caller.task(name="one that waits")["id"]
     assert caller.post("/v1/tracking-servers", json={"name": "lab", "url": "https://1.1.1.1"}).status_code == 201
     with database.begin() as session:
-        adapter(session, storage, jobs_of(session, task)[0], FOLDER)
+        made = adapter(session, storage, jobs_of(session, task)[0], FOLDER)
         session.add(Webhook(id=f"webhook_{task[-8:]}", tenant_id=caller.tenant_id, url="https://x", events=[], secret=b""))
     run_on(database, node, task, [0])
+    assert caller.post("/v1/merged-models", json={"adapter_id": made.id}).status_code == 201
     visitor = visit()
     visitor.sign_in(caller.key)
     pages = [
@@ -53,6 +54,7 @@ def lived_in(visit, new_tenant, database, storage, node):
             "/files",
             f"/files/{caller.get('/v1/files').json()['data'][0]['id']}",
             "/adapters",
+            "/adapters/merged",
             "/usage",
             "/keys",
             "/webhooks",

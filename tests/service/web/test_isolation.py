@@ -55,7 +55,9 @@ def theirs(new_tenant, new_member, database, storage) -> dict[str, str]:
         webhook = Webhook(id=f"webhook_{task[-8:]}", tenant_id=other.tenant_id, url=f"https://{SECRET}", events=[], secret=b"")
         session.add(webhook)
     key = other.post("/v1/keys", json={"name": SECRET}).json()["id"]
+    merged = other.post("/v1/merged-models", json={"adapter_id": made.id}).json()["id"]
     return {
+        "merged_id": merged,
         "task_id": task,
         "file_id": file_id,
         "adapter_id": made.id,

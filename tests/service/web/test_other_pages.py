@@ -5,6 +5,7 @@ import io
 from datetime import UTC, datetime
 
 from service.fleet.models import Node
+from service.merges.models import READY, MergedModel
 from service.tasks.models import Task
 from tests.browser import eventually
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
@@ -141,7 +142,7 @@ def test_an_uploaded_adapter_is_listed_without_a_task(visitor, tenant, toy):
     page = visitor.open("/adapters")
     row = " ".join(page.text_content("#rows tr").split())
     assert row.startswith(f"{made.json()['id']}uploaded: from elsewhererank 2, q_proj, v_proj, down_projtoy"), row
-    page.click("summary")
+    page.click("summary:has-text('Delete')")
     page.click("text=Delete it")
     page.wait_for_selector("text=No adapters yet")
 
@@ -160,7 +161,7 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
     with page.expect_download() as download:
         page.click("#rows >> text=Download")
     assert download.value.suggested_filename == f"{made.id}.tar.gz"
-    page.click("summary")
+    page.click("summary:has-text('Delete')")
     page.click("text=Delete it")
     page.wait_for_selector("text=No adapters yet")
     page = visitor.open("/files")
@@ -176,6 +177,35 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
     page.click("summary")
     page.click("text=Delete “train.jsonl”")
     page.wait_for_selector("text=No files yet")
+
+
+def test_an_adapter_is_merged_from_its_task_and_the_model_downloaded_and_deleted(visitor, tenant, database, storage):
+    task = tenant.task(name="to be merged")
+    with database.begin() as session:
+        made = adapter(session, storage, jobs_of(session, task["id"])[0], FOLDER)
+    page = visitor.open(f"/tasks/{task['id']}")
+    page.click("#adapters summary")
+    page.click("text=Merge it")
+    page.wait_for_url("**/adapters/merged")
+    (queued,) = tenant.get("/v1/merged-models").json()["data"]
+    row = " ".join(page.text_content("#rows tr").split())
+    assert row.startswith(f"{queued['id']}queuedsmall{made.id}about "), row
+    with database.begin() as session:
+        merged = session.get_one(MergedModel, queued["id"])
+        merged.status, merged.files = READY, [file for file in made.manifest["files"] if file["path"].endswith(".safetensors")]
+    page = visitor.open("/adapters/merged")
+    page.click("text=Download…")
+    with page.expect_download() as download:
+        page.click("#rows >> text=adapter_model.safetensors")
+    assert download.value.path().read_bytes() == FOLDER["adapter_model.safetensors"]
+    page.click("summary:has-text('Delete')")
+    page.click("text=Delete it")
+    page.wait_for_selector("text=No merged models yet")
+    page = visitor.open("/adapters")
+    page.click("summary:has-text('Merge')")
+    page.click("text=Merge it")
+    page.wait_for_url("**/adapters/merged")
+    assert page.locator("#rows tr").count() == 1
 
 
 def test_an_admin_sets_what_gpus_cost(admin_visitor, tenant):
