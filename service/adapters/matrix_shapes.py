@@ -37,7 +37,7 @@ class MatrixShapes:
         if layers > _MOST_LAYERS:
             raise invalid_field(field, "config_incomplete", f"its config.json has more than {_MOST_LAYERS} layers")
         pairs = _number(config, "num_key_value_heads", field, heads)
-        size = _number(config, "head_dim", field, _HEAD_SIZES.get(config.get("model_type"), hidden // heads))
+        size = _number(config, "head_dim", field, _HEAD_SIZES.get(str(config.get("model_type")), hidden // heads))
         sizes = {
             "q_proj": (hidden, heads * size),
             **dict.fromkeys(("k_proj", "v_proj"), (hidden, pairs * size)),
