@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from contract.processes import reproducibility
 from deploy.devstack.owned_process import Process, how_it_ended
@@ -29,6 +30,10 @@ reproducibility.turn_on(os.environ)  # before anything imports torch
 gc.disable()  # until all test modules are imported: scanning them again and again took a quarter of that time
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # must be chosen before anything imports a kernel
+
+# examples have no time limit: a machine may be ten times slower, or compute something else meanwhile
+settings.register_profile("motet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("motet")
 
 _READY_SECONDS = 60.0
 _LONGEST = (  # they come first, in this order: short files fill the time beside the last of them
