@@ -100,7 +100,7 @@ def allow_stored_model(new: NewStoredModel, db: AdminDb, storage: Store, claim: 
         gpus = gpus_of(session)
     row, files = uploaded_base.read_uploaded(storage, new.name, new.as_files())
     fits = fits_of(gpus, row.parameters)
-    if fits and not any(fit.precisions for fit in fits):
+    if fits and not any(fit.fits for fit in fits):
         raise too_large("files", row.parameters, fits)
     with db.begin() as session:
         allowed = ModelResource.of(session, model_catalog.allow(session, row, files))

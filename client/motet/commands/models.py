@@ -7,7 +7,7 @@ import typer
 
 from motet.api.client import Client
 from motet.api.errors import MotetError
-from motet.api.resources import HubModel
+from motet.api.resources import GpuFit, HubModel
 from motet.commands.common import Json, Output
 from motet.display.tables import models_table
 
@@ -75,7 +75,7 @@ def remove_model(name: Annotated[str, typer.Argument(help="What tasks call it.")
 
 def _told(found: HubModel) -> str:
     terms = f"licence {found.license or 'not told'}{', gated' if found.gated else ''}"
-    fits = [f"{fit.type}: {', '.join(fit.precisions) or 'too small'}" for fit in found.fits]
+    fits = [f"{fit.type}: {', '.join(_precisions(fit)) or 'too small'}" for fit in found.fits]
     return "\n".join(
         [
             f"{found.name}{' would be' if found.dry_run else ' is'} pinned at commit {(found.commit or '')[:12]}; {terms}",
@@ -84,3 +84,7 @@ def _told(found: HubModel) -> str:
             f"fits {'; '.join(fits)}" if fits else "no node is ready, so nothing is known about GPUs that it fits",
         ]
     )
+
+
+def _precisions(fit: GpuFit) -> list[str]:
+    return [*fit.precisions, *(f"{precision} over {gpus} GPUs" for precision, gpus in fit.sharded.items())]

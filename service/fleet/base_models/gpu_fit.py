@@ -1,11 +1,14 @@
 """Which GPUs of the fleet hold a base's weights, and in which precisions: the planner's own rule, asked before any task."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from contract.compatibility.capabilities import SHARDED_BASES
 from contract.task_spec import Precision
 from service.fleet.models import Node
 
@@ -24,11 +27,25 @@ _SHARD_SHARE = 0.75
 
 @dataclass(frozen=True)
 class GpuFit:
-    """A type of GPU. memory_bytes: of the smallest GPU of the node that has most."""
+    """A type of GPU. memory_bytes: of the smallest GPU of the node that has most. sharded: by precision in which no GPU holds
+    a copy, how many GPUs of a node share the base."""
 
     type: str
     memory_bytes: int
     precisions: list[Precision]
+    sharded: dict[Precision, int]
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.precisions or self.sharded)
+
+
+class NodeGpus(NamedTuple):
+    """Of a node: bytes of its smallest GPU, how many it has, and whether its worker shards bases over them."""
+
+    memory: int
+    gpus: int
+    shards: bool
 
 
 def memory_of(node: Node) -> int:
@@ -51,18 +68,28 @@ def least_gpus(weight_bytes: int, memory: int, most: int, shards: bool) -> int |
     return next((gpus for gpus in widths if held_bytes(weight_bytes, memory, gpus, shards) is not None), None)
 
 
-def gpus_of(session: Session) -> dict[str, int]:
-    """By type of GPU of the ready nodes: bytes of the smallest GPU of the node that has most."""
-    most = dict[str, int]()
+def gpus_of(session: Session) -> dict[str, list[NodeGpus]]:
+    """The ready nodes' GPUs by type."""
+    found = defaultdict[str, list[NodeGpus]](list)
     for node in session.scalars(select(Node).where(Node.status == "ready")):
-        most[node.device_type] = max(most.get(node.device_type, 0), memory_of(node))
-    return most
+        shards = SHARDED_BASES in (node.capabilities or ())
+        found[node.device_type].append(NodeGpus(memory_of(node), len(node.devices), shards))
+    return found
 
 
-def fits_of(gpus: Mapping[str, int], parameters: int) -> list[GpuFit]:
+def fits_of(gpus: Mapping[str, Sequence[NodeGpus]], parameters: int) -> list[GpuFit]:
     """One for each type of GPU, sorted by type."""
-    return [GpuFit(kind, memory, _precisions(parameters, memory)) for kind, memory in sorted(gpus.items())]
+    return [_fit(kind, nodes, parameters) for kind, nodes in sorted(gpus.items())]
 
 
-def _precisions(parameters: int, memory: int) -> list[Precision]:
-    return [precision for precision, size in BYTES_PER_WEIGHT.items() if parameters * size <= memory]
+def _fit(kind: str, nodes: Sequence[NodeGpus], parameters: int) -> GpuFit:
+    memory = max(node.memory for node in nodes)
+    whole: list[Precision] = []
+    sharded: dict[Precision, int] = {}
+    for precision, size in BYTES_PER_WEIGHT.items():
+        least = [gpus for node in nodes if (gpus := least_gpus(round(parameters * size), *node)) is not None]
+        if parameters * size <= memory:
+            whole.append(precision)
+        elif least:
+            sharded[precision] = min(least)
+    return GpuFit(kind, memory, whole, sharded)

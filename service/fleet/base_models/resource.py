@@ -80,6 +80,9 @@ class GpuFitResource(BaseModel):
     type: str
     memory_bytes: int = Field(description="Of the smallest GPU of the node of this type that has most")
     precisions: list[Precision]
+    sharded: dict[Precision, int] = Field(
+        description="Precisions in which it fits no single GPU: how many GPUs of a node share it, at least (`gpus` of a task)"
+    )
 
 
 class HubModelResource(BaseModel):

@@ -91,7 +91,7 @@ def add_model(
     if new.dry_run:
         response.status_code = 200
         return told
-    if fits and not any(fit.precisions for fit in fits):
+    if fits and not any(fit.fits for fit in fits):
         raise too_large("source", found.row.parameters, fits)
     for file in found.files:
         if (content := found.contents.get(file.path)) is not None:
@@ -121,11 +121,12 @@ def allow_model(new: NewModel, db: AdminDb, claim: AdminClaimedKey) -> ModelReso
 
 
 def too_large(field: str, parameters: int, fits: Sequence[GpuFit]) -> Invalid:
-    """The refusal of a base that fits no GPU of the fleet."""
+    """The refusal of a base that fits no GPU of the fleet, nor the GPUs of any node together."""
     most = max(fits, key=lambda fit: fit.memory_bytes)
     return invalid_field(
         field,
         "too_large",
-        f"its {parameters / 1e9:.1f} billion parameters fit no GPU of the fleet in any precision; the roomiest, "
-        f"{most.type}, has {most.memory_bytes / 2**30:.1f} GiB; name a smaller base, or add a node with larger GPUs",
+        f"its {parameters / 1e9:.1f} billion parameters fit no GPU of the fleet in any precision, nor those of a node "
+        f"together; the roomiest, {most.type}, has {most.memory_bytes / 2**30:.1f} GiB; name a smaller base, or add a "
+        "node with larger GPUs",
     )

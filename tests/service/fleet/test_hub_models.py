@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from contract.compatibility.capabilities import SHARDED_BASES
 from contract.model_revision import revision_of
 from service.database.engine import Database
 from service.fleet.base_models.hub_models import read_repository
@@ -145,7 +146,8 @@ def test_the_fleets_gpus_are_told_and_a_base_that_fits_none_is_refused(admin, hu
         session.add(Node(id="node_fit", name="fit", devices=[gpu], **node))
     try:
         fits = add(admin, dry_run=True).json()["fits"]
-        assert fits == [{"type": "H200", "memory_bytes": 141 * 2**30, "precisions": ["bf16", "nf4", "nf4_double", "fp8"]}]
+        every = ["bf16", "nf4", "nf4_double", "fp8"]
+        assert fits == [{"type": "H200", "memory_bytes": 141 * 2**30, "precisions": every, "sharded": {}}]
         told = add(admin, "org/large", dry_run=True)
         assert [fit["precisions"] for fit in told.json()["fits"]] == [["nf4", "nf4_double", "fp8"]]
         hub.add("org/larger", FILES | {"model.safetensors": headed(bigger(big))})
@@ -153,6 +155,11 @@ def test_the_fleets_gpus_are_told_and_a_base_that_fits_none_is_refused(admin, hu
         assert "1000.0 billion parameters fit no GPU" in message
         assert "H200, has 141.0 GiB" in message
         assert "smaller base" in message
+        with database.begin() as session:  # its GPUs share a base
+            able = session.get_one(Node, "node_fit")
+            able.devices, able.capabilities = [gpu | {"index": index} for index in range(8)], [SHARDED_BASES]
+        (fit,) = add(admin, "org/larger").json()["fits"]
+        assert (fit["precisions"], fit["sharded"]) == ([], {"nf4": 8, "nf4_double": 8})
     finally:
         with database.begin() as session:
             session.delete(session.get_one(Node, "node_fit"))

@@ -45,6 +45,7 @@ class GpuFit(Message):
     type: str
     memory_bytes: int
     precisions: list[str] = Field(default=[])
+    sharded: dict[str, int] = Field(default={})  # other precisions, with how many GPUs of a node share the base
 
 
 class HubModel(Model):
