@@ -1,6 +1,5 @@
 """Connections to addresses that were checked before, within one deadline. Knows no names and no URLs."""
 
-import ipaddress
 import ssl
 import time
 from collections.abc import Iterable, Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 import httpcore
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+from service.http.public_addresses import IPAddress
 
 
 class CheckedConnections(httpcore.NetworkBackend):

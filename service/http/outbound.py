@@ -20,9 +20,9 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import httpcore
 
 from service.http.checked_connections import CheckedConnections
+from service.http.public_addresses import IPAddress, is_public
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL = 2048
 _MAX_REDIRECT = 8192  # characters; a bucket's presigned URLs are long
@@ -31,7 +31,6 @@ _KEPT_BYTES = 1024  # of an answer's body
 _RESOLVE_SECONDS = 5.0  # the resolver's own limit depends on the machine's settings, and may be minutes
 _RESOLVING = threading.BoundedSemaphore(32)  # threads that wait for a resolver, hung ones included
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")  # of a host: IPv4 in any of its forms, IPv6
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class Refused(ValueError):
@@ -199,19 +198,6 @@ def _system_tls() -> ssl.SSLContext:
 
 def _plain() -> Refused:
     return Refused("must start with https://, so that nobody on the way reads or changes what is sent")
-
-
-def is_public(address: IPAddress) -> bool:
-    """Whether the address is globally reachable, and so is every IPv4 address embedded in it."""
-    if isinstance(address, ipaddress.IPv6Address):
-        carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64:
-            carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if not all(is_public(one) for one in carried if one is not None):
-            return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 def _split(url: str, most: int = MAX_URL) -> SplitResult:

@@ -29,7 +29,7 @@ import json, sys
 from rich.console import Console
 from motet.api.resources import Job, Task
 from motet.display.live_view import LiveView
-from motet.display.tables import jobs_table
+from motet.display.tables.task_tables import jobs_table
 from motet.display.task_state import TaskState
 
 console = Console()

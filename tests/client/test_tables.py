@@ -3,8 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 from motet.api.resources import Schedule, Task, Usage
-from motet.display.account_tables import usage_table
-from motet.display.tables import running_table, tasks_table, waiting_table
+from motet.display.tables.account_tables import usage_table
+from motet.display.tables.fleet_tables import running_table, waiting_table
+from motet.display.tables.task_tables import tasks_table
 from rich.console import Console
 
 

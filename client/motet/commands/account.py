@@ -11,7 +11,7 @@ from contract.gpu_counts import device_word
 from motet.api import credentials, keyring
 from motet.api.client import Client
 from motet.commands.common import Json, Limit, Output, asked_secret, first
-from motet.display.account_tables import keys_table, quotas_table, services_table, usage_table
+from motet.display.tables.account_tables import keys_table, quotas_table, services_table, usage_table
 from motet.specs.spec_file import SpecError
 
 keys = typer.Typer(help="This tenant's API keys: listed, or one created or revoked.", invoke_without_command=True)

@@ -11,7 +11,14 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands.account import Expires, Scopes
 from motet.commands.common import Json, Limit, Output, first
-from motet.display.account_tables import audit_table, invitation_words, keys_table, members_table, prices_table, tenants_table
+from motet.display.tables.account_tables import (
+    audit_table,
+    invitation_words,
+    keys_table,
+    members_table,
+    prices_table,
+    tenants_table,
+)
 
 admin = typer.Typer(
     no_args_is_help=True, help="Tenants, their keys, prices, base models, nodes, the audit log. Needs an admin key."

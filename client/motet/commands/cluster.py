@@ -7,7 +7,7 @@ from motet.api.client import Client
 from motet.commands.admin import admin
 from motet.commands.common import Json, Output
 from motet.display.plan_timeline import Timeline
-from motet.display.tables import autoscaling_table, nodes_table, running_table, waiting_table
+from motet.display.tables.fleet_tables import autoscaling_table, nodes_table, running_table, waiting_table
 
 
 def cluster(json: Json = False) -> None:

@@ -11,7 +11,7 @@ from motet.api.errors import FileNotReady
 from motet.api.operations.files import BucketAccess
 from motet.api.resources import FileImport, FoundFile
 from motet.commands.common import Json, Limit, Output, first
-from motet.display.tables import files_table
+from motet.display.tables.task_tables import files_table
 from motet.specs.spec_file import SpecError
 
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

@@ -7,7 +7,13 @@ import typer
 from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands.common import Json, Limit, Output, first
-from motet.display.account_tables import invitation_words, invitations_table, me_table, members_table, service_accounts_table
+from motet.display.tables.account_tables import (
+    invitation_words,
+    invitations_table,
+    me_table,
+    members_table,
+    service_accounts_table,
+)
 
 members = typer.Typer(help="The tenant's members: listed, invited, changed, removed.", invoke_without_command=True)
 accounts = typer.Typer(help="Service accounts: for programs that outlive a member.", invoke_without_command=True)

@@ -9,7 +9,7 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.api.resources import GpuFit, HubModel
 from motet.commands.common import Json, Output
-from motet.display.tables import models_table
+from motet.display.tables.fleet_tables import models_table
 
 models = typer.Typer()
 _STORED = {

@@ -19,7 +19,7 @@ from motet.display.event_lines import line_of, worth_telling
 from motet.display.follow_task import outcome
 from motet.display.follow_task import watch as watch_task
 from motet.display.scored_texts import drawn
-from motet.display.tables import jobs_table, tasks_table
+from motet.display.tables.task_tables import jobs_table, tasks_table
 from motet.display.task_state import TaskState
 from motet.specs.spec_file import SpecError
 

@@ -8,7 +8,7 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.api.resources import TrackingServer
 from motet.commands.common import Json, Limit, Output, asked_secret, first
-from motet.display.account_tables import tracking_servers_table
+from motet.display.tables.account_tables import tracking_servers_table
 
 trackers = typer.Typer(help="Servers of MLflow and Weights & Biases, to mirror tasks to.", invoke_without_command=True)
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from contract.gpu_counts import gpu_count
 from contract.wording.duration_words import duration
 from motet.api.resources import Schedule
-from motet.display.tables import OTHERS
+from motet.display.tables.fleet_tables import OTHERS
 
 _PAST = 0.15  # part of the width that shows what has been
 _LEAST = timedelta(minutes=1)  # shown ahead

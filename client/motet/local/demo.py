@@ -24,7 +24,7 @@ from motet.api.resources import Task, Winner
 from motet.commands.invocation import command
 from motet.display.console_output import ConsoleOutput
 from motet.display.follow_task import outcome, watch
-from motet.display.tables import jobs_table
+from motet.display.tables.task_tables import jobs_table
 from motet.display.task_state import TaskState
 from motet.local import example_files
 from motet.local.stack_process import Ready, Stack

@@ -6,25 +6,26 @@ task_duration.py has the arithmetic. A task that this version cannot read is in 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import SHARDED_BASES, needed
+from contract.compatibility.capabilities import needed
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.base_models.base_refs import fetch_capabilities
-from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, held_bytes, least_gpus, memory_of
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, held_bytes
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.core.joins.slowdowns import Sharing
-from service.scheduler.core.problem import Seconds, Width
+from service.scheduler.core.problem import Width
 from service.scheduler.estimate import learned_profiles
+from service.scheduler.estimate.node_shapes import Shape, Shapes, shape_of
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER, sharing
 from service.scheduler.estimate.step_cost import StepCost, step_cost
 from service.scheduler.estimate.survival import ReportedProgress, shape_class
@@ -36,38 +37,6 @@ from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 from service.tenants.models import Tenant
 
 PAYS = 0.1  # least part of the time that a doubling of the GPUs must save
-
-
-class Shape(NamedTuple):
-    """What durations depend on in a node: device type, number of devices, the bytes of the smallest, and whether its worker
-    shards bases."""
-
-    kind: str
-    gpus: int
-    memory: int
-    shards: bool = False
-
-    def gpus_for(self, weight_bytes: int, shared: bool) -> int | None:
-        """The smallest power of two of its GPUs that hold these weights; shared: shards of them, where copies do not fit."""
-        return least_gpus(weight_bytes, self.memory, self.gpus, self.shards and shared)
-
-
-def shape_of(node: Node) -> Shape:
-    return Shape(node.device_type, len(node.devices), memory_of(node), SHARDED_BASES in (node.capabilities or ()))
-
-
-class Shapes:
-    """The nodes that tasks may run on, by shape."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._of = tuple(map(shape_of, nodes))
-        self.distinct = tuple(dict.fromkeys(self._of))
-
-    def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
-        """The value of each node's shape, in node order."""
-        if len(self.distinct) == 1:
-            return (seconds[self.distinct[0]],) * len(self._of)
-        return tuple(seconds[shape] for shape in self._of)
 
 
 class Workload:

@@ -9,8 +9,9 @@ from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
 from service.scheduler.core.fair_share import completion_weight
 from service.scheduler.core.joins.slowdowns import Sharing
+from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import Spread, spread
-from service.scheduler.estimate.task_workload import Workload, shape_of
+from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.state.executors import LiveTask, executor_of, grouped
 from service.tasks.models import Task
 

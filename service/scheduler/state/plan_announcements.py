@@ -10,9 +10,9 @@ from service.fleet.base_models.gpu_fit import memory_of
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
+from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
-from service.scheduler.estimate.task_workload import shape_of
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import runs_alone
 from service.scheduler.explain.reason_codes import Code, reasons

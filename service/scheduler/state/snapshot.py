@@ -1,7 +1,6 @@
-"""The planner's snapshot: nodes, running and waiting tasks, shares and dues, read from Postgres at one moment, as a
-SchedulingProblem.
+"""The planner's snapshot: nodes, tasks, shares and dues, read at one moment as a SchedulingProblem. Decides nothing.
 
-Decides nothing. The plan writer compares the fences read here, and drops every task that changed since.
+The plan writer compares the fences read here, and drops every task that changed since.
 """
 
 from collections import defaultdict
@@ -19,8 +18,9 @@ from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
 from service.scheduler.core.fair_share import Ask, Share, completion_weights, standing, total, worth
+from service.scheduler.estimate.node_shapes import Shapes
 from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals, spread
-from service.scheduler.estimate.task_workload import Shapes, Workload
+from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
 from service.scheduler.state.executors import Shared, each_of, running_of

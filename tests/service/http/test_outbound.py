@@ -11,7 +11,8 @@ import httpcore
 import pytest
 
 from service.http import checked_connections, outbound
-from service.http.outbound import Failed, Outbound, Refused, is_public
+from service.http.outbound import Failed, Outbound, Refused
+from service.http.public_addresses import is_public
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 

@@ -11,7 +11,7 @@ from motet.api.client import Client
 from motet.api.errors import HubPushFailed
 from motet.api.resources import HubPush
 from motet.commands.common import Json, Limit, Output, first, winner_of
-from motet.display.tables import hub_pushes_table
+from motet.display.tables.adapter_tables import hub_pushes_table
 from motet.specs.spec_file import SpecError
 
 

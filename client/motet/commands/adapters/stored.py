@@ -9,7 +9,7 @@ import typer
 from motet.api.client import Client
 from motet.api.resources import MergedModel
 from motet.commands.common import Json, Limit, Output, first, winner_of
-from motet.display.tables import adapters_table, merged_models_table
+from motet.display.tables.adapter_tables import adapters_table, merged_models_table
 
 adapters = typer.Typer()
 
