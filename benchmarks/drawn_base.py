@@ -20,8 +20,7 @@ from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
 from worker.replicas.base_loader import BaseCopy
-from worker.replicas.ranks import __main__ as rank_main
-from worker.replicas.ranks import rank_group, rank_process, rank_server
+from worker.replicas.ranks import rank_group, rank_main, rank_process, rank_server
 
 SHAPES = {"1B": LLAMA_1B, "8B": LLAMA_8B, "tiny": LlamaShape(1, 64, 96, 2, 1, 32, 16384, True)}  # the last for tests
 POSITIONS = 131072

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 STAGES = {"service": ("build-service",), "worker": ("build-worker",), "demo": ("build-worker", "build-demo")}
 RUNS = {  # what an ordinary user imports
     "service": "service.app, service.background.queue_worker, service.background.reconciler",
-    "worker": "worker.node.daemon, worker.executor.__main__",
+    "worker": "worker.node.daemon, worker.executor_main",
     "demo": "motet.cli, peft",
 }
 USER = "10001"

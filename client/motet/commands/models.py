@@ -66,11 +66,12 @@ def add(
 
 
 @models.command("remove")
-def remove_model(name: Annotated[str, typer.Argument(help="What tasks call it.")]) -> None:
+def remove_model(name: Annotated[str, typer.Argument(help="What tasks call it.")], json: Json = False) -> None:
     """Take a base model off the list, and its files out of storage. Adapters stay. Needs an admin key."""
+    output = Output(json)
     with Client() as client:
         client.admin.remove_model(name)
-    Output(False).say(f"{name} is removed")
+    output.give({"name": name, "removed": True}, lambda: f"{name} is removed")
 
 
 def _told(found: HubModel) -> str:

@@ -14,6 +14,7 @@ _TASK = {
     "search_space": {"learning_rate": [1e-4, 1e-3], "rank": [8, 16]},
 }
 _KEY = {"name": "ci", "scopes": ["read", "write"]}
+_FILES = [{"path": "model.safetensors", "sha256": "$SHA256", "bytes": 4096}]
 _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optional may be left out
     "create_task": _TASK,
     "estimate_task": _TASK,
@@ -32,6 +33,8 @@ _EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optio
     "change_tenant": {"weight": 2},
     "add_model": {"source": "hf://organisation/name", "revision": "main"},
     "allow_model": {"name": "llama-3.2-1b", "source": "/models/llama-3.2-1b"},
+    "find_missing_model_files": {"files": _FILES},
+    "allow_stored_model": {"name": "ours", "files": _FILES},
     "create_join_token": {"node_name": "$NODE_NAME"},
     "drain_node": {"evict": True},
     "set_price": {"device_type": "NVIDIA H100 80GB HBM3", "per_hour": 2.5},
@@ -114,6 +117,8 @@ def _example(api_url: str, path: str, method: str, said: dict[str, Any], kind: s
     elif kind == "application/json":
         body = json.dumps(_EXAMPLES.get(said["operationId"], {}), ensure_ascii=False)
         words.append(f"-H 'Content-Type: application/json' -d '{_SHELL_VARIABLE.sub(_unquoted, body)}'")
+    elif kind == "application/octet-stream":
+        words.append("--data-binary @model.safetensors")
     query = [one["name"] for one in said.get("parameters", []) if one["in"] == "query" and one.get("required")]
     words += ["-G" for _ in query[:1]] + [f'--data-urlencode "{name}=${name.upper()}"' for name in query]
     place = _PLACE.sub(lambda found: _PLACES.get(found[1], "$" + found[1].upper()), path)
@@ -129,7 +134,7 @@ _FORMS = {
     )
 }
 _PLACE = re.compile(r"{(\w+)}")
-_SHELL_VARIABLE = re.compile(r"\$[A-Z_]+")
+_SHELL_VARIABLE = re.compile(r"\$[A-Z][A-Z0-9_]*")
 _OUTPUT = {  # by the kind of answer; whatever is stored in a bucket is answered with its address there
     "text/event-stream": ("-N",),
     "application/gzip": ("-L -O -J",),

@@ -25,6 +25,7 @@ VALUES = {
     "role": "viewer",
     "url": "http://127.0.0.1:1",
     "per_hour": "2.5",
+    "repository": "organisation/name",
     "from_day": "2026-01-01",
 }
 IDS = ("task", "other", "ids", "key", "invitation", "adapter")  # arguments that become part of a path as they are
@@ -71,6 +72,7 @@ def complaint(ended):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr("motet.api.steps.PAUSES", ())
+    monkeypatch.setenv("HF_TOKEN", "hf_x")  # `motet push` looks for it first
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """The API reference: every operation is there, and every example runs in a shell."""
 
+import hashlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 
 from contract.states import TaskStatus
 from service.database.engine import Database, clock, new_id
-from service.fleet.models import Node
+from service.fleet.models import BaseModel, Node
 from service.merges.models import MergedModel
 from service.storage.object_store import Storage
 from service.tasks.lifecycle.transitions import enter
@@ -25,12 +26,14 @@ from tests.service.api import Caller, jsonl
 from tests.service.sample_tasks import adapter, hub_push, jobs_of
 from tests.service.web.page_samples import FOLDER
 
+WEIGHTS = b"w" * 4096
 # what needs a hub, a base's files, or an identity provider, which these tests' service lacks: it says so
 _LACKING = {
     "preview_file": "tokenizer",
     "add_model": "hub",
     "create_hub_push": "hub",
     "allow_model": "/models/llama-3.2-1b",
+    "allow_stored_model": "config.json",
     "begin_device_sign_in": "identity provider",
     "poll_device_sign_in": "identity provider",
 }
@@ -71,12 +74,13 @@ class Things:
     def named(self, operation: str, example: str) -> dict[str, str]:
         """What the example's variables stand for."""
         made = {
-            "BASE_MODEL": "toy" if operation == "create_adapter" else "small",
+            "BASE_MODEL": {"create_adapter": "toy", "remove_model": "unused"}.get(operation, "small"),
             "HANDLE": "unknown",
             "HF_TOKEN": "hf_token",
             "NODE_NAME": "gpu-7",
             "DEVICE_TYPE": "a type",
             "FROM_DAY": "2026-01-01",
+            "SHA256": hashlib.sha256(WEIGHTS).hexdigest(),
             "TENANT_ID": self.owner.tenant_id,
         }
         makers: dict[str, Callable[[], dict[str, str]]] = {
@@ -152,7 +156,10 @@ def test_every_example_runs(app, server, new_member, database, storage, tmp_path
     owner = new_member(Role.OWNER)
     with database.begin() as session:
         _, key = mint_key(session, owner.tenant_id, "admin", tuple(Scope))
+        kinds = {"architecture": "LlamaForCausalLM", "parameters": 10, "max_position": 64}
+        session.add(BaseModel(name="unused", source="/models/unused", revision="b" * 64, **kinds))
     things = Things(owner, Caller(owner.client, owner.tenant_id, key), new_member, database, storage)
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (tmp_path / "train.jsonl").write_bytes(jsonl(*({"prompt": f"{n} + 1?", "completion": f"{n + 1}"} for n in range(10))))
     trained = tmp_path / "trained"
     trained.mkdir()
