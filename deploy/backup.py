@@ -68,7 +68,7 @@ def restore(state: State, source: Path) -> None:
         raise StackError("a stack is starting there", "wait, or name another folder with MOTET_STATE_DIR")
     if (source / "storage").exists():
         shutil.copytree(source / "storage", state.folder / "storage", dirs_exist_ok=True)
-    shutil.copy2(source / "secrets.json", state.folder / "secrets.json")
+    state.take_secrets(source / "secrets.json")
     with running_postgres(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
         with create_engine(postgres.url(), connect_args=CONNECT).begin() as connection:

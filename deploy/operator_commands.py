@@ -102,9 +102,10 @@ def restore(url: str | None, name: str | None) -> Result:
     state = State(default_folder())
     if not state.lock():
         raise StackError(f"a stack runs in {state.folder}", "name a new folder with MOTET_STATE_DIR")
-    beside = Path((url or "").removeprefix("file://")) / _SECRETS
-    if not (state.folder / _SECRETS).exists() and (url or "").startswith("file://") and beside.is_file():
-        private_file(state.folder / _SECRETS, beside.read_text())
+    place = url or os.environ.get("MOTET_BACKUP_URL", "")
+    beside = Path(place.removeprefix("file://")) / _SECRETS
+    if not (state.folder / _SECRETS).exists() and place.startswith("file://") and beside.is_file():
+        state.take_secrets(beside)
     target = _stack(state)
     with running_postgres(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()

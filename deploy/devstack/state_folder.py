@@ -93,6 +93,14 @@ class State:
             fix = f"restore {path} from a copy, or remove {self.folder} to begin anew (its tasks and adapters are lost)"
             raise StackError(f"{path} is damaged: {error}", fix) from error
 
+    def take_secrets(self, path: Path) -> None:
+        """Those of another stack, whose data this folder gets: with a mark of its own, since a stack ends all processes of its
+        mark as it starts; and with all earlier keys, since the data may be older than the newest one."""
+        said = json.loads(path.read_text())
+        earlier = [one | {"resealed_at": None} for one in said.get("secret_keys_before", [])]
+        said |= {"mark": secrets.token_hex(32), "secret_keys_before": earlier}
+        private_file(self.folder / _SECRETS, json.dumps(said, indent=1))
+
     def rotate_key(self) -> None:
         """Replace the secret key from the next start on, which seals everything anew under it. The one before is kept to open
         what it sealed."""

@@ -114,8 +114,9 @@ def test_a_stack_is_restored_by_command_as_it_was_when_it_was_backed_up(folder: 
     assert (backed_up.taken["of"], backed_up.taken["with_secrets"]) == (f"the stack in {backed_up.state}", True)
     done = motet(state, "admin", "restore", str(backed_up.place), "--json").json
     assert (done["of"], done["backup"], done["other_secret_key"]) == (f"the stack in {state}", backed_up.taken["backup"], False)
-    with running(state) as client:
+    with running(backed_up.state) as original, running(state) as client:
         assert client.get("/v1/files").json()["data"] == [backed_up.file], "the other one came after the backup"
+        assert len(original.get("/v1/files").json()["data"]) == 2, "it goes on beside the restored one"
         secret = sealed(state, backed_up.webhook["id"])
         assert SecretBox(key_of(state), PURPOSE, []).open(secret) == backed_up.webhook["secret"]
         busy = motet(state, "admin", "restore", str(backed_up.place))
@@ -176,6 +177,20 @@ def test_a_key_before_is_forgotten_a_day_after_everything_was_sealed_anew(tmp_pa
     assert state.earlier_keys() == [second]
     assert first not in (tmp_path / "secrets.json").read_text()
     assert SecretStr(state.secrets().secret_key) not in (SecretStr(first), SecretStr(second))
+
+
+def test_a_restored_folder_has_a_mark_of_its_own_and_every_earlier_key(tmp_path: Path, monkeypatch: Any) -> None:
+    before, after = State(tmp_path / "before"), State(tmp_path / "after")
+    first = before.secrets().secret_key
+    before.rotate_key()
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    before.note_resealed()
+    monkeypatch.setattr("time.time", lambda: 1e9 + 100 * 3600)
+    assert before.earlier_keys() == []
+    after.take_secrets(before.folder / "secrets.json")
+    assert after.earlier_keys() == [first], "the backup may be older than the newest key"
+    assert after.secrets().secret_key == before.secrets().secret_key
+    assert after.secrets().mark != before.secrets().mark, "a stack ends all processes of its mark as it starts"
 
 
 @pytest.mark.timeout(900)

@@ -148,7 +148,8 @@ class AttachedPlacements:
             preparation = Preparation(
                 self._link, self._scratch, self._cache, placement, task.lease, task.phases, self._settings
             )
-            prepared = preparation.prepare(partial(self._load, placement.base, devices))
+            generates = placement.spec.evaluation is not None
+            prepared = preparation.prepare(partial(self._load, placement.base, devices, generates=generates))
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except Crowded as error:
@@ -188,11 +189,11 @@ class AttachedPlacements:
             return [torch.device("cpu")] * len(placement.device_indexes)
         return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
 
-    def _load(self, ref: BaseModelRef, devices: list[torch.device], lease: Lease) -> LoadedBase:
+    def _load(self, ref: BaseModelRef, devices: list[torch.device], lease: Lease, generates: bool = True) -> LoadedBase:
         ref = self._fetch.local(ref, lease)
         if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, tuple(devices)):
             self._loaded = None  # the next base needs its memory
-            self._loaded = self._ranks.load(ref, devices, self._settings)
+            self._loaded = self._ranks.load(ref, devices, self._settings, generates)
         return self._loaded
 
     def _check_leases(self, silent: float) -> None:

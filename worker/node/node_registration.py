@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from contract.compatibility.capabilities import understood
+from contract.compatibility.capabilities import SHARDED_BASES, understood
 from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import Device, NodeRegistration, NodeWelcome
 from contract.processes import reproducibility
@@ -53,7 +53,7 @@ def join(
             boot_id=secrets.token_hex(16),
             devices=devices,
             versions={name: version(name) for name in _VERSIONS} | _numerics(),
-            capabilities=sorted(understood() - beyond_hardware(devices)),
+            capabilities=sorted(understood() - beyond_hardware(devices) - _declined(settings)),
             credential=credential.propose(),
             bases=held_bases(settings.scratch / BASES)[:1000],
         )
@@ -98,6 +98,11 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
     raise SettingsError(
         f"node {settings.node_name} may not join: {credential.path} holds no credential that is known, and {why}"
     )
+
+
+def _declined(settings: Settings) -> frozenset[str]:
+    """Capabilities that the operator does not want of this node."""
+    return frozenset({SHARDED_BASES} if settings.worker_sharding == "never" else ())
 
 
 def _numerics() -> dict[str, str]:

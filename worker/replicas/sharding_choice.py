@@ -36,8 +36,11 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def choose_sharding(ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings) -> ChosenSharding | None:
-    """None: each device holds a copy. So too where the folder cannot be read, which loading then says."""
+def choose_sharding(
+    ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, generates: bool = False
+) -> ChosenSharding | None:
+    """None: each device holds a copy. So too where the folder cannot be read, which loading then says. generates: texts are
+    wanted, which a sharded base does not write: copies are held as long as they fit at all, as the planner counts."""
     world, mode, dtype = len(devices), settings.worker_sharding, compute_dtype(devices[0])
     if world < 2 or mode == "never" or not (Path(ref.source) / "config.json").is_file():
         return None
@@ -47,5 +50,7 @@ def choose_sharding(ref: BaseModelRef, devices: Sequence[torch.device], settings
     except (UnsupportedModelError, OSError, ValueError):
         return None
     memory = memory_of(devices[0], settings) // (world if devices[0].type == "cpu" else 1)
+    if mode == "auto" and generates and sizes.whole <= memory:
+        return None
     plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, room)
     return ChosenSharding(plan, plan.bytes_per_rank(sizes), plan.sentence(sizes)) if plan is not None else None

@@ -94,7 +94,7 @@ def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
 def estimate(work: TaskWork, model: ThroughputModel, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
     """The remaining work on `gpus` GPUs, each with the whole base; jobs are distributed over them, and none is split."""
     groups = _groups(work)
-    reading, writing = (seconds / gpus for seconds in _text_seconds(work.texts, model, step_tokens))
+    reading, writing = _text_seconds(work.texts, model, step_tokens)
     if not groups:
         least, most = max(SHORTEST_SECONDS, reading), max(SHORTEST_SECONDS, reading + writing)
         return Estimate(0.0, most, least, most, reading + writing)
@@ -120,7 +120,8 @@ def estimate(work: TaskWork, model: ThroughputModel, gpus: int, step_tokens: int
 
 
 def _text_seconds(texts: TextWork, model: ThroughputModel, step_tokens: int) -> tuple[float, float]:
-    """Seconds of one GPU to read the prompts, and to write texts as long as they may be. A pass costs what a step of as many
+    """Seconds to read the prompts, and to write texts as long as they may be, on whatever number of GPUs: one of them generates
+    while the others wait. A pass costs what a step of as many
     tokens does, as measured, without its backward part: full passes of prompts; a pass for each token of the texts that are
     written at once."""
     if not texts.evaluations or not texts.prompts:

@@ -30,8 +30,10 @@ def texts_due(spec: TaskSpec, jobs: Sequence[ReportedProgress], rows: int, token
     """Of the base before the first steps, of every job at its end and, where a text metric ranks jobs there, at the end of its
     warmup, and at the milestones of the jobs that may pass the cut; as far as jobs have not come there. rows: to generate texts
     for; tokens_per_row: their mean length, prompt and answer."""
+    if spec.evaluation is None:
+        return NO_TEXTS
     live = [job for job in jobs if job.status not in JOB_TERMINAL]
-    if spec.evaluation is None or not live:
+    if not live:
         return NO_TEXTS
     size, early_exit = spec.search_space.size, spec.early_exit
     passing = size if early_exit.policy == "asha" else early_exit.survivors(size)[1]  # asha keeps who comes early

@@ -1,6 +1,6 @@
 """Formats what a new plan says to the owners of waiting tasks: reason codes joined with names. Touches no rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from service.fleet.base_models.gpu_fit import memory_of
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
-from service.scheduler.estimate.node_shapes import shape_of
+from service.scheduler.estimate.node_shapes import Shape, shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
 from service.scheduler.explain import waiting_sentences
@@ -54,14 +54,13 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     running |= {start.task: start.node for start in starts if start.start == 0}
     downloads = {start.task: said for start in starts if (said := download_first(seen, start)) is not None}
     names = {id: waiting_sentences.task_words(task.name, id) for id, task in seen.tasks.items()}
-    wider = partial(_wider, seen)
+    wider = partial(_wider, seen, {*map(shape_of, seen.nodes.values())})
     return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads, names, wider)
 
 
-def _wider(seen: Snapshot, id: str) -> int | None:
+def _wider(seen: Snapshot, shapes: Iterable[Shape], id: str) -> int | None:
     """The smallest power of two of GPUs of a node that hold the queued task's base, beyond what it asks for."""
     task = seen.tasks[id]
-    shapes = {*map(shape_of, seen.nodes.values())}
     found = [shape.gpus_for(seen.needs[id], seen.work.specs[id].evaluation is None) for shape in shapes]
     return min((gpus for gpus in found if gpus is not None and gpus > task.gpus), default=None)
 

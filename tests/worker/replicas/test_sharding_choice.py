@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 TOKENS = 64  # of a pass
 
 
-def chosen(base, memory: int | None = None, devices: int = 2, **more):
+def chosen(base, memory: int | None = None, devices: int = 2, generates: bool = False, **more):
     """On devices with so many bytes each."""
     settings = Settings(
         api_url="http://nowhere",
@@ -25,7 +25,7 @@ def chosen(base, memory: int | None = None, devices: int = 2, **more):
         worker_memory_bytes=None if memory is None else memory * devices,
         **more,
     )
-    return choose_sharding(base, [CPU] * devices, settings)
+    return choose_sharding(base, [CPU] * devices, settings, generates)
 
 
 def need(base) -> tuple[BaseSizes, int]:
@@ -53,6 +53,13 @@ def test_less_memory_shards_more_layers_and_each_rank_holds_what_is_said(deep_ba
         backbone = Backbone.load(base.source, precision=precision, sharding=found.of(3))
         held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in backbone.tensors()}
         assert sum(held.values()) == pytest.approx(found.held_bytes, rel=0.05)
+
+
+def test_where_texts_are_wanted_copies_are_held_as_long_as_they_fit(deep_base):
+    sizes, _ = need(deep_base)
+    assert chosen(deep_base, sizes.whole) is not None
+    assert chosen(deep_base, sizes.whole, generates=True) is None
+    assert chosen(deep_base, sizes.whole - 2, generates=True) is not None
 
 
 def test_an_operator_may_forbid_or_force_it(deep_base):

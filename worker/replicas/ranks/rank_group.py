@@ -73,11 +73,13 @@ class RankGroup:
         self._watch: RankWatch | None = None
         self._collectives: RankCollectives | None = None
 
-    def load(self, ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings) -> LoadedBase:
+    def load(
+        self, ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, generates: bool = False
+    ) -> LoadedBase:
         """Load the base onto each device, whole or its shards: the first in this process, and each other in one of its own.
-        Ends earlier ranks. Raises BaseError, or Crowded."""
+        Ends earlier ranks. generates: as of choose_sharding. Raises BaseError, or Crowded."""
         self.close()
-        sharding = choose_sharding(ref, devices, settings)
+        sharding = choose_sharding(ref, devices, settings, generates)
         if sharding is not None:
             log.info("base model %s: %s", ref.name, sharding.sentence)
         try:
