@@ -86,7 +86,7 @@ def _wait(said: str) -> timedelta | None:
         return min(timedelta(seconds=int(said)), _LONGEST_WAIT)
     try:
         until = parsedate_to_datetime(said)
-    except ValueError:
+    except (ValueError, OverflowError, TypeError, IndexError):  # of numbers beyond those of dates; of Python 3.11's parser
         return None
     left = until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)
     return min(max(left, timedelta(0)), _LONGEST_WAIT)

@@ -111,6 +111,8 @@ def test_a_run_that_was_deleted_there_is_given_up(tenant, placed, wandb, courier
         ("date", 4),
         ("Tue, 15 Nov 1994 08:12:31 GMT", 3),
         ("Tue, 15 Nov 9999 08:12:31 -0000", 4),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 3),
+        ("Mon, 01 Jan 2026 00:00:00 +999999999999999999", 3),
     ],
 )
 def test_a_server_that_asks_for_patience_is_left_alone(placed, wandb, courier, database, monkeypatch, said, hours):
