@@ -146,7 +146,8 @@ class Outbound:
                 if not (redirects and response.status in (301, 302, 303, 307, 308) and "location" in said):
                     yield StreamedResponse(url, response.status, said, response.iter_stream())
                     return
-            onward = urljoin(url, said["location"])
+            with _parsing():
+                onward = urljoin(url, said["location"])
             if origin(onward) != origin(url):
                 sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
             url = onward
@@ -200,17 +201,23 @@ def _plain() -> Refused:
     return Refused("must start with https://, so that nobody on the way reads or changes what is sent")
 
 
+@contextmanager
+def _parsing() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(f"is not a URL: {error}") from None
+
+
 def _split(url: str, most: int = MAX_URL) -> SplitResult:
     """Parse the URL. Raises Refused unless it is a plain http(s) URL of at most `most` characters."""
     if len(url) > most:
         raise Refused(f"has {len(url)} characters, the limit is {most}")
     if any(not "!" <= letter <= "~" for letter in url):
         raise Refused("may hold printable ASCII alone; write other letters percent-encoded, and a host in punycode")
-    try:
+    with _parsing():
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise Refused(f"is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise Refused("must be of the form https://host/path")
     if "@" in parts.netloc:
@@ -221,9 +228,10 @@ def _split(url: str, most: int = MAX_URL) -> SplitResult:
 
 
 def origin(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port, as the URL has them."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port
+    """Scheme, host and port, as the URL has them. Raises Refused."""
+    with _parsing():
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname or "", parts.port
 
 
 def _port(parts: SplitResult) -> int:

@@ -144,10 +144,7 @@ class HubWriter:
                     return self._commit_id(one.get("id"))
                 if one.get("id") == until:
                     return None
-            onward = _NEXT.search(got.headers.get("link", ""))
-            url = urljoin(url, onward[1]) if onward is not None else None
-            if url is not None and origin(url) != origin(self.hub.endpoint):
-                raise unreadable(self.hub.endpoint, self.name)
+            url = self._next_page(url, got.headers.get("link", ""))
         return None
 
     def answer(
@@ -179,6 +176,19 @@ class HubWriter:
         self, method: Literal["GET", "POST"], url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         return self._read(self.answer(method, url, body, headers))
+
+    def _next_page(self, url: str, link: str) -> str | None:
+        """Where a Link header of `url` leads, which is on the hub."""
+        found = _NEXT.search(link)
+        if found is None:
+            return None
+        try:
+            onward = urljoin(url, found[1])
+            if origin(onward) == origin(self.hub.endpoint):
+                return onward
+        except ValueError:
+            pass  # it is no URL
+        raise unreadable(self.hub.endpoint, self.name)
 
     def _checked(self, got: Fetched) -> Fetched:
         if not 200 <= got.status < 300:

@@ -155,10 +155,14 @@ def _pins(one: RepoSibling) -> Pins:
 
 def _by_url(asked: Asked, outbound: Outbound) -> Found:
     _refuse_hub_fields(asked)
-    if "@" in urlsplit(asked.source).netloc:
+    try:
+        parts = urlsplit(asked.source)
+    except ValueError as error:
+        raise _wrong("not_a_url", f"is not a URL: {error}") from None
+    if "@" in parts.netloc:
         raise _wrong("credentials_in_url", "may not hold a user name or password; name a presigned URL")
     shown_ = asked.source.partition("?")[0]
-    return _described(asked.source, shown_, urlsplit(asked.source).path, outbound)
+    return _described(asked.source, shown_, parts.path, outbound)
 
 
 def _in_bucket(asked: Asked, outbound: Outbound) -> Found:

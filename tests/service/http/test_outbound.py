@@ -104,6 +104,9 @@ class Receiver(http.server.BaseHTTPRequestHandler):
 
     do_PUT = do_POST
 
+    def do_GET(self) -> None:
+        self.server.answer(self)  # type: ignore[attr-defined]
+
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -153,6 +156,13 @@ def test_a_redirect_is_an_answer_like_any_other(receive):
     server = receive(plain(302, Location=f"http://127.0.0.1:{inside.server_port}/"))
     assert Outbound(LOOPBACK).post(f"http://127.0.0.1:{server.server_port}/", b"", {}).status == 302
     assert inside.got == []
+
+
+@pytest.mark.parametrize("location", ["https://h:99999/", "https://[x", "//h:x/"])
+def test_a_redirect_to_what_is_no_url_is_refused(receive, location):
+    server = receive(plain(302, Location=location))
+    with pytest.raises(Refused, match="is not a URL: "):
+        Outbound(LOOPBACK).get(f"http://127.0.0.1:{server.server_port}/", {}, 10)
 
 
 def test_a_body_goes_in_blocks_of_the_length_that_was_said(receive):

@@ -36,6 +36,15 @@ def test_a_redirect_inside_is_refused_in_both_phases(tenant, importer, hub, by_u
         assert seen(tenant, one["id"])["error"]["errors"][0]["code"] == "source_not_called"
 
 
+def test_what_is_no_url_is_refused_in_both_phases(tenant, importer, hub, by_url):
+    made = named(tenant, by_url())
+    assert "is not a URL" in refused(name(tenant, "https://[x/rows.jsonl"), "source", "not_a_url")
+    hub.faults(redirect="https://h:99999/")
+    assert "is not a URL" in refused(name(tenant, by_url()), "source", "source_not_called")
+    importer.run_due()
+    assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "source_not_called"
+
+
 def test_private_addresses_are_not_called_unless_allowed(hub, serve, settings_for, new_database_url, tmp_path, by_url):
     caller = serve(settings_for(new_database_url, tmp_path, hf_endpoint=hub.url))
     before = len(hub.requests)
