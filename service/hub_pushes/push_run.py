@@ -137,7 +137,7 @@ class PushRun:
         self._renew()
         sent = self._upload.send(file.sha256, file.bytes, blocks)
         claimed.sent = before + file.bytes
-        self._claims.note_stored(claimed)
+        (self._claims.note_stored if sent else self._claims.renew)(claimed)
         log.info("push %s: %s %s", claimed.id, file.path, "is sent" if sent else "was there")
 
     def _first(self, file: AdapterFile) -> bytes:

@@ -81,6 +81,32 @@ def test_a_hub_that_is_away_is_asked_again_and_at_last_not(tenant, hub, courier,
     assert TOKEN not in logged()
 
 
+def test_a_hub_that_takes_files_and_no_commit_is_asked_again_and_at_last_not(tenant, hub, courier, pushable, due_now):
+    """The files are sent once, so that attempts count on."""
+    made = asked(tenant, pushable(tenant, seed=13), new_name())
+    hub.faults(refuse={"/commit/": [500, {}, "no", 99]})
+    before = len(hub.requests)
+    for attempt in range(1, ATTEMPTS + 1):
+        assert courier.work_off_due() == 1
+        assert (seen(tenant, made)["attempts"], seen(tenant, made)["error"]["code"]) == (attempt, "hub_unavailable")
+        due_now()
+    assert (seen(tenant, made)["status"], courier.work_off_due()) == ("failed", 0)
+    assert len(requests(hub, before, "/lfs/put")) == 1
+
+
+@pytest.mark.parametrize("link", ["https://[x", "https://h:99999/"])
+def test_a_page_that_is_at_no_url_is_told(tenant, hub, courier, pushable, due_now, link):
+    made = asked(tenant, pushable(tenant, seed=14), new_name())
+    page = [200, {"Link": f'<{link}>; rel="next"'}, "[]", 99]
+    hub.faults(refuse={"POST .*/commit/": [500, {}, "no", 99], "/commits/": page})
+    for _ in range(2):
+        courier.work_off_due()
+        due_now()
+    now = seen(tenant, made)
+    assert (now["status"], now["error"]["code"], now["attempts"]) == ("queued", "hub_unavailable", 2)
+    assert "cannot be read" in now["error"]["detail"]
+
+
 def test_a_commit_whose_answer_is_lost_is_found_and_not_made_again(tenant, hub, courier, pushable, due_now):
     name = new_name()
     made = asked(tenant, pushable(tenant, seed=5), name)
