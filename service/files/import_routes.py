@@ -17,7 +17,8 @@ from service.files.imports.s3_object import SCHEME, S3Object
 from service.files.imports.sources import Asked, find
 from service.files.multipart_upload import MAX_NAME, sane_name
 from service.http.concurrency_limits import Importing
-from service.http.problems import invalid_field
+from service.http.outbound import Refused, origin
+from service.http.problems import check_credential, invalid_field
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import ClaimedKey
 from service.tenants.api_keys import Scope
@@ -97,9 +98,23 @@ class NewFileImport(Strict):
             )
         if self.session_token is not None and self.access_key_id is None:
             raise invalid_field("session_token", "incomplete_keys", "goes with access_key_id and secret_access_key")
+        self._check_endpoint()
         plain = {name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in said.items()}
         version = {"version": plain.pop("version_id")} if "version_id" in plain else {}
         return S3Object(bucket="", key="", **plain, **version)
+
+    def check_credentials(self) -> None:
+        """Raise Invalid for those that no header takes."""
+        for name in ("token", "access_key_id", "secret_access_key", "session_token"):
+            said = getattr(self, name)
+            if said is not None:
+                check_credential(name, said.get_secret_value() if isinstance(said, SecretStr) else said)
+
+    def _check_endpoint(self) -> None:
+        try:
+            origin(self.endpoint or "")
+        except Refused as error:
+            raise invalid_field("endpoint", "not_a_url", str(error)) from None
 
 
 @router.post("", status_code=201, include_in_schema=False)  # routes.py describes it with the upload
@@ -115,6 +130,7 @@ def import_file(
 ) -> ImportedFileResource | FoundFileResource:
     with db.begin() as session:
         admit_bytes(session, writer, 1)
+    new.check_credentials()
     own = hub.token if Scope.ADMIN in writer.scopes else ""
     token = new.token.get_secret_value() if new.token is not None else ""
     asked = Asked(new.source, new.revision, new.path, new.split, token, own, new.bucket())

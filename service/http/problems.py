@@ -121,6 +121,12 @@ def summary(errors: Sequence[FieldError]) -> str:
     return f"{where}: {first.message}{more}" if where else first.message + more
 
 
+def check_credential(field: str, said: str) -> None:
+    """Raise Invalid for one that no header takes."""
+    if not all("!" <= letter <= "~" for letter in said):
+        raise invalid_field(field, "not_a_token", "may hold printable ASCII alone, without spaces")
+
+
 def invalid_field(field: str, code: str, message: str) -> Invalid:
     """The problem of one wrong field."""
     return Invalid([FieldError(field=field, code=code, message=message)])

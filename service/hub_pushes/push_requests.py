@@ -18,7 +18,7 @@ from service.adapters.additional_files import additional_files
 from service.adapters.models import Adapter
 from service.database.engine import new_id
 from service.fleet.models import BaseModel
-from service.http.problems import Conflict, invalid_field
+from service.http.problems import Conflict, check_credential, invalid_field
 from service.hub_pushes.model_card import model_card
 from service.hub_pushes.models import OPEN, HubPush
 from service.merges.models import READY, MergedModel
@@ -92,8 +92,7 @@ def check(new: NewHubPush) -> None:
     if _COMMIT.fullmatch(new.revision) or new.revision.startswith("refs/") or ".." in new.revision:
         message = "must be a branch: a commit or a reference of another kind cannot be committed to"
         raise invalid_field("revision", "not_a_branch", message)
-    if not all("!" <= letter <= "~" for letter in new.token.get_secret_value()):
-        raise invalid_field("token", "not_a_token", "may hold printable ASCII alone, without spaces")
+    check_credential("token", new.token.get_secret_value())
 
 
 def card_of(session: Session, principal: Principal, new: NewHubPush) -> bytes | None:

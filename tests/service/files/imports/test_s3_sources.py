@@ -20,7 +20,7 @@ from service.files.imports.actions import box_of
 from service.files.imports.s3_object import S3Object
 from service.files.imports.sources import status_refusal
 from tests.service.api import chat_rows, jsonl
-from tests.service.files.imports.named import ROWS, name, named, refused, seen
+from tests.service.files.imports.named import ROWS, SOURCE, name, named, refused, seen
 from tests.service.storage.object_servers import ObjectServer, object_server
 
 KEYS = {"access_key_id": "TENANTKEY", "secret_access_key": "tenant-secret", "session_token": "tenant-session"}
@@ -146,6 +146,29 @@ def test_private_endpoints_are_not_called(serve, settings_for, new_database_url,
     source = kept("inside.jsonl", ACL="public-read")
     for endpoint in (moto.url, "http://169.254.169.254", "https://[::1]:9000", "https://10.0.0.1/minio"):
         assert "not public" in refused(name(caller, source, endpoint=endpoint, **KEYS), "source", "source_not_called")
+
+
+@pytest.mark.parametrize("endpoint", ["https://[x", "https://h:99999"])
+def test_an_endpoint_that_is_no_url_is_refused_by_its_field(tenant, endpoint):
+    answer = name(tenant, "s3://bucket/rows.jsonl", endpoint=endpoint, **KEYS)
+    assert "is not a URL" in refused(answer, "endpoint", "not_a_url")
+
+
+@pytest.mark.parametrize("field", ["token", "secret_access_key", "session_token"])
+@pytest.mark.parametrize("secret", ["a secret", "s\u00e4cret", "secret\r\nHost: x", "sec\0ret", "secret\ud800"])
+def test_credentials_that_no_header_takes_are_refused_by_their_field(tenant, hub, field, secret):
+    before = len(hub.requests)
+    of_bucket = field != "token"
+    said = (KEYS if of_bucket else {}) | {field: secret}
+    answer = tenant.post(
+        "/v1/files",
+        content=json.dumps({"source": "s3://bucket/rows.jsonl" if of_bucket else SOURCE} | said),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["field"] == field
+    assert secret not in answer.text
+    assert len(hub.requests) == before
 
 
 def test_a_bucket_elsewhere_is_told_by_its_region():
