@@ -82,7 +82,8 @@ def _idle(session: Session, candidates: list[Node]) -> list[IdleNode]:
     """Of nodes without a placement, those that neither answer nor merge, with when the last of all that ended."""
     ids = [node.id for node in candidates]
     answering = select(AnswerSession.node_id).where(AnswerSession.node_id.in_(ids), AnswerSession.ended_at.is_(None))
-    merging = select(MergedModel.node_id).where(MergedModel.node_id.in_(ids), MergedModel.status == RUNNING)
+    row = MergedModel
+    merging = select(row.node_id).where(row.node_id.in_(ids), row.status == RUNNING, row.deleted_at.is_(None))
     busy = {*session.scalars(answering), *session.scalars(merging)}
     idle = [node for node in candidates if node.id not in busy]
     ended = _last_ends(session, [node.id for node in idle])

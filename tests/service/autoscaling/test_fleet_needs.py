@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import update
 
 from service.fleet.models import AnswerSession, Node, Placement
+from service.merges.models import RUNNING, MergedModel
 from service.tenants.api_keys import Scope
 
 
@@ -133,3 +134,23 @@ def test_a_node_that_answers_is_not_idle_but_free(database, new_node, tenant, ne
         )
     state = needs()
     assert (state["idle_nodes"], state["free"]) == ([], [{"type": "cpu", "gpus": 1}])
+
+
+def test_a_node_that_merges_is_not_idle_until_the_merge_is_deleted(database, new_node, tenant, needs):
+    node = new_node()
+    with database.begin() as session:
+        of_base = {"base_model": "small", "base_revision": "a" * 64, "lineage": {}, "adapter_files": [], "max_shard_bytes": 1}
+        session.add(
+            MergedModel(
+                id="merged_1",
+                tenant_id=tenant.tenant_id,
+                adapter_id="adapter_1",
+                status=RUNNING,
+                bytes=1,
+                node_id=node.id,
+                **of_base,
+            )
+        )
+    assert idle(needs()) == {}
+    assert tenant.delete("/v1/merged-models/merged_1").status_code == 204
+    assert idle(needs()) == {node.name: False}
