@@ -103,14 +103,16 @@ def remove(session: Session, name: str) -> None:
 
 
 def _note_copy(session: Session, base: BaseModel, changed: bool, store: bool | None) -> None:
-    """The row of the base's copy in storage, as the request wants it."""
+    """The row of the base's copy in storage, as the request wants it. One that is asked for is made anew: the copier fetches
+    what storage lost."""
     held = session.get(BaseCopy, base.name, with_for_update=True)
     uploaded = base.source.startswith(STORAGE_SCHEME)
     if not uploaded and (base.commit is None or store is False or (store is None and held is None)):
         wanted = None
     else:
         wanted = STORED if uploaded else COPYING
-    if held is not None and held.status in (wanted, STORED) and wanted is not None and not changed:
+    kept = (wanted,) if store else (wanted, STORED)
+    if held is not None and held.status in kept and wanted is not None and not changed:
         return
     if held is not None:
         session.delete(held)
@@ -139,9 +141,10 @@ def is_stored(session: Session, name: str) -> bool:
 
 
 def is_file_of(session: Session, name: str, sha256: str) -> bool:
-    """Whether this is a file of the base, and nodes fetch it from storage."""
+    """Whether this is a file of the base. Nodes that were told to fetch it from storage go on with that once it is no longer
+    kept there, while garbage collection leaves the object."""
     one = select(BaseModelFile.path).where(BaseModelFile.base_model == name, BaseModelFile.sha256 == sha256)
-    return session.scalar(one.limit(1)) is not None and is_stored(session, name)
+    return session.scalar(one.limit(1)) is not None
 
 
 def _refuse_in_use(session: Session, known: BaseModel, way_out: str) -> None:

@@ -15,6 +15,7 @@ from service.fleet.base_models.copies.base_copier import BaseCopier
 from service.fleet.base_models.copies.copy_claims import CopyClaims
 from service.fleet.models import BaseCopy
 from service.http.problems import Unavailable
+from service.storage.local_storage import LocalIncoming
 from tests.hub.hub_process import MODEL, HubProcess, hub_process
 from tests.service.fleet.scripted import ScriptedNode
 from worker.api_client import PlacementLink
@@ -93,7 +94,7 @@ def test_a_base_is_copied_and_placements_are_told_to_fetch_it_from_storage(
     placement = node.take(task["id"])
     assert not placement.given.base.stored
     refused = placement.call("GET", f"objects/{sha256_of('model.safetensors')}")
-    assert refused.json()["code"] == "object_unknown", "of a base that is not kept, storage serves nothing"
+    assert refused.json()["code"] == "base_object_lost", "of a base that is not kept, storage has no weights"
 
     told = add(admin, store=True)["storage"]
     whole = sum(file.bytes for file in placement.given.base.files)
@@ -142,6 +143,47 @@ def test_a_file_that_storage_lost_is_refused_in_words(admin, copier, tenant, new
         )
 
 
+def test_a_file_that_storage_lost_is_fetched_when_the_base_is_added_again(admin, copier, hub, storage):
+    stored(admin, copier)
+    storage.delete(sha256_of("model.safetensors"))
+    assert add(admin)["storage"]["status"] == "stored", "nobody asked for a copy"
+    before = len(weights_asked(hub))
+    stored(admin, copier)
+    assert storage.exists(sha256_of("model.safetensors"))
+    stored(admin, copier)
+    assert len(weights_asked(hub)[before:]) == 1, "what is there is not fetched"
+
+
+def test_a_node_goes_on_with_storage_once_the_base_is_no_longer_kept_and_gets_nothing_else(
+    admin, copier, tenant, new_tenant, new_node, plan, storage
+):
+    stored(admin, copier)
+    node, task = able(new_node), tenant.task(base_model=NAME)
+    new_tenant().file()
+    plan()
+    placement = node.take(task["id"])
+    assert add(admin, store=False)["storage"] is None
+    got = placement.call("GET", f"objects/{sha256_of('model.safetensors')}")
+    assert got.content == (MODEL / "model.safetensors").read_bytes()
+    others = {one.sha256 for one in list(storage.keys())} - {sha256_of(path.name) for path in MODEL.iterdir()}
+    assert {placement.call("GET", f"objects/{sha256}").json()["code"] for sha256 in others} == {"object_unknown"}
+
+
+def test_storage_that_damages_a_file_is_given_it_again(admin, copier, storage, database, monkeypatch):
+    add(admin, store=True)
+    whole = LocalIncoming.write
+    monkeypatch.setattr(LocalIncoming, "write", lambda incoming, block: whole(incoming, block + b"!"))
+    copier.work_off_due()
+    told = copy_of(admin)
+    assert (told["status"], told["attempts"], told["error"]["code"]) == ("copying", 1, "unavailable")
+    assert "announced were" in told["error"]["detail"]
+    monkeypatch.setattr(LocalIncoming, "write", whole)
+    with database.begin() as session:
+        session.get_one(BaseCopy, NAME).next_at = clock(session)
+    copier.work_off_due()
+    assert copy_of(admin)["status"] == "stored"
+
+
 def test_a_cut_copy_goes_on_within_the_file_and_a_later_attempt_with_the_next_file(admin, copier, hub, storage):
     size = (MODEL / "model.safetensors").stat().st_size
     add(admin, store=True)
@@ -170,7 +212,7 @@ def test_a_hub_that_is_down_is_asked_again_later_and_what_came_is_kept(admin, co
         session.get_one(BaseCopy, NAME).next_at = clock(session)
     asked = len(hub.requests)
     copier.work_off_due()
-    assert copy_of(admin)["status"] == "stored"
+    assert (copy_of(admin)["status"], copy_of(admin)["attempts"]) == ("stored", 1), "they count from the last file that came"
     fetched = {line[0].rpartition("/")[2] for line in hub.requests[asked:]}
     assert fetched == {"model.safetensors"}, "small files were there"
 
@@ -199,7 +241,7 @@ def test_a_copy_whose_process_died_is_anothers_after_its_claim(admin, copier, da
         session.get_one(BaseCopy, NAME).claimed_until = clock(session)
     copier.work_off_due()
     claims.fail(dead, Unavailable("late"), again=False)
-    assert (copy_of(admin)["status"], copy_of(admin)["attempts"]) == ("stored", 2)
+    assert (copy_of(admin)["status"], copy_of(admin)["attempts"]) == ("stored", 1)
 
 
 def test_nodes_of_before_fetch_a_base_of_the_hub_and_get_none_that_was_uploaded(

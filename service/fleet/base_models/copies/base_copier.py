@@ -19,7 +19,7 @@ from service.http.problems import Problem, Unavailable
 from service.hub.hub_client import Hub
 from service.messaging.claim_courier import ClaimCourier, Taken
 from service.settings import Settings
-from service.storage.object_store import Storage
+from service.storage.object_store import ObjectMismatch, Storage
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,10 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
             for file in claimed.files:
                 if not self._storage.grant_upload(file.sha256, file.bytes).exists:  # asked so, the object is spared by sweeps
                     self._copy(claimed, file)
+                    self._claims.note_stored(claimed)
                 else:
                     claimed.received += file.bytes
-                self._claims.renew(claimed)
+                    self._claims.renew(claimed)
             self._claims.finish(claimed)
             log.info("base model %s is in storage, %d bytes", claimed.base_model, claimed.received)
         except Lost:
@@ -58,6 +59,8 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
         except (Unavailable, OSError) as error:
             why = error if isinstance(error, Problem) else Unavailable(f"Storage does not take it now: {error}.")
             self._claims.fail(claimed, why, again=True)
+        except ObjectMismatch as error:  # the bytes that came were right, so those that storage got were damaged on the way
+            self._claims.fail(claimed, Unavailable(f"Storage did not get what was fetched: {error}."), again=True)
         except Problem as refusal:
             self._claims.fail(claimed, refusal, again=False)
 

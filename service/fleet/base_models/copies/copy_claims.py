@@ -57,6 +57,13 @@ class CopyClaims:
             row = _ROWS.own(session, claimed.base_model, claimed.claim, _COMMITTING if committing else None)
             row.received_bytes = claimed.received
 
+    def note_stored(self, claimed: ClaimedCopy) -> None:
+        """Note that storage has another file: attempts count from the last one. Raises Lost."""
+        with self._db.begin() as session:
+            row = _ROWS.own(session, claimed.base_model, claimed.claim)
+            row.received_bytes, row.attempts = claimed.received, 1
+        claimed.attempts = 1
+
     def finish(self, claimed: ClaimedCopy) -> None:
         """From now on nodes fetch it from storage. Raises Lost."""
         with self._db.begin() as session:
