@@ -41,7 +41,7 @@ class NewMergedModel(Strict):
 
 def begin(session: Session, principal: Principal, new: NewMergedModel) -> MergedModel:
     """Queue a merge. Raises NotFound, AdapterDeleted, BaseChanged, QuotaExceeded."""
-    adapter = find_adapter(session, principal, new.adapter_id)
+    adapter = find_adapter(session, principal, new.adapter_id, kept=True)
     lineage = adapter.manifest["lineage"]
     base = session.get(BaseModel, lineage["base_model"])
     if base is None or not base.enabled or base.revision != lineage["base_revision"]:

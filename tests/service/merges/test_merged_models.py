@@ -5,9 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import OperationalError
 
 from contract.messages.upload_messages import UploadGrant
+from service.adapters.models import Adapter
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention
 from service.fleet.merges.merge_leases import ATTEMPTS, end_expired_merges
@@ -199,6 +201,15 @@ def test_requests_at_once_stay_within_the_number_of_open_merges(tenant, adapter_
             beside = pool.submit(tenant.post, "/v1/merged-models", json={"adapter_id": adapter_id})
             until(lambda: beside.done() or _waits_for_a_lock(database))
         assert beside.result().json()["code"] == "quota_exceeded"
+
+
+def test_an_adapter_is_not_deleted_while_a_merge_of_it_is_begun(tenant, adapter_of, database):
+    adapter_id = adapter_of(tenant)
+    delete = select(Adapter).where(Adapter.id == adapter_id).with_for_update(nowait=True, key_share=True)  # as UPDATE
+    with database.begin() as session:
+        begin(session, Principal(tenant.tenant_id, "key", frozenset()), NewMergedModel(adapter_id=adapter_id))
+        with pytest.raises(OperationalError, match="could not obtain lock"), database.begin() as other:
+            other.execute(delete)
 
 
 def _waits_for_a_lock(database) -> bool:
