@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import LargeBinary, String, inspect, or_, select
+from sqlalchemy import LargeBinary, String, func, inspect, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -17,6 +17,7 @@ from service.database.engine import At, Id, Now, clock
 
 WAITS = tuple(timedelta(seconds=s) for s in (10, 60, 300, 900))  # before the second, third, ... attempt
 ATTEMPTS = len(WAITS) + 1
+_TURNS = 3  # apart from the advisory locks of files and tenants
 
 
 class Lost(Exception):
@@ -59,6 +60,9 @@ class ClaimedRows(Generic[Row]):
 
     def due(self, session: Session, one_a_tenant: bool = False) -> Row | None:
         """The oldest row that is due, locked; of a tenant that has none claimed if there is one (`one_a_tenant`: else none)."""
+        if one_a_tenant:  # claims take turns, so that each sees what the one before has claimed
+            table = self._model.__tablename__
+            session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(table, _TURNS))))
         now, row = clock(session), self._model
         free = or_(row.claimed_until.is_(None), row.claimed_until < now)
         due, order = select(row).where(row.status == self._unended, row.next_at <= now, free), [row.next_at, self._key]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -11,15 +12,18 @@ from sqlalchemy import select, text, update
 from service.background.garbage_collection import KEPT_SECONDS, sweep
 from service.background.resealing import run as reseal
 from service.background.retention import Retention, forget
+from service.database.claimed_rows import ClaimedRows
 from service.database.engine import clock
 from service.fleet.models import BaseModel
-from service.hub_pushes.models import HubPush
+from service.hub_pushes.models import OPEN, HubPush
+from service.hub_pushes.push_claims import HELD
 from service.hub_pushes.push_requests import MOST_OPEN
 from service.merges.models import MergedModel
 from service.tenants.api_keys import Scope
 from service.tenants.member_roles import Role
 from tests.hub.hub_process import TOKEN
 from tests.service.hub_pushes.pushing import CONFIG, ask, asked, content, history, new_name, requests, seen, tree
+from tests.service.live_server import until
 
 
 def test_from_the_request_to_the_commit(tenant, hub, courier, pushable, database, logged):
@@ -201,6 +205,26 @@ def test_a_tenant_has_so_many_open_at_once_and_one_at_work(tenant, new_tenant, p
     taken = [claims.take(), claims.take(), claims.take()]
     assert [one.id if one is not None else None for one in taken] == [mine[0]["id"], theirs["id"], None]
     assert seen(tenant, mine[0])["status"] == "running"
+
+
+def test_processes_that_claim_at_one_moment_take_one_of_a_tenant(tenant, pushable, database, courier):
+    adapter_id, rows = pushable(tenant), ClaimedRows(HubPush, OPEN, HELD)
+    mine = [asked(tenant, adapter_id, new_name()) for _ in range(2)]
+
+    def waits_for_a_lock() -> bool:
+        with database.begin() as session:
+            waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            return session.scalar(waiting) > 0
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            first = rows.due(session, one_a_tenant=True)
+            rows.take(session, first)
+            session.flush()
+            second = pool.submit(courier._claims.take)
+            until(lambda: second.done() or waits_for_a_lock())
+            assert first.id == mine[0]["id"]
+        assert second.result() is None, "the tenant has one claimed"
 
 
 def test_an_idempotency_key_pushes_once(tenant, pushable):
