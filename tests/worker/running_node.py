@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,6 +92,16 @@ def running(fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"
         yield it
     finally:
         it.end()
+
+
+def await_touch(file: Path, seconds: float = 120.0) -> None:
+    """Returns once the file is touched, or made. No request tells of that, so it is looked at."""
+    if file.exists():
+        os.utime(file, (0, 0))
+    until = time.monotonic() + seconds
+    while not (file.exists() and file.stat().st_mtime > 0):
+        assert time.monotonic() < until, f"{file} is not touched"
+        time.sleep(0.05)
 
 
 def trains(reported: Reported) -> Callable[[], bool]:

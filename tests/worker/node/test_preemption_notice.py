@@ -1,6 +1,5 @@
 """A machine that is about to be taken away: how the notice is read, and that the worker gives back what runs and stays away."""
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import pytest
 
 from contract.messages.report_messages import Checkpointed
 from tests.worker.processes import gone
-from tests.worker.running_node import LONG, SPACE, fleet_with_placements, refused, running, trains
+from tests.worker.running_node import LONG, SPACE, await_touch, fleet_with_placements, refused, running, trains
 from worker.node.preemption_notice import CLOUDS, PreemptionNotice, Unclear, UrlSource, source_of
 
 
@@ -141,8 +140,7 @@ def test_a_preempted_worker_stores_its_jobs_gives_them_back_and_asks_for_nothing
         assert checkpointed.jobs[0].step == reported.step[0]
         registered = len(fleet.registrations)
         assert all(gone(pid) for pid in family[1:])
-        os.utime(alive, (0, 0))
-        fleet.until(lambda: alive.stat().st_mtime > 0)  # it lives on: started again it would be given more
+        await_touch(alive)  # it lives on: started again it would be given more
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(timeout=60) == 0
         assert len(fleet.registrations) == registered

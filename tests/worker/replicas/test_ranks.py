@@ -150,7 +150,7 @@ def test_a_base_that_a_rank_cannot_load_is_refused_with_its_words(tiny_base, tmp
     loaded = group.load(tiny_base, [torch.device("cpu")] * 2, settings)
     (rank,) = loaded.ranks
     with pytest.raises(BaseError, match="precision fp8"):
-        rank.call("load", tiny_base.model_copy(update={"precision": "fp8"}), torch.device("cpu"), 1, settings)
+        rank.call("load", tiny_base.model_copy(update={"precision": "fp8"}), torch.device("cpu"), 1, settings, None, 1)
     with pytest.raises(FileNotFoundError):
         rank.call("open_stream", "p", Path(tmp_path / "none"))
     assert rank.pid
