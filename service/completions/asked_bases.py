@@ -11,7 +11,8 @@ from contract.task_spec import Precision
 from service.completions.audience import audience_of
 from service.completions.models import WAITING, CompletionRequest
 from service.database.engine import clock
-from service.fleet.models import AnswerSession, Placement
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, memory_of
+from service.fleet.models import AnswerSession, BaseModel, Node, Placement
 from service.tasks.models import Task
 
 
@@ -60,11 +61,14 @@ def unanswered(session: Session, wanted: Wanted, tenants: Sequence[str]) -> list
     held = update(AnswerSession).where(*wanted.sessions).values(used_at=clock(session)).returning(AnswerSession.id)
     if session.scalars(held).first() is not None:
         return []
-    live = select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None))
+    live = select(Placement, Task, Node).join(Task, Task.id == Placement.task_id).join(Node, Node.id == Placement.node_id)
+    live = live.where(Placement.ended_at.is_(None))
     live = live.where(Task.base_revision == wanted.base_revision, Task.base_model == wanted.base_model)
+    base = session.get(BaseModel, wanted.base_model)
+    weights = base.parameters * BYTES_PER_WEIGHT[wanted.precision] if base is not None else 0.0
     executors: dict[tuple[str, tuple[int, ...]], list[tuple[Placement, str]]] = defaultdict(list)
-    for placed, task in session.execute(live):
-        if task.precision == wanted.precision:
+    for placed, task, node in session.execute(live):
+        if task.precision == wanted.precision and weights <= memory_of(node):  # a base that devices share writes no texts
             executors[placed.node_id, tuple(sorted(placed.device_indexes))].append((placed, task.tenant_id))
     audiences = [
         audience_of([(tenant, placed.max_slowdown is not None) for placed, tenant in there])

@@ -14,6 +14,7 @@ from service.fleet.answer_sessions import IDLE, SHUT, TAKEN, end_over
 from service.fleet.models import AnswerSession, BaseModel, Node, Placement
 from tests.service.openai.completions.answerer import ABLE, Answerer, held, waiting
 from tests.service.openai.completions.completion_executor import USER, asking, refused
+from tests.service.scheduler.test_widths import EIGHT
 
 pytestmark = pytest.mark.usefixtures("nobody_asks")
 PAST = func.clock_timestamp() - timedelta(minutes=5)
@@ -52,6 +53,19 @@ def test_a_task_takes_the_device_at_once(ask, tenant, new_node, database, depend
     assert start_for_who_asks(dependencies) == 1, "once the task has left, the request has an executor again"
     held(node).answer("yes")
     assert answer.result().choices[0].message.content == "yes"
+
+
+def test_who_asks_a_base_that_devices_share_is_told_at_once(ask, tenant, new_node, database, dependencies, plan) -> None:
+    with database.begin() as session:
+        half = session.get_one(BaseModel, "small").parameters  # bytes; its weights are twice as many
+    node = new_node(slots=4, memory=half, said=ABLE)
+    task = tenant.task(gpus=4, **EIGHT)
+    plan()
+    assert len(node.take(task["id"]).given.device_indexes) == 4
+    answer = ask("chat", messages=USER)
+    waiting(database)
+    assert start_for_who_asks(dependencies) == 0
+    assert "none of the nodes that are ready (1) holds it" in refused(answer, openai.InternalServerError, "no_executor").message
 
 
 @pytest.mark.parametrize("loading", [True, False])
