@@ -76,9 +76,9 @@ class Stack:
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
         self._postgres.create_database()
         supervisor.run(self._service("migrate", MOTET_OWNER_DATABASE_URL=self._postgres.url()))
-        if self._state.earlier_keys():
+        if earlier := self._state.earlier_keys():
             supervisor.run(self._service("reseal"))
-            self._state.note_resealed()
+            self._state.note_resealed(earlier)
         api = self._service("api")
         supervisor.start(api, self._service("queue"), self._service("reconcile"))
         workers = {self._node_name(number): number for number in range(1, self._options.workers + 1)}

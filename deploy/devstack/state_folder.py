@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -114,11 +115,15 @@ class State:
         the next key, and are not sealed anew."""
         return [one["key"] for one in self._earlier() if (one["resealed_at"] or math.inf) > time.time() - _ANSWER_SECONDS]
 
-    def note_resealed(self) -> None:
-        """All that lasts is sealed under the newest key."""
+    def note_resealed(self, before: Sequence[str]) -> None:
+        """Nothing that lasts is sealed under these earlier keys any more; one that was replaced meanwhile is not among them."""
         kept, now = set(self.earlier_keys()), time.time()
         said = json.loads((self.folder / _SECRETS).read_text())
-        earlier = [one | {"resealed_at": one["resealed_at"] or now} for one in self._earlier() if one["key"] in kept]
+        earlier = [
+            one | {"resealed_at": one["resealed_at"] or (now if one["key"] in before else None)}
+            for one in self._earlier()
+            if one["key"] in kept
+        ]
         private_file(self.folder / _SECRETS, json.dumps(said | {"secret_keys_before": earlier}, indent=1))
 
     def _earlier(self) -> list[dict[str, Any]]:

@@ -167,14 +167,14 @@ def test_a_key_before_is_forgotten_a_day_after_everything_was_sealed_anew(tmp_pa
     monkeypatch.setattr("time.time", lambda: 1e9)
     second = state.secrets().secret_key
     assert state.earlier_keys() == [first], "no start has sealed anything anew, however long ago"
-    state.note_resealed()
+    state.note_resealed([first])
     state.rotate_key()
     monkeypatch.setattr("time.time", lambda: 1e9 + 24 * 3600)
     assert state.earlier_keys() == [first, second]
     monkeypatch.setattr("time.time", lambda: 1e9 + 26 * 3600)
     assert state.earlier_keys() == [second]
-    state.note_resealed()
-    assert state.earlier_keys() == [second]
+    state.note_resealed([])
+    assert state.earlier_keys() == [second], "replaced while all was sealed anew, under it"
     assert first not in (tmp_path / "secrets.json").read_text()
     assert SecretStr(state.secrets().secret_key) not in (SecretStr(first), SecretStr(second))
 
@@ -184,7 +184,7 @@ def test_a_restored_folder_has_a_mark_of_its_own_and_every_earlier_key(tmp_path:
     first = before.secrets().secret_key
     before.rotate_key()
     monkeypatch.setattr("time.time", lambda: 1e9)
-    before.note_resealed()
+    before.note_resealed([first])
     monkeypatch.setattr("time.time", lambda: 1e9 + 100 * 3600)
     assert before.earlier_keys() == []
     after.take_secrets(before.folder / "secrets.json")
