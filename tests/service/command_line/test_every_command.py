@@ -69,6 +69,12 @@ def complaint(ended):
     return error
 
 
+@pytest.fixture(scope="module")
+def settings(settings_for, database_url, tmp_path_factory):
+    """Of a service that bears a wrong key of each command at once."""
+    return settings_for(database_url, tmp_path_factory.mktemp("service"), failed_authentications_per_minute=1000)
+
+
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr("motet.api.steps.PAUSES", ())
