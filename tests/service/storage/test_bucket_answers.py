@@ -55,8 +55,12 @@ def test_an_answer_is_told_as_what_it_is(storage_with, answering, data, status, 
     where = {"storage_url": "s3://bucket/x", "storage_endpoint": f"http://127.0.0.1:{answering.server_port}"}
     bucket = storage_with(storage_dir=None, storage_region="us-east-1", storage_retries=0, **where)
     incoming = bucket.receive()
-    with pytest.raises(raised, match=words) as told:
+
+    def send() -> None:
         incoming.write(data)  # parts are sent beside the caller: what a bucket says of one may be told here already
         incoming.commit()
+
+    with pytest.raises(raised, match=words) as told:
+        send()
     assert (told.value.errno == errno.ENOSPC) == (words == "has no room")
     incoming.abandon()
