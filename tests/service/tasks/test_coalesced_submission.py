@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import httpx
@@ -13,27 +14,53 @@ from contract.states import JobStatus
 from service.database.engine import Database
 from service.tasks import actions
 from service.tasks.models import Job, Task, TaskEvent
+from service.tasks.submission.coalesced_submission import SubmissionCoalescer
 from service.tenants.models import Tenant
 from service.usage.quotas import MAX_SHARED_TASKS
 from tests.service.live_server import PATIENCE
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str | None]]:
+class Batches(list[list[str | None]]):
     """The names of the tasks that each transaction was asked for, in turn."""
-    seen: list[list[str | None]] = []
-    create_all = actions.create_all
+
+    def __init__(self) -> None:
+        self.whole = threading.Event()  # all submissions of a storm have come
+        self.missing = 0
+
+    def expect(self, count: int) -> None:
+        """Hold the next transaction until so many submissions have come: those that it leaves out share the others."""
+        self.whole.clear()
+        self.missing = count
+
+    def came(self) -> None:
+        self.missing -= 1
+        if self.missing <= 0:
+            self.whole.set()
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    seen = Batches()
+    create_all, submit = actions.create_all, SubmissionCoalescer.submit
 
     def watched(session: Any, queue: Any, graders: Any, principal: Any, wanted: Any) -> Any:
         seen.append([one.spec.name for one in wanted])
+        assert seen.missing <= 0 or seen.whole.wait(PATIENCE)
         return create_all(session, queue, graders, principal, wanted)
 
+    async def submitted(coalescer: SubmissionCoalescer, *given: Any) -> Any:
+        seen.came()
+        return await submit(coalescer, *given)
+
     monkeypatch.setattr(actions, "create_all", watched)
+    monkeypatch.setattr(SubmissionCoalescer, "submit", submitted)
     return seen
 
 
-def storm(url: str, posts: list[tuple[dict[str, str], dict[str, Any]]]) -> list[httpx.Response]:
-    """Post all of these specs at once, each with its headers."""
+def storm(url: str, posts: list[tuple[dict[str, str], dict[str, Any]]], batches: Batches | None = None) -> list[httpx.Response]:
+    """Post all of these specs at once, each with its headers; `batches`: they come before the first is done."""
+    if batches is not None:
+        batches.expect(len(posts))
 
     async def post() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
@@ -51,7 +78,7 @@ def specs(caller: Any, count: int, **changes: Any) -> list[dict[str, Any]]:
 def test_each_has_its_own_task_jobs_event_and_audit_entry(server, tenant, database, batches):
     wanted = specs(tenant, 40)
     posts = [(tenant.headers | {"x-request-id": f"mine-{spec['name']}"}, spec) for spec in wanted]
-    answers = storm(server.url, posts)
+    answers = storm(server.url, posts, batches)
     assert [answer.status_code for answer in answers] == [201] * 40
     assert len(batches) < 40
     assert max(map(len, batches)) <= MAX_SHARED_TASKS
@@ -84,7 +111,7 @@ def test_what_is_wrong_with_one_is_its_own_affair(server, tenant, batches):
     wanted = specs(tenant, 24)
     for number in range(0, 24, 3):
         wanted[number]["base_model"] = f"none-{number}"
-    answers = storm(server.url, [(tenant.headers, spec) for spec in wanted])
+    answers = storm(server.url, [(tenant.headers, spec) for spec in wanted], batches)
     assert [answer.status_code for answer in answers] == [422, 201, 201] * 8
     for number in range(0, 24, 3):
         said = answers[number].json()
@@ -100,7 +127,7 @@ def test_a_storm_takes_what_room_there_is_and_no_more(server, tenant, database, 
     wanted[0]["base_model"] = "none"  # a refused submission takes no room
     with database.begin() as session:
         session.execute(update(Tenant).where(Tenant.id == tenant.tenant_id).values(queued_tasks_quota=7))
-    answers = storm(server.url, [(tenant.headers, spec) for spec in wanted])
+    answers = storm(server.url, [(tenant.headers, spec) for spec in wanted], batches)
     codes = sorted(answer.status_code for answer in answers)
     assert codes.count(201) == 7
     refused = [answer.json() for answer in answers if answer.status_code == 403]
@@ -124,7 +151,7 @@ def test_an_unforeseen_fault_of_one_spoils_nobody_elses(server, tenant, monkeypa
             raise fault
 
     monkeypatch.setattr(actions, "insert_tasks", refuses)
-    answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)])
+    answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)], batches)
     assert [answer.status_code for answer in answers] == [201] * 3 + [status] + [201] * 8
     assert answers[3].json()["code"] == code
     assert max(map(len, batches)) > 1
@@ -142,7 +169,7 @@ def test_a_database_that_goes_away_meanwhile_makes_nothing_twice(server, tenant,
         raise OperationalError("x", None, ValueError("the connection is lost"))
 
     monkeypatch.setattr(actions, "insert_tasks", gone)
-    answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)])
+    answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)], batches)
     assert {answer.status_code for answer in answers} == {503}
     assert sum(calls) == 12
     assert max(calls) > 1
@@ -152,7 +179,9 @@ def test_two_keys_of_a_tenant_have_their_own_entries(server, tenant, admin, batc
     made = admin.post(f"/v1/admin/tenants/{tenant.tenant_id}/keys", json={}).json()
     other = {"Authorization": f"Bearer {made['secret']}"}
     wanted = specs(tenant, 16)
-    answers = storm(server.url, [(other if number % 2 else tenant.headers, spec) for number, spec in enumerate(wanted)])
+    answers = storm(
+        server.url, [(other if number % 2 else tenant.headers, spec) for number, spec in enumerate(wanted)], batches
+    )
     assert {answer.status_code for answer in answers} == {201}
     assert max(map(len, batches)) > 1
     told = tenant.get("/v1/audit", params={"action": "create_task", "limit": 100}).json()["data"]
@@ -168,7 +197,7 @@ def test_tenants_storms_do_not_mix(server, tenant, new_tenant, batches):
         (caller.headers, spec) for pair in zip(specs(tenant, 10), specs(other, 10), strict=True) for caller, spec in
         zip((tenant, other), pair, strict=True)
     ]  # fmt: skip
-    answers = storm(server.url, posts)
+    answers = storm(server.url, posts, batches)
     assert [answer.status_code for answer in answers] == [201] * 20
     assert max(map(len, batches)) > 1
     mine = {answer.json()["id"] for answer in answers[::2]}
@@ -199,7 +228,7 @@ def test_keyed_submissions_share_transactions_and_take_effect_once(server, tenan
     wanted = specs(tenant, 24)
     wanted[5]["base_model"] = "none"
     posts = [(tenant.headers | {"idempotency-key": f"key-{number}"}, spec) for number, spec in enumerate(wanted)]
-    first = storm(server.url, posts)
+    first = storm(server.url, posts, batches)
     assert [answer.status_code for answer in first] == [201] * 5 + [422] + [201] * 18
     assert max(map(len, batches)) > 1
     made = len(batches)
