@@ -17,18 +17,42 @@ from tests.service.live_server import PATIENCE, until
 from tests.service.sample_tasks import adapter, change, jobs_of, placement
 
 
-def counted(coalescer: RequestCoalescer[Any, Any, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """What each read is for that it begins from now on: tasks' ids, or pairs of a tenant and an id."""
-    reads: list[list[Any]] = []
-    act = coalescer._act
-    monkeypatch.setattr(coalescer, "_act", lambda *given: reads.append(given[-1]) or act(*given))
+class Reads(list[list[Any]]):
+    """What each read was for: tasks' ids, or pairs of a tenant and an id."""
+
+    missing = 0  # askers that the first read is held for: they share the reads after it
+
+    def expect(self, askers: int) -> None:
+        self.clear()
+        self.missing = askers
+
+
+def counted(coalescer: RequestCoalescer[Any, Any, Any], monkeypatch: pytest.MonkeyPatch, askers: int = 0) -> Reads:
+    """What each read is for that it begins from now on."""
+    reads, act, submit = Reads(), coalescer._act, coalescer.submit
+    reads.expect(askers)
+
+    async def read(*given: Any) -> Any:
+        reads.append(given[-1])
+        async with asyncio.timeout(PATIENCE):
+            while reads.missing > 0:
+                await asyncio.sleep(0.005)
+        return await act(*given)
+
+    async def submitted(*given: Any) -> Any:
+        reads.missing -= 1
+        return await submit(*given)
+
+    monkeypatch.setattr(coalescer, "_act", read)
+    monkeypatch.setattr(coalescer, "submit", submitted)
     return reads
 
 
 def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
     """Never one that was begun before they asked: what a client did, its next question sees."""
-    task_id, reads = tenant.task()["id"], counted(server.state.polls._versions, monkeypatch)
+    task_id = tenant.task()["id"]
     httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=tenant.headers)  # how it looks is kept from here on
+    reads = counted(server.state.polls._versions, monkeypatch, askers=60)
     headers = tenant.headers | {"if-none-match": '"1"'}
 
     async def ask() -> list[int]:
@@ -55,7 +79,7 @@ def test_polls_of_all_tenants_share_reads_and_each_sees_its_own(server, new_tena
     asyncio.run(ask({}))  # their answers are kept from here on
     reads = counted(server.state.polls._versions, monkeypatch)
     for known, found in (({}, 200), ({"if-none-match": '"1"'}, 304)):
-        reads.clear()
+        reads.expect(len(tenants))  # a version is asked for the owner's polls alone, who knows how the task looks
         answers = asyncio.run(ask(known))
         own = [tasks.index(task_id) == tenants.index(tenant) for tenant, task_id in asked]
         assert [answer.status_code for answer in answers] == [found if mine else 404 for mine in own]
@@ -94,8 +118,9 @@ def test_row_level_security_holds_within_a_read_of_several_tenants(settings, dat
 
 
 def test_tasks_that_nobody_has_asked_for_yet_are_loaded_together(server, tenant, monkeypatch):
-    tasks, loads = [tenant.task()["id"] for _ in range(4)], counted(server.state.polls._loads, monkeypatch)
+    tasks = [tenant.task()["id"] for _ in range(4)]
     asked = tasks * 15
+    loads = counted(server.state.polls._loads, monkeypatch, askers=len(asked))
 
     async def ask() -> list[str]:
         async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
