@@ -128,6 +128,7 @@ def test_a_server_that_is_away_is_said_to_be(settings):
 
 def test_nobody_waits_in_turn_for_a_server_that_says_nothing(monkeypatch):
     """A caller whose turn comes within a moment of a failed attempt gets that attempt's error."""
+    monkeypatch.setattr(line_module, "_AWAY_SECONDS", 600.0)  # the moment, longer than this test takes
     attempts: list[str] = []
 
     async def fails(url: str, **how: Any) -> None:
