@@ -77,10 +77,17 @@ def ask_all(http: httpx.Client) -> list[str]:
     return ids
 
 
+def counted(http: httpx.Client, asked: int) -> None:
+    """Wait until so many requests are counted: a process counts one once it has answered it, while its client goes on."""
+    names = (HEALTH, ("motet_api_request_seconds_count", "GET", "/livez"))
+    until(lambda: min(samples(http.get("/metrics")).get(name, 0) for name in names) >= asked)
+
+
 def test_they_count_as_one(api, http) -> None:
     before = samples(http.get("/metrics")).get(HEALTH, 0)
     asked = ask_all(http)
     assert len(set(asked)) == len(asked)
+    counted(http, before + len(asked))
     told = [samples(http.get("/metrics")) for _ in range(5)]
     assert {one[HEALTH] for one in told} == {before + len(asked)}
     assert {one["motet_api_request_seconds_count", "GET", "/livez"] for one in told} == {before + len(asked)}
@@ -88,8 +95,9 @@ def test_they_count_as_one(api, http) -> None:
 
 
 def test_one_that_is_killed_is_replaced_and_what_it_counted_stays(api, http) -> None:
-    ask_all(http)
-    before, asked = members(api), samples(http.get("/metrics"))[HEALTH]
+    asked = samples(http.get("/metrics")).get(HEALTH, 0) + len(ask_all(http))
+    counted(http, asked)
+    before = members(api)
     assert len(before) == MEMBERS
     killed = before.pop()
     (folder,) = {path.parent for path in files_of(killed)}
@@ -97,6 +105,7 @@ def test_one_that_is_killed_is_replaced_and_what_it_counted_stays(api, http) -> 
     os.kill(killed, signal.SIGKILL)
     until(lambda: len(members(api)) == MEMBERS and killed not in members(api))
     asked += len(ask_all(http))
+    counted(http, asked)
     assert samples(http.get("/metrics"))[HEALTH] == asked
     assert set(folder.iterdir()) <= kept
 
@@ -166,6 +175,7 @@ if number is None:
     sys.exit()
 say("member", number, os.getpid())
 if sys.argv[1:] == [str(number)]:
+    sys.stdin.readline()  # when all have said that they are there: the others end with this one
     sys.exit(7)
 threading.Event().wait()
 """
@@ -178,7 +188,8 @@ def crew() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", PROGRAM, *words]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen(command, **pipes, text=True, cwd=ROOT))
         return started[-1]
 
     yield start
@@ -216,4 +227,5 @@ def test_members_follow_a_leader_that_is_killed(crew) -> None:
 def test_a_member_that_fails_by_itself_ends_all(crew) -> None:
     process = crew("1")
     assert [word for word, *_ in said(process, 3)] == ["member"] * 3
+    process.stdin.close()
     assert (said(process, 1), process.wait()) == ([[]], 7)
