@@ -32,7 +32,9 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # must be chosen before anything imports a kernel
 
 # examples have no time limit: a machine may be ten times slower, or compute something else meanwhile
-settings.register_profile("motet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# and are the same in every run; the long form draws new ones
+settings.register_profile("motet", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("motet"), derandomize=False)
 settings.load_profile("motet")
 
 _READY_SECONDS = 60.0
@@ -248,3 +250,5 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(NotRun(config))
+    if "not slow" not in config.option.markexpr:
+        settings.load_profile("long")
