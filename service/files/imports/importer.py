@@ -72,9 +72,10 @@ class Importer:
     def _work(self) -> None:
         while True:
             self._due.wait()
-            if self._stopping.is_set():
-                return
             self._due.clear()
+            if self._stopping.is_set():
+                self._due.set()  # for the other threads
+                return
             try:
                 self.run_due()
             except SQLAlchemyError as error:

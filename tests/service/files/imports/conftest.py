@@ -1,10 +1,12 @@
 """A hub on loopback, and an importer that runs when it is told to."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import delete
 
+from service.database import claimed_rows
 from service.dependencies import Dependencies
 from service.files.imports.importer import Importer
 from service.files.models import FileImport
@@ -26,6 +28,12 @@ def hub(tmp_path_factory) -> Iterator[HubProcess]:
 def settings(settings_for, database_url, tmp_path_factory, hub):
     folder = tmp_path_factory.mktemp("service")
     return settings_for(database_url, folder, hf_endpoint=hub.url, import_networks=LOOPBACK, max_file_bytes=100_000)
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch) -> None:
+    """No time for another try comes by itself, however slow a test is."""
+    monkeypatch.setattr(claimed_rows, "WAITS", (timedelta(hours=3),) * len(claimed_rows.WAITS))
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from service.tenants.api_keys import Scope
 from tests.hub.hub_process import COMMIT
 from tests.service.api import Caller, chat_rows, jsonl
 from tests.service.files.imports.named import ROWS, SOURCE, name, named, seen
-from tests.service.live_server import Server, until
+from tests.service.live_server import PATIENCE, Server, until
 
 
 def test_a_source_that_gives_nothing_is_tried_again_and_at_last_failed(tenant, importer, hub, database, settings, no_pauses):
@@ -122,7 +122,7 @@ def test_an_idempotency_key_imports_once(tenant):
 def test_an_import_that_is_deleted_meanwhile_leaves_nothing(tenant, importer, hub, database, settings, monkeypatch):
     monkeypatch.setattr("service.files.imports.importer._NOTE_SECONDS", 0.0)
     made = named(tenant, split="train")
-    hub.faults(block=500, seconds=0.02)
+    hub.faults(block=200, seconds=0.3)  # ten seconds in all
     fetching = threading.Thread(target=importer.run_due)
     fetching.start()
     progress(tenant, made["id"])
@@ -159,7 +159,7 @@ def test_an_import_whose_process_died_is_begun_anew_by_another(tenant, importer,
 def test_a_stopping_process_gives_back_what_it_fetches(tenant, dependencies, hub, monkeypatch):
     monkeypatch.setattr("service.files.imports.importer._NOTE_SECONDS", 0.0)
     made = named(tenant, split="train")
-    hub.faults(block=200, seconds=0.02)
+    hub.faults(block=200, seconds=0.3)  # ten seconds in all
     stopping = Importer(dependencies)
     stopping.wake()
     progress(tenant, made["id"])
@@ -169,6 +169,22 @@ def test_a_stopping_process_gives_back_what_it_fetches(tenant, dependencies, hub
     hub.faults()
     Importer(dependencies).run_due()
     assert seen(tenant, made["id"])["status"] == "ready"
+
+
+def test_a_stop_is_heard_by_all_threads_though_one_is_about_to_begin(dependencies):
+    stopping = Importer(dependencies)
+    clear = stopping._due.clear
+
+    def stopped_meanwhile() -> None:
+        stopping._stopping.set()
+        stopping._due.set()
+        clear()
+
+    stopping._due.clear = stopped_meanwhile
+    stopping.wake()
+    for thread in stopping._threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in stopping._threads)
 
 
 def test_ended_imports_are_forgotten_and_files_keep_where_they_came_from(tenant, importer, hub, database, dependencies):
