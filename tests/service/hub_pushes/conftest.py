@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import delete, update
 
+from service.database import claimed_rows
 from service.database.engine import Database, clock
 from service.dependencies import Dependencies
 from service.hub_pushes.models import HubPush
@@ -28,6 +30,12 @@ def hub(tmp_path_factory) -> Iterator[HubProcess]:
 @pytest.fixture(scope="module")
 def settings(settings_for, database_url, tmp_path_factory, hub):
     return settings_for(database_url, tmp_path_factory.mktemp("service"), hf_endpoint=hub.url)
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch) -> None:
+    """No time for another try comes by itself, however slow a test is."""
+    monkeypatch.setattr(claimed_rows, "WAITS", (timedelta(hours=3),) * len(claimed_rows.WAITS))
 
 
 @pytest.fixture(autouse=True)
