@@ -17,6 +17,7 @@ from service.tasks.models import Job
 from service.usage.models import CompletionUsage
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.fleet.scripted import points
+from tests.service.openai.completions.answerer import waiting
 from tests.service.openai.completions.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
 
 
@@ -185,6 +186,7 @@ def test_fp8_is_refused_and_a_precision_must_be_the_adapters(ask, training, data
         task = session.get_one(Job, job).task
         task.spec = task.spec | {"precision": "fp8"}
     refused(ask("chat", messages=USER, model=job), openai.BadRequestError, "precision_unsupported", "model")
+    waiting(database)
     with database.begin() as session:
         session.execute(update(CompletionRequest).values(created_at=func.now() - timedelta(minutes=5)))
     said = refused(plain, openai.InternalServerError, "no_executor")
