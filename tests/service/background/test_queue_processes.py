@@ -18,6 +18,8 @@ from tests.service.background.test_queue import until
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode, completed, moved, points
 
+SERVICE = ("api", "queue", "reconcile")
+
 
 @pytest.fixture(scope="module")
 def settings(settings_for, database_url, tmp_path_factory):
@@ -29,7 +31,7 @@ def settings(settings_for, database_url, tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(settings, environment_of, tmp_path_factory) -> Iterator[Service]:
     made = Service(settings, environment_of(settings), tmp_path_factory.mktemp("logs"))
-    made.start("api", "queue", "reconcile")
+    made.start(*SERVICE)
     yield made
     made.stop()
 
@@ -89,13 +91,20 @@ def test_one_request_id_leads_from_the_call_to_the_node_and_no_secret_does(servi
     until(lambda: bool(node.desired().placements))
     assert [placement.request_id for placement in node.desired().placements] == ["walk-1"]
     carry_out(node, made["id"])
-    said = "".join(service.said(name) for name in ("api", "queue", "reconcile"))
-    lines = [json.loads(line) for line in said.splitlines()]
-    assert {(line["logger"], line["event"]) for line in lines if line.get("request_id") == "walk-1"} >= {
+    expected = {
         ("service.http.middleware", "request"),
         ("service.tasks.submission.stored_file_check", f"task {made['id']} is queued"),
         ("service.scheduler.state.placement_writer", f"task {made['id']} is placed on node wired"),
     }
+
+    def told() -> set[tuple[str, str]]:
+        """By the lines that are whole: each is written after what it tells of, the API's by a thread."""
+        whole = [line for name in SERVICE for line in service.said(name).splitlines(keepends=True) if line.endswith("\n")]
+        lines = [json.loads(line) for line in whole]
+        return {(line["logger"], line["event"]) for line in lines if line.get("request_id") == "walk-1"}
+
+    until(lambda: told() >= expected)
+    said = "".join(service.said(name) for name in SERVICE)
     for secret in (caller.key, node.credential, *settings.secrets):
         assert secret not in said
 
