@@ -14,6 +14,7 @@ from standardwebhooks.webhooks import Webhook as Standard
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from service.database.engine import clock
+from service.webhooks import courier as courier_module
 from service.webhooks.courier import WAITS, Courier
 from service.webhooks.factories import box_of, outbound_of
 from service.webhooks.models import Delivery, Webhook
@@ -49,6 +50,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch) -> None:
+    """No time for another try comes by itself, however slow a test is: `due` lets it come."""
+    monkeypatch.setattr(courier_module, "WAITS", (timedelta(hours=3),) * len(WAITS))
 
 
 @pytest.fixture
