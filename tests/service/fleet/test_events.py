@@ -160,8 +160,9 @@ def test_writers_at_once_leave_no_gap_and_readers_miss_nothing(server: Server, t
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE, limits=limits) as client:
             readers = [asyncio.ensure_future(read(client)) for read in (stays, is_cut) for _ in range(20)]
-            await asyncio.to_thread(until, lambda: len(server.state.change_listener._events.get(task_id, ())) >= 20)
-            assert server.state.db.engine.pool.checkedout() <= 1  # streams hold no connections
+            watching, pool = server.state.change_listener._events, server.state.db.engine.pool
+            await asyncio.to_thread(until, lambda: len(watching.get(task_id, ())) == len(readers))
+            await asyncio.to_thread(until, lambda: pool.checkedout() == 0)  # streams hold no connections
             await asyncio.to_thread(write)
             return await asyncio.gather(*readers)
 
