@@ -95,7 +95,9 @@ def revoke(owner, editor) -> None:
 
 
 @pytest.mark.parametrize("lose", [lower, remove, revoke])
-def test_a_loss_of_rights_ends_streams_at_once(server, path, owner, editor, others, session_of, lose):
+def test_a_loss_of_rights_ends_streams_at_once(server, path, owner, editor, others, session_of, monkeypatch, lose):
+    for module in (event_stream, merged_events):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 600.0)  # longer than this test takes
     streams = [Stream(server.url + path, headers=editor.headers), Stream(server.url + path, cookies=session_of(editor))]
     lose(owner, editor)
     assert all(stream.ended() for stream in streams)
