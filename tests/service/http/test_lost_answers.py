@@ -15,7 +15,7 @@ from service.files.models import File
 from service.tasks.models import Task
 from service.tenants.models import Tenant
 from tests.service.api import chat_rows, jsonl
-from tests.service.live_server import until
+from tests.service.live_server import PATIENCE, until
 
 
 class Service:
@@ -25,6 +25,7 @@ class Service:
     def __init__(self, environment: dict[str, str], port: int) -> None:
         self._environment, self._port = environment | {"MOTET_PORT": str(port)}, port
         self.armed, self.killed = False, 0
+        self._up = threading.Event()  # else a connection waits, as long as its client does
         self._process = self._start()
         self._relay = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -41,6 +42,7 @@ class Service:
         process = subprocess.Popen([sys.executable, "-m", "service", "api"], env=self._environment)
         until(lambda: process.poll() is not None or self._answers())
         assert process.poll() is None
+        self._up.set()
         return process
 
     def _answers(self) -> bool:
@@ -62,6 +64,9 @@ class Service:
             threading.Thread(target=self._forward, args=(near,), daemon=True).start()
 
     def _forward(self, near: socket.socket) -> None:
+        if not self._up.wait(PATIENCE):
+            near.close()
+            return
         far = socket.create_connection(("127.0.0.1", self._port))
         posts = threading.Event()
 
@@ -75,6 +80,7 @@ class Service:
         while block := _received(far):
             if self.armed and posts.is_set():
                 self.armed = False
+                self._up.clear()
                 self._kill()
                 self.killed += 1
                 self._process = self._start()
