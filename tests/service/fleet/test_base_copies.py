@@ -4,12 +4,14 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
 from contract.compatibility.capabilities import HUB_BASES, STORED_BASES, understood
 from contract.messages.placement_messages import BaseFile
 from service.background.garbage_collection import KEPT_SECONDS, sweep
+from service.database import claimed_rows
 from service.database.engine import clock
 from service.fleet.base_models.copies.base_copier import BaseCopier
 from service.fleet.base_models.copies.copy_claims import CopyClaims
@@ -39,7 +41,8 @@ def settings(settings_for, database_url, tmp_path_factory, hub):
 
 @pytest.fixture(autouse=True)
 def anew(hub, admin, storage, monkeypatch, nothing_left) -> Iterator[None]:
-    """Each test begins without the base, and with a hub that works."""
+    """Each test begins without the base, and with a hub that works; no time for another try comes by itself."""
+    monkeypatch.setattr(claimed_rows, "WAITS", (timedelta(hours=3),) * len(claimed_rows.WAITS))
     monkeypatch.setattr("service.files.imports.download._PAUSE_SECONDS", 0.0)
     assert admin.delete(f"/v1/admin/models/{NAME}").status_code in (204, 404)
     for stored in list(storage.keys()):
