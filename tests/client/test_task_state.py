@@ -74,7 +74,7 @@ def test_a_waiting_task_gives_its_reason_once_and_counts_down() -> None:
         return task(status="queued", waiting={"code": code, "sentence": sentence, "place": 2, "expected_start": start})
 
     view = TaskState(waits(40))
-    states = [waits(40), waits(30, sentence="It needs 1 GPU. 1 task is planned before it."), waits(20, "fair_share", "Later.")]
+    states = [waits(40), waits(30, sentence="It needs 1 GPU. 1 task is planned before it."), waits(25, "fair_share", "Later.")]
     assert news(view, *((state, []) for state in states)) == ["It needs 1 GPU.", "Later."]
     assert view.summary().startswith("queued · place 2 · starts in about 2")
     assert news(view, (waits(-5, "fair_share", "Later."), [])) == []
