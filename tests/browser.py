@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import NO_BROWSER
 
 try:
-    from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+    from playwright.sync_api import Browser, BrowserContext, Frame, Locator, Page, sync_playwright
 except ImportError:  # the browser's tests say that they were not run
     sync_playwright = None  # type: ignore[assignment]
 
@@ -54,24 +54,46 @@ def _not_run(request: pytest.FixtureRequest, why: str) -> None:
 
 @dataclass
 class Visitor:
-    """One browser profile. `complaints` are console errors, uncaught errors and requests to other hosts; a test that expects
-    some of the browser's own (a refused address is one) takes them out."""
+    """One browser profile. `complaints` are console errors, uncaught errors, requests to other hosts, pages left unawaited; a
+    test that expects some of the browser's own (a refused address is one) takes them out."""
 
     context: "BrowserContext"
     page: "Page"
     url: str
     complaints: list[str] = field(default_factory=list)
+    _leaves: bool = False
 
     def open(self, path: str) -> "Page":
-        self.page.goto(self.url + path)
+        with self.leaving():
+            self.page.goto(self.url + path)
         return self.page
+
+    @contextmanager
+    def leaving(self, to: str | None = None) -> Iterator[None]:
+        """What is done inside leads to another page (one whose address fits `to`), loaded with its scripts on the way out.
+
+        Playwright's own clicks and keys return as early as the navigation begins, and reads then find the old page or half of
+        the new one. So a page that is left in any other way is a complaint.
+        """
+        self._leaves = True
+        with self.page.expect_navigation(url=to):
+            yield
+        self._leaves = False
+
+    def follow(self, target: "str | Locator", to: str | None = None) -> "Page":
+        """Click what leads to another page."""
+        with self.leaving(to):
+            (self.page.locator(target).first if isinstance(target, str) else target).click()
+        return self.page
+
+    def navigated(self, frame: "Frame") -> None:
+        if frame == self.page.main_frame and not self._leaves:
+            self.complaints.append(f"went to {frame.url} outside of leaving()")
 
     def sign_in(self, key: str) -> "Page":
         self.open("/sign-in")
         self.page.fill("#key", key)
-        self.page.click("main button.primary")
-        self.page.wait_for_url("**/tasks")
-        return self.page
+        return self.follow("main button.primary", to="**/tasks")
 
     def expected(self, words: str) -> None:
         """Forgive complaints with these words, of which there must be some."""
@@ -91,6 +113,7 @@ def visiting(browser: "Browser", url: str) -> Iterator[Callable[..., Visitor]]:
         visitor = Visitor(context, context.new_page(), url)
         visitor.page.on("console", lambda said: visitor.complaints.append(said.text) if said.type == "error" else None)
         visitor.page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
+        visitor.page.on("framenavigated", visitor.navigated)
         context.on("request", lambda asked: None if _own(asked.url, url) else visitor.complaints.append(f"asked {asked.url}"))
         visitors.append(visitor)
         return visitor

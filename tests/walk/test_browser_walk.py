@@ -34,8 +34,7 @@ def submitted(visitor: Visitor, rows: Path, name: str, **fields: str) -> str:
         field = f"[name='{path}']"
         page.select_option(field, value) if page.locator(f"select{field}").count() else page.fill(field, value)
     page.wait_for_selector("#outcome dl")  # the estimate came
-    page.click("main button.primary")
-    page.wait_for_url("**/tasks/task_*")
+    visitor.follow("main button.primary", to="**/tasks/task_*")
     return page.url.rpartition("/")[2]
 
 
@@ -79,15 +78,15 @@ def test_two_tasks_are_compared_and_one_is_cancelled(visitor: tuple[RunningStack
     long = submitted(visits, rows, "a long one", **endless, **{"early_exit.policy": "none", "training.max_seq_len": "64"})
     page = visits.page
     page.wait_for_selector("html[data-drawn]", timeout=240_000)
-    page.click("#acts >> text=Cancel…")
-    page.click("text=Cancel the task")
+    visits.follow("#acts >> text=Cancel…")
+    visits.follow("text=Cancel the task")
     page.wait_for_selector("#task-state >> text=cancelled")
     assert motet.task(long)["status"] == "cancelled"
 
     visits.open("/tasks")
     page.check(f"input[value={long}]")
     page.locator("#rows input[type=checkbox]").nth(1).check()
-    page.click("text=Compare the chosen")
+    visits.follow("text=Compare the chosen")
     page.wait_for_selector("#plot canvas")
     assert page.locator("table.list >> nth=0 >> tbody tr").count() == 2
     assert "training.epochs" in page.text_content("main")

@@ -15,6 +15,16 @@ def picture(page, id="plot"):
     return page.evaluate(f"document.querySelector('#{id} canvas').toDataURL()")
 
 
+def redrawn(page, before, id="plot"):
+    """Wait for another picture than `before`: canvases are drawn with the next frame."""
+    eventually(page, f"before => document.querySelector('#{id} canvas').toDataURL() !== before", before)
+
+
+def focused(page, name):
+    """Wait until the field of this name has the focus: `autofocus` is heeded when the first frame is drawn."""
+    eventually(page, "name => document.activeElement.name === name", name)
+
+
 def drawn(page):
     page.wait_for_selector("html[data-drawn]")
     eventually(page, "document.querySelector('#plot canvas').width > 300")

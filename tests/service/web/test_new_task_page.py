@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from service.fleet.models import BaseModel
 from tests.service.api import chat_rows, jsonl
+from tests.service.web.page_samples import focused
 
 ROOT_MODEL = "examples/base-model"
 
@@ -50,8 +51,7 @@ def test_a_task_is_made_on_an_uploaded_file(visitor, tenant, tmp_path):
     assert body["search_space"]["rank"] == [4]
     assert "rank:\n  - 4" in yaml
     compile(page.text_content("#copy-Python"), "copy", "exec")
-    page.click("text=Submit")
-    page.wait_for_url("**/tasks/task_*")
+    visitor.follow("text=Submit", to="**/tasks/task_*")
     made = tenant.get("/v1/tasks").json()["data"][0]
     assert (made["name"], made["labels"]) == ("from the form", {"team": "research"})
     assert made["spec"]["search_space"]["learning_rate"] == body["search_space"]["learning_rate"] == [0.0001, 0.0003]
@@ -78,8 +78,7 @@ def test_the_form_asks_for_scored_texts(visitor, tenant, tmp_path):
     asked = {"metrics": [{"type": "exact_match"}], "max_prompts": 5}
     assert json.loads(re.search(r"-d '(.*)'$", page.text_content("#copy-curl"), re.DOTALL)[1])["evaluation"] == asked
     assert "exact_match" in page.text_content("#copy-Python")
-    page.click("text=Submit")
-    page.wait_for_url("**/tasks/task_*")
+    visitor.follow("text=Submit", to="**/tasks/task_*")
     made = tenant.get("/v1/tasks").json()["data"][0]
     assert made["spec"]["evaluation"]["max_prompts"] == 5
     again = visitor.open(f"/tasks/new?like={made['id']}")
@@ -111,11 +110,11 @@ def test_a_wrong_form_says_what_to_mend_and_keeps_what_was_typed(visit, tenant):
     page = visitor.open("/tasks/new")
     page.fill("[name='search_space.learning_rate']", "fast")
     page.fill("[name=name]", "kept")
-    page.click("text=Submit")
+    visitor.follow("text=Submit")
     assert "'fast' is no number" in page.text_content("#outcome")
     assert page.input_value("[name=name]") == "kept"
     assert "choose a file, or upload one" in page.text_content("#outcome")
-    assert page.evaluate("document.activeElement.name") == "dataset.file_id", "the first on the page that is wrong"
+    focused(page, "dataset.file_id")  # the first on the page that is wrong
     visitor.expected("422")
 
 
@@ -124,13 +123,11 @@ def test_without_scripts_a_file_is_uploaded_and_a_task_made_of_it(visit, tenant,
     visitor.sign_in(tenant.key)
     page = visitor.open("/files")
     page.set_input_files("input[type=file]", jsonl_file(tmp_path))
-    page.click("text=Upload")
-    page.wait_for_url("**/tasks/new?file=*")
+    visitor.follow("text=Upload", to="**/tasks/new?file=*")
     page.fill("[name='training.max_seq_len']", "64")
-    page.click("text=Estimate")
+    visitor.follow("text=Estimate")
     assert "16 jobs" in page.text_content("#outcome")
-    page.click("text=Submit")
-    page.wait_for_url("**/tasks/task_*")
+    visitor.follow("text=Submit", to="**/tasks/task_*")
 
 
 def test_a_preview_marks_what_is_learned(visitor, database, tmp_path, pytestconfig):

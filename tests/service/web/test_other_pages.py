@@ -12,7 +12,7 @@ from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement
 from tests.service.web import sweeps
-from tests.service.web.page_samples import FOLDER, run_on
+from tests.service.web.page_samples import FOLDER, focused, run_on
 
 
 def test_tasks_beside_each_other(visitor, tenant, database):
@@ -24,8 +24,7 @@ def test_tasks_beside_each_other(visitor, tenant, database):
     page = visitor.open("/tasks")
     for task in tasks:
         page.check(f"input[value={task}]")
-    page.click("text=Compare the chosen")
-    page.wait_for_url("**/compare?*")
+    visitor.follow("text=Compare the chosen", to="**/compare?*")
     page.wait_for_selector("html[data-drawn]")
     assert page.locator("main table").first.locator("tbody tr").count() == 2
     assert "search_space.learning_rate" in page.text_content("main")
@@ -59,14 +58,13 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admi
     run_on(database, node, other.task()["id"], [0])
     page = visitor.open("/cluster")
     assert "shared with 1 other task" in page.text_content("#nodes")
-    page.click(f"#lanes a[href='/tasks/{mine}']")
-    page.wait_for_url(f"**/tasks/{mine}")
+    visitor.follow(f"#lanes a[href='/tasks/{mine}']", to=f"**/tasks/{mine}")
     ruler = admin_visitor.open("/cluster")
     assert "not to be read" in ruler.content()
     assert "shares this GPU with not to be read" in ruler.content()
     row = ruler.locator(f"#nodes tr:has-text('{node.name}')")
     assert "80.0 GiB" in row.text_content()
-    row.locator("text=Drain").first.click()
+    admin_visitor.follow(row.locator("text=Drain").first)
     ruler.wait_for_selector(f"#nodes tr:has-text('{node.name}') >> text=Undrain")
 
 
@@ -76,7 +74,7 @@ def test_an_admin_removes_a_node_that_is_away_from_the_cluster(admin_visitor, da
     with database.begin() as session:
         session.get_one(Node, node.id).status = "lost"
     page = admin_visitor.open("/cluster")
-    page.click(f"{row} >> text=Remove")
+    admin_visitor.follow(f"{row} >> text=Remove")
     page.wait_for_selector(row, state="detached")
     with database.begin() as session:
         assert session.get_one(Node, node.id).removed_at is not None
@@ -110,16 +108,16 @@ def test_usage_is_shown_and_downloaded(visitor, tenant, database):
 def test_keys_are_made_shown_once_and_revoked(visitor, tenant):
     page = visitor.open("/keys")
     page.fill("form [name=name]", "laptop")
-    page.click("text=Make it")
+    visitor.follow("text=Make it")
     secret = page.text_content("#secret")
     headers = {"Authorization": f"Bearer {secret}"}
     assert tenant.client.get("/v1/tasks", headers=headers).status_code == 200
-    page.goto(visitor.url + "/keys")
+    visitor.open("/keys")
     assert secret not in page.content()
     row = page.locator("tr:has-text('laptop')")
     assert "in 90 d" in row.text_content()
     row.locator("summary").click()
-    row.locator("text=Revoke “laptop”").click()
+    visitor.follow(row.locator("text=Revoke “laptop”"))
     page.wait_for_selector("tr:has-text('laptop') >> text=revoked")
 
 
@@ -128,11 +126,11 @@ def test_a_webhook_is_refused_or_made_and_deleted(visitor):
     page.fill("[name=url]", "https://127.0.0.1/hook")
     page.fill("[name=description]", "kept")
     page.uncheck("[value='task.failed']")
-    page.click("text=Make it")
+    visitor.follow("text=Make it")
     assert "MOTET_WEBHOOK_NETWORKS" in page.text_content("#e-url")
     assert (page.input_value("[name=url]"), page.input_value("[name=description]")) == ("https://127.0.0.1/hook", "kept")
     assert not page.is_checked("[value='task.failed']")
-    assert page.evaluate("document.activeElement.name") == "url"
+    focused(page, "url")
     visitor.expected("422")
 
 
@@ -143,7 +141,7 @@ def test_an_uploaded_adapter_is_listed_without_a_task(visitor, tenant, toy):
     row = " ".join(page.text_content("#rows tr").split())
     assert row.startswith(f"{made.json()['id']}uploaded: from elsewhererank 2, q_proj, v_proj, down_projtoy"), row
     page.click("summary:has-text('Delete')")
-    page.click("text=Delete it")
+    visitor.follow("text=Delete it")
     page.wait_for_selector("text=No adapters yet")
 
 
@@ -162,10 +160,10 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
         page.click("#rows >> text=Download")
     assert download.value.suggested_filename == f"{made.id}.tar.gz"
     page.click("summary:has-text('Delete')")
-    page.click("text=Delete it")
+    visitor.follow("text=Delete it")
     page.wait_for_selector("text=No adapters yet")
     page = visitor.open("/files")
-    page.click("a.row")
+    visitor.follow("a.row")
     assert "Its rows" in page.text_content("main h2")
     shown = page.text_content(".preview")
     assert "line 20:" in shown
@@ -175,7 +173,7 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
         page.click("#rows >> text=Download")
     assert download.value.path().read_bytes() == jsonl(*chat_rows(20))
     page.click("summary")
-    page.click("text=Delete “train.jsonl”")
+    visitor.follow("text=Delete “train.jsonl”")
     page.wait_for_selector("text=No files yet")
 
 
@@ -185,8 +183,7 @@ def test_an_adapter_is_merged_from_its_task_and_the_model_downloaded_and_deleted
         made = adapter(session, storage, jobs_of(session, task["id"])[0], FOLDER)
     page = visitor.open(f"/tasks/{task['id']}")
     page.click("#adapters summary")
-    page.click("text=Merge it")
-    page.wait_for_url("**/adapters/merged")
+    visitor.follow("text=Merge it", to="**/adapters/merged")
     (queued,) = tenant.get("/v1/merged-models").json()["data"]
     row = " ".join(page.text_content("#rows tr").split())
     assert row.startswith(f"{queued['id']}queuedsmall{made.id}about "), row
@@ -199,12 +196,11 @@ def test_an_adapter_is_merged_from_its_task_and_the_model_downloaded_and_deleted
         page.click("#rows >> text=adapter_model.safetensors")
     assert download.value.path().read_bytes() == FOLDER["adapter_model.safetensors"]
     page.click("summary:has-text('Delete')")
-    page.click("text=Delete it")
+    visitor.follow("text=Delete it")
     page.wait_for_selector("text=No merged models yet")
     page = visitor.open("/adapters")
     page.click("summary:has-text('Merge')")
-    page.click("text=Merge it")
-    page.wait_for_url("**/adapters/merged")
+    visitor.follow("text=Merge it", to="**/adapters/merged")
     assert page.locator("#rows tr").count() == 1
 
 
@@ -213,18 +209,18 @@ def test_an_admin_sets_what_gpus_cost(admin_visitor, tenant):
     page.fill("form[action='/admin/prices'] [name=device_type]", "A <b> type")
     page.fill("[name=per_hour]", "2.5")
     page.fill("input[type=date]", "2026-03-01")
-    page.click("text=Set a price")
+    admin_visitor.follow("text=Set a price")
     page.wait_for_selector("tr:has-text('A <b> type') >> text=2.5")
     (price,) = tenant.get("/v1/prices").json()["data"]
     assert (price["device_type"], price["from_day"], price["per_hour"]) == ("A <b> type", "2026-03-01", 2.5)
     for wrong in ("plenty", "2,5"):
         page.fill("form[action='/admin/prices'] [name=device_type]", "A <b> type")
         page.fill("[name=per_hour]", wrong)
-        page.click("text=Set a price")
+        admin_visitor.follow("text=Set a price")
         assert "per_hour" in page.text_content("main")
         admin_visitor.expected("422")
-        page.goto(admin_visitor.url + "/admin")
-    page.locator("tr:has-text('A <b> type')").locator("text=Remove").click()
+        admin_visitor.open("/admin")
+    admin_visitor.follow("tr:has-text('A <b> type') >> text=Remove")
     page.wait_for_selector("tr:has-text('A <b> type')", state="detached")
     assert tenant.get("/v1/prices").json()["data"] == []
 
@@ -233,23 +229,23 @@ def test_an_admin_makes_a_tenant_its_quota_and_its_key(admin_visitor, tenant):
     page = admin_visitor.open("/admin")
     name = f"team {datetime.now(UTC).timestamp()}"
     page.fill("form[action='/admin/tenants'] [name=name]", name)
-    page.click("text=Make a tenant")
-    page.click(f"a:has-text('{name}')")
+    admin_visitor.follow("text=Make a tenant")
+    admin_visitor.follow(f"a:has-text('{name}')")
     page.fill("[name=running_gpus]", "4")
-    page.click("text=Change")
-    page.wait_for_load_state()
+    admin_visitor.follow("text=Change")
     assert page.input_value("[name=running_gpus]") == "4"
     page.fill("[name=stored_bytes]", "plenty")
-    page.click("text=Change")
+    admin_visitor.follow("text=Change")
     assert "stored_bytes" in page.text_content("main")
     admin_visitor.expected("422")
-    page.go_back()
-    page.click("text=Make a key")
+    with admin_visitor.leaving():
+        page.go_back()
+    admin_visitor.follow("text=Make a key")
     secret = page.text_content("#secret")
     made = tenant.client.get("/v1/quotas", headers={"Authorization": f"Bearer {secret}"}).json()
     assert made["running_gpus"]["limit"] == 4
-    page.goto(admin_visitor.url + "/admin")
+    admin_visitor.open("/admin")
     page.fill("[name=node_name]", "gpu-9")
-    page.click("text=Make a join token")
+    admin_visitor.follow("text=Make a join token")
     assert len(page.text_content("#secret")) > 20
     assert "create_join_token" in page.text_content("main")

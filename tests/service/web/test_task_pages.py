@@ -9,7 +9,7 @@ from tests.browser import eventually
 from tests.service.live_server import live
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
-from tests.service.web.page_samples import FOLDER, GRID, HOSTILE, drawn, picture
+from tests.service.web.page_samples import FOLDER, GRID, HOSTILE, drawn, picture, redrawn
 
 
 def test_the_list_filters_by_state_label_text_and_base(visitor, tenant, sweep):
@@ -26,14 +26,16 @@ def test_the_list_filters_by_state_label_text_and_base(visitor, tenant, sweep):
         ("?archived=1", 0),
         (f"?text={sweep}", 1),
     ):
-        assert page.goto(visitor.url + "/tasks" + query).status == 200
+        with visitor.leaving():
+            assert page.goto(visitor.url + "/tasks" + query).status == 200
         assert page.text_content("#total") == str(count), query
-    assert "No task fits" in page.goto(visitor.url + "/tasks?text=nothing").text()
-    page.goto(visitor.url + "/tasks")
+    assert "No task fits" in visitor.open("/tasks?text=nothing").content()
+    visitor.open("/tasks")
     page.fill("#search", "sweep")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/tasks?*text=sweep*")
-    page.go_back()
+    with visitor.leaving(to="**/tasks?*text=sweep*"):
+        page.keyboard.press("Enter")
+    with visitor.leaving():
+        page.go_back()
     assert page.text_content("#total") == "2"
 
 
@@ -51,8 +53,8 @@ def test_a_task_page_shows_its_jobs_and_moves_with_them(visitor, database, sweep
     sweeps.go_on(database, sweep, 1, 41, 90)
     moved = page.locator("#job-rows tr", has_text="90/100")
     moved.wait_for()
-    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
-    assert picture(page, "parallel") != parallel
+    redrawn(page, before)
+    redrawn(page, parallel, "parallel")
     assert kept.evaluate("row => row.isConnected")  # what did not change was not made anew
     sweeps.end(database, sweep)
     eventually(page, "document.getElementById('task-state').textContent.includes('succeeded')")
@@ -64,19 +66,19 @@ def test_pausing_resuming_and_cancelling(visitor, tenant, database, storage):
     with database.begin() as session:
         adapter(session, storage, jobs_of(session, task)[0], FOLDER)
     page = visitor.open(f"/tasks/{task}")
-    page.click("#acts >> text=Pause")
+    visitor.follow("#acts >> text=Pause")
     page.wait_for_selector("#acts >> text=Resume")
-    page.click("#acts >> text=Resume")
+    visitor.follow("#acts >> text=Resume")
     page.wait_for_selector("#acts >> text=Pause")
-    page.click("#acts >> text=Cancel…")
+    visitor.follow("#acts >> text=Cancel…")
     assert "1 stored adapter." in page.text_content("main")
-    page.click("text=Cancel the task")
+    visitor.follow("text=Cancel the task")
     page.wait_for_selector("#task-state >> text=cancelled")
     with page.expect_download() as download:
         page.click("#adapters a[download]")
     assert download.value.suggested_filename.endswith(".tar.gz")
-    page.click("#acts >> text=Delete…")
-    page.click("text=Delete the task")
+    visitor.follow("#acts >> text=Delete…")
+    visitor.follow("text=Delete the task")
     assert "1 task deleted." in page.text_content("main")
     assert tenant.get(f"/v1/tasks/{task}").status_code == 404
 
@@ -124,9 +126,9 @@ def test_several_are_cancelled_at_once(visitor, tenant):
     page = visitor.open("/tasks")
     for task in tasks[:2]:
         page.check(f"input[value={task}]")
-    page.click("text=Cancel the chosen…")
+    visitor.follow("text=Cancel the chosen…")
     assert "Cancel 2 tasks?" in page.text_content("h1")
-    page.click("text=Cancel them")
+    visitor.follow("text=Cancel them")
     assert "2 tasks cancelled." in page.text_content("main")
     assert [tenant.get(f"/v1/tasks/{task}").json()["status"] for task in tasks] == ["cancelled", "cancelled", "validating"]
 
@@ -173,17 +175,17 @@ def test_what_tenants_type_is_text(visitor, tenant, database):
 def test_without_scripts_everything_can_be_read_and_done(visit, tenant, sweep):
     visitor = visit(java_script_enabled=False)
     page = visitor.sign_in(tenant.key)
-    page.click("text=a sweep")
+    visitor.follow("text=a sweep")
     assert page.locator("#job-rows tr").count() == 6
     image = page.request.get(visitor.url + page.get_attribute("noscript img", "src"))
     assert image.status == 200
     assert image.text().count("<polyline") == 6
-    page.click("#jobs th a:has-text('rank')")
+    visitor.follow("#jobs th a:has-text('rank')")
     assert "sort=rank" in page.url
-    page.click("#acts >> text=Cancel…")
-    page.click("text=Cancel the task")
+    visitor.follow("#acts >> text=Cancel…")
+    visitor.follow("text=Cancel the task")
     assert "cancelled" in page.text_content("#task-state")
-    page.click(".theme button")
+    visitor.follow(".theme button")
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
@@ -211,8 +213,8 @@ def test_by_keyboard(visitor, tenant):
     page.keyboard.press("x")
     assert page.locator("#rows tr").nth(1).locator("input").is_checked()
     page.keyboard.press("k")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/tasks/task_*")
+    with visitor.leaving(to="**/tasks/task_*"):
+        page.keyboard.press("Enter")
     assert "second" in page.text_content("h1")
 
 

@@ -2,8 +2,7 @@
 
 import re
 
-from tests.browser import eventually
-from tests.service.web.page_samples import drawn, picture
+from tests.service.web.page_samples import drawn, picture, redrawn
 
 
 def test_hovering_links_plot_and_table(visitor, sweep):
@@ -11,7 +10,7 @@ def test_hovering_links_plot_and_table(visitor, sweep):
     drawn(page)
     before = picture(page)
     page.locator("#job-rows tr").nth(2).hover()
-    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    redrawn(page, before)
     page.locator("#plot canvas").scroll_into_view_if_needed()
     box = page.locator("#plot canvas").bounding_box()
     for height in range(40, 340, 6):
@@ -34,7 +33,7 @@ def test_brushing_an_axis_filters_the_plot_and_the_table(visitor, sweep):
     page.mouse.up()
     out = page.locator("#job-rows tr.out")
     assert 0 < out.count() < 6
-    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    redrawn(page, before)
     page.mouse.click(x, box["y"] + 150)
     assert out.count() == 0
 
@@ -58,7 +57,7 @@ def test_the_plots_are_worked_by_keyboard(visitor, sweep):
     before = picture(page)
     for key in ("+", "ArrowRight"):
         page.keyboard.press(key)
-        eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+        redrawn(page, before)
         before = picture(page)
     assert page.locator("#zoom-out").is_enabled()
     page.keyboard.press("Escape")

@@ -96,7 +96,8 @@ def test_refusals_are_said_in_words(visitor, executor, server, monkeypatch) -> N
     visitor.expected("503")
     page.fill("#try-form [name=max_tokens]", "999999")
     page.click("#try-ask")
-    page.wait_for_selector("#try-base .end:has-text('this service generates at most')")
+    for side in ("base", "tuned"):
+        page.wait_for_selector(f"#try-{side} .end:has-text('this service generates at most')")
     visitor.expected("400")
 
 
