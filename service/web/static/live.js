@@ -16,9 +16,10 @@ export function connected(yes) {
 
 // Fetches this page anew and patches it. Returns whether the service answered.
 export async function refresh(address = location.href) {
-  let answer;
+  let answer, html;
   try {
     answer = await fetch(address, { headers: { Accept: "text/html" }, cache: "no-store" });
+    html = await answer.text(); // which may break off
   } catch {
     connected(false);
     return false;
@@ -28,7 +29,6 @@ export async function refresh(address = location.href) {
     connected(answer.status < 500 && answer.status !== 429);
     return false;
   }
-  const html = await answer.text();
   connected(true);
   patch(new DOMParser().parseFromString(html, "text/html"));
   return true;

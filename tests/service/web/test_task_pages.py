@@ -234,6 +234,24 @@ def test_a_key_that_comes_before_the_closed_dialog_has_lost_the_focus_counts(vis
     assert focused == "search"
 
 
+def test_a_page_goes_on_after_an_answer_that_broke_off(visitor, tenant):
+    tenant.task(name="first")
+    page = visitor.open("/tasks")
+    page.evaluate(
+        """() => {
+            const { text } = Response.prototype;
+            Response.prototype.text = () => {
+                Response.prototype.text = text;
+                return Promise.reject(new TypeError("network error"));
+            };
+        }"""
+    )
+    page.wait_for_selector("#connection:has-text('does not answer')")
+    tenant.task(name="second")
+    page.wait_for_selector("#rows >> text=second")
+    assert page.locator("#connection").is_hidden()
+
+
 def test_a_dead_service_is_told_of_and_comes_back(visit, settings, tenant, sweep, database):
     with live(settings) as first:
         url, port = first.url, int(first.url.rpartition(":")[2])
