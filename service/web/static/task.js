@@ -91,6 +91,7 @@ function later() { due ??= setTimeout(work, 1000); }
 async function work() {
   try {
     if (page) { page = false; await refresh(); readTable(); }
+    await begun; // new points that come before the whole curves do would be overwritten by them
     let points = 0;
     for (const line of lines.values()) points += line.xs.length;
     if (whole || points > POINTS) { whole = false; fresh.clear(); await load(); }
@@ -135,5 +136,5 @@ document.getElementById("plot").addEventListener("zoomed", () => { out.disabled 
 out.addEventListener("click", () => { plot.range = null; out.disabled = true; plot.redraw(); });
 
 readTable();
-load().then(() => requestAnimationFrame(() => { performance.mark("drawn"); document.documentElement.dataset.drawn = "1"; }), () => say("The curves could not be read; reload the page."));
+const begun = load().then(() => requestAnimationFrame(() => { performance.mark("drawn"); document.documentElement.dataset.drawn = "1"; }), () => say("The curves could not be read; reload the page."));
 if (head.dataset.open) follow(Number(head.dataset.lastEvent));

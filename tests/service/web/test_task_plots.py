@@ -2,6 +2,8 @@
 
 import re
 
+from tests.browser import eventually
+from tests.service.web import sweeps
 from tests.service.web.page_samples import drawn, picture, redrawn
 
 
@@ -19,6 +21,29 @@ def test_hovering_links_plot_and_table(visitor, sweep):
             break
     assert re.search(r"job \d: lr .* step \d+ · (validation|training) \d", page.text_content("#plot .tip"))
     assert page.locator("#job-rows tr.lit").count() == 1
+
+
+def test_new_points_wait_for_curves_that_are_still_being_read(visitor, database, sweep):
+    page, held, new = visitor.page, [], []
+
+    def hold(route):
+        answer = route.fetch()
+        sweeps.go_on(database, sweep, 1, 41, 90)
+        held.append((route, answer))
+
+    page.route("**/curves", hold, times=1)
+    page.on("request", lambda asked: new.append(asked) if "/curves?" in asked.url else None)
+    visitor.open(f"/tasks/{sweep}")
+    page.wait_for_selector("#job-rows tr:has-text('90/100')")
+    page.evaluate("() => fetch(location.href).then(() => 0)")  # what was asked before is known now
+    assert new == []
+    ((route, answer),) = held
+    with page.expect_response("**/curves?*"):
+        route.fulfill(response=answer)
+    another = visitor.context.new_page()
+    another.goto(page.url)
+    drawn(another)
+    eventually(page, "whole => document.querySelector('#plot canvas').toDataURL() === whole", picture(another))
 
 
 def test_brushing_an_axis_filters_the_plot_and_the_table(visitor, sweep):
