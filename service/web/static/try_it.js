@@ -4,6 +4,7 @@ const field = form.elements;
 const status = document.getElementById("try-status");
 const stop = document.getElementById("try-stop");
 const BROKE = "The answer broke off in the middle. Ask again.";
+const AGAIN = "asked again"; // why it is aborted, if not to be stopped: its place is then the next one's
 let asked = null; // what is under way, to be aborted
 
 class Refused extends Error {}
@@ -61,19 +62,20 @@ async function ask(side, model, more, signal) {
     }
     return true;
   } catch (error) {
+    if (signal.reason === AGAIN) return false;
     if (signal.aborted) { end.textContent = "stopped"; return false; }
     end.className = "error end";
     end.setAttribute("role", "alert");
     end.textContent = error instanceof Refused ? error.message : "The service does not answer. Ask again.";
     return false;
   } finally {
-    text.removeAttribute("aria-busy");
+    if (signal.reason !== AGAIN) text.removeAttribute("aria-busy");
   }
 }
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  asked?.abort();
+  asked?.abort(AGAIN);
   const own = asked = new AbortController();
   const model = field.model.value, words = field.model.selectedOptions[0].textContent;
   document.getElementById("try-tuned-title").textContent = words;

@@ -84,6 +84,23 @@ def test_an_adapter_and_the_base_answer_side_by_side(visitor, executor, database
     until(ended)
 
 
+def test_who_asks_again_waits_for_the_new_answers(visitor, executor) -> None:
+    page = opened(visitor, executor)
+    page.fill("#try-form [name=prompt]", "How many?")
+    page.click("#try-ask")
+    both(executor)
+    page.fill("#try-form [name=prompt]", "How few?")
+    page.click("#try-ask")
+    works = both(executor)
+    for side in ("base", "tuned"):
+        assert page.text_content(f"#try-{side} .end") == "waiting for an executor of the base…"
+        assert page.get_attribute(f"#try-{side} .said", "aria-busy") == "true"
+    for work in works.values():
+        executor.sends(piece(work, 1, text("two", finish_reason="stop"), over=True))
+    page.wait_for_selector("#try-status:has-text('The answers are there.')")
+    assert [page.text_content(f"#try-{side} .said") for side in ("base", "tuned")] == ["two", "two"]
+
+
 def test_refusals_are_said_in_words(visitor, executor, server, monkeypatch) -> None:
     monkeypatch.setitem(server.state.settings.__dict__, "completion_wait_seconds", 0.1)
     page = opened(visitor, executor)
