@@ -76,7 +76,6 @@ class Fleet:
                 size = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(size) if size else self._chunked()
                 status, answer = fleet.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
-                fleet.requests.append((self.command, self.path, status))
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
@@ -150,19 +149,25 @@ class Fleet:
     def answer(self, method: str, path: str, bearer: str, body: bytes) -> tuple[int, bytes]:
         with self.lock:
             try:
-                if self.down:
-                    return 503, b""
-                for pattern, act in self._routes.items():
-                    wanted, _, form = pattern.partition(" ")
-                    found = re.fullmatch(form, path)
-                    if wanted == method and found:
-                        return act(self, bearer.removeprefix("Bearer "), body, *found.groups())
-                return 404, b"{}"
-            except (AssertionError, ValueError, KeyError) as error:
-                self.refused.append(f"{method} {path}: {error!r}")
-                return 422, json.dumps({"code": "report_refused", "detail": repr(error)}).encode()
+                status, said = self._answer(method, path, bearer, body)
+                self.requests.append((method, path, status))  # before anybody is woken, who may look for it
+                return status, said
             finally:
                 self.lock.notify_all()
+
+    def _answer(self, method: str, path: str, bearer: str, body: bytes) -> tuple[int, bytes]:
+        try:
+            if self.down:
+                return 503, b""
+            for pattern, act in self._routes.items():
+                wanted, _, form = pattern.partition(" ")
+                found = re.fullmatch(form, path)
+                if wanted == method and found:
+                    return act(self, bearer.removeprefix("Bearer "), body, *found.groups())
+            return 404, b"{}"
+        except (AssertionError, ValueError, KeyError) as error:
+            self.refused.append(f"{method} {path}: {error!r}")
+            return 422, json.dumps({"code": "report_refused", "detail": repr(error)}).encode()
 
     def _register(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         if not (bearer == self.credential or (bearer == JOIN_TOKEN and self.joins_left)):
