@@ -1,6 +1,9 @@
 """An executor inside the test's own process, against a fleet API over real HTTP."""
 
+import queue
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +20,45 @@ from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded, Stop
 from worker.replicas.replica_set import Replicas
 from worker.settings import Settings
 
+_PATIENCE, _LOOK = 120.0, 0.05  # seconds
+
 
 class PacedExecutor(Executor):
-    """Takes no step before the fleet has heard of the one before: what a report brings about comes at its step, however slow
-    the machine is."""
+    """Takes no step before the fleet has heard of all that the one before brought about, and has the checkpoint that was taken
+    after it: what a report brings about comes at its step, however fast or slow the machine is. between_steps: called then."""
 
-    def __init__(self, fleet: Fleet, *parts: Any) -> None:
+    def __init__(self, fleet: Fleet, between_steps: Callable[[], None], *parts: Any) -> None:
         super().__init__(*parts)
-        self.fleet = fleet
+        self.fleet, self.between_steps = fleet, between_steps
 
     def _iterate(self, replicas: Replicas) -> None:
         super()._iterate(replicas)
         for task in self._attached.open:
-            task.reporter.drain(0)  # else points are gathered for a while
-            told = self.fleet.reported[task.key]
-            self.fleet.until(lambda task=task, told=told: not told.live or heard(task, told))
+            self._await_reports(task, self.fleet.reported[task.key])
+        self.between_steps()
+
+    def _await_reports(self, task: PlacementRun, told: Reported) -> None:
+        until = time.monotonic() + _PATIENCE
+        while told.live and task in self._attached.open and task.lease.holds():
+            if not task.checkpointing and task.reporter.drain(_LOOK):
+                return
+            with suppress(queue.Empty):
+                self._inbox.get(timeout=_LOOK)()
+            assert time.monotonic() < until, "the fleet does not hear of the step"
 
 
-def heard(task: PlacementRun, told: Reported) -> bool:
-    """Whether all its jobs' steps were reported."""
-    return all(told.step[run.index] >= run.step for run in task.runs)
+def begin_together(executor: Executor, placements: int) -> None:
+    """Have it take no step before so many placements are prepared."""
+    iterate = executor._iterate
+
+    def wait(replicas: Replicas) -> None:
+        if len(executor._attached.open) < placements:
+            executor._inbox.get(timeout=_PATIENCE)()
+        else:
+            executor._iterate = iterate  # type: ignore[method-assign]
+            iterate(replicas)
+
+    executor._iterate = wait  # type: ignore[method-assign]
 
 
 class Inside:
@@ -46,6 +68,7 @@ class Inside:
         self.fleet = fleet
         self.news: list[ExecutorProgress | PlacementEnded] = []
         self.on_news: Callable[[ExecutorProgress | PlacementEnded], None] = lambda news: None
+        self.between_steps: Callable[[], None] = lambda: None  # of an executor that is paced
         self.settings = Settings(
             api_url=fleet.url,
             join_token=JOIN_TOKEN,
@@ -59,18 +82,20 @@ class Inside:
         *placements: Placement,
         prepare: Callable[[Executor], None] = lambda executor: None,
         joining: Sequence[Placement] = (),
-        after: int = 2,
+        after: int | Callable[[], bool] = 2,
         paced: bool = False,
+        together: bool = False,
     ) -> list[Reported]:
         """Attach them all to one executor and run until every one has ended. joining: these come once any of the others has
-        reported `after` steps. paced: see PacedExecutor."""
+        reported `after` steps, or at a report when `after` holds. paced: see PacedExecutor. together: no step is taken before
+        all but these are prepared."""
         reported = [self.fleet.place(placement) for placement in (*placements, *joining)]
         left = {placement.placement_id for placement in (*placements, *joining)}
         late, watch = list(joining), self.fleet.on_report
 
         def join(told: Reported, report: Report) -> None:
             watch(told, report)
-            while late and max(told.step.values()) >= after:
+            while late and (after() if callable(after) else max(told.step.values()) >= after):
                 attach(late.pop(0))
 
         def attach(placement: Placement) -> None:
@@ -89,9 +114,11 @@ class Inside:
 
         with PlacementLink(self.fleet.url) as link:
             parts = (self.settings, link, tell)
-            executor = PacedExecutor(self.fleet, *parts) if paced else Executor(*parts)
+            executor = PacedExecutor(self.fleet, self.between_steps, *parts) if paced else Executor(*parts)
             for placement in placements:
                 attach(placement)
+            if together:
+                begin_together(executor, len(placements))
             prepare(executor)
             executor.run()
         if joining:

@@ -129,7 +129,7 @@ def test_an_adapter_from_anothers_rows_is_never_exported(fleet, placing, tmp_pat
 
     monkeypatch.setattr(ArenaAdapters, "note_best", shuffled)
     with pytest.raises(SlotOwnershipError):
-        Inside(fleet, tmp_path).run(one, other)
+        Inside(fleet, tmp_path).run(one, other, together=True)
     assert not any(reported.manifests for reported in fleet.reported.values())
 
 

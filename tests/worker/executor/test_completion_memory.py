@@ -6,6 +6,7 @@ import pytest
 
 from contract.messages.report_messages import Attached
 from tests.worker.executor.completion_work import CALM, LONG, SPACE, answers, chat, over
+from tests.worker.executor.text_evaluations import passes_take
 from tests.worker.inside import Inside
 from worker.adapters.arena_growth import NoRows
 from worker.executor.completions import completion_batch
@@ -127,7 +128,12 @@ def test_jobs_get_the_rows_that_idle_adapters_held(fleet, placing, trained, tmp_
     first, second = (placing(SPACE, early_exit=CALM, training={"epochs": 100, "max_steps": steps}) for steps in (300, 20))
     fleet.asked += [chat("q", adapter=files)]
     inside = Inside(fleet, tmp_path, worker_completion_share=0.5)
-    reported = inside.run(first, joining=[second], after=150)
-    assert over(fleet, "q")
+    inside.between_steps = lambda: fleet.until(lambda: not fleet.asked)  # it is asked as training begins
+
+    def answered() -> bool:
+        return "q" in fleet.pieces and over(fleet, "q")
+
+    reported = inside.run(first, joining=[second], after=answered, prepare=passes_take(0.0), paced=True)
+    assert answered()
     assert sum(dropped) == 1
     assert all(one.of(Attached) and one.ended for one in reported)

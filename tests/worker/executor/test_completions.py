@@ -11,6 +11,7 @@ from contract.messages.completion_messages import CheckpointWeights
 from contract.messages.report_messages import AdapterKept, Checkpointed
 from tests.worker.corpus import rows
 from tests.worker.executor.completion_work import CALM, LONG, NEW, SPACE, answers, chat, over, work
+from tests.worker.executor.text_evaluations import passes_take
 from tests.worker.inside import Inside
 
 PAIRS = [
@@ -86,7 +87,9 @@ def test_training_has_the_same_bits_with_and_without_requests(fleet, placing, tr
     (alone,) = Inside(fleet, tmp_path / "alone").run(placing(SPACE, data, **plan))
     tenants = [chat(f"q{at}", f"one {at}", adapter=files if at % 2 else None, tenant_id=f"t{at}") for at in range(6)]
     fleet.asked += tenants
-    (beside,) = Inside(fleet, tmp_path / "beside", worker_completion_share=0.5).run(placing(SPACE, data, **plan))
+    inside = Inside(fleet, tmp_path / "beside", worker_completion_share=0.5)
+    inside.between_steps = lambda: fleet.until(lambda: not fleet.asked)  # all are asked as training begins
+    (beside,) = inside.run(placing(SPACE, data, **plan), prepare=passes_take(0.0), paced=True)
     assert all(over(fleet, work.request_id) for work in tenants)
     assert beside.curves == alone.curves
     said = [[file.sha256 for file in one.of(AdapterKept)[0].manifest.files] for one in (alone, beside)]
@@ -123,11 +126,12 @@ def test_a_stop_string_ends_a_text_before_it(fleet, placing, tmp_path) -> None:
     assert cut["cut"].last.completion_tokens <= NEW
 
 
-def test_the_newest_checkpoint_of_a_job_that_trains_can_be_asked(fleet, placing, tmp_path) -> None:
+def test_the_newest_checkpoint_of_a_job_that_trains_can_be_asked(fleet, placing, tmp_path, monkeypatch) -> None:
     """It says what the adapter says that is kept of the same step."""
     plan = {"training": {"epochs": 100, "max_steps": 40}, "early_exit": {"policy": "none", "eval_every": 40}}
     placement = placing(SPACE, **plan)
-    (reported,) = Inside(fleet, tmp_path / "a", worker_checkpoint_seconds=0.05).run(placement)
+    monkeypatch.setattr("worker.executor.checkpoint_policy._SHARE", 0)  # however long the copies take, one after each step
+    (reported,) = Inside(fleet, tmp_path / "a", worker_checkpoint_seconds=1e-6).run(placement, paced=True)
     refs = [ref for event in reported.of(Checkpointed) for ref in event.jobs.values()]
     alpha = placement.jobs[0].config.plain_alpha
     asked = [
@@ -136,8 +140,7 @@ def test_the_newest_checkpoint_of_a_job_that_trains_can_be_asked(fleet, placing,
     ]
     said = answers(fleet, tmp_path / "b", placing(SPACE, early_exit=CALM, training=LONG), [*asked, chat("base")])
     assert all(one.last.failed is None for one in said.values())
-    if refs[-1].step > refs[0].step:
-        assert said[asked[0].request_id].text != said[asked[1].request_id].text
+    assert said[asked[0].request_id].text != said[asked[1].request_id].text
     assert said[asked[1].request_id].text != said["base"].text
 
 

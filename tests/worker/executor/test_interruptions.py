@@ -3,6 +3,7 @@
 import math
 import random
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +14,7 @@ from contract.messages.report_messages import (
 from contract.states import JobStatus
 from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside, resumed
+from worker.boot_clock import boot_now
 from worker.pipe_messages import Detach, Renew, Stop
 
 
@@ -32,7 +34,7 @@ def test_a_killed_task_resumes_bit_for_bit(fleet, placing, tmp_path, seed):
         fatal = draw.randint(3, 10)  # reports until the placement is lost, without a word to the executor
         fleet.on_report = lambda reported, report, fatal=fatal: setattr(reported, "live", report.seq < fatal)
         inside = Inside(fleet, tmp_path / key, worker_checkpoint_seconds=0.05, **narrow)
-        (reported,) = inside.run(placement)
+        (reported,) = inside.run(placement, paced=not number)  # as fast as it may be, it has as many reports as steps
         kept = {job: ref.step for job, ref in reported.checkpoints.items()}
         for (job, series), points in reported.curves.items():
             done = math.inf if job in reported.ended else kept.get(job, 0)
@@ -69,17 +71,24 @@ def test_an_outage_in_the_middle_changes_nothing(fleet, placing, tmp_path):
     placement = placing(SPACE, early_exit=CALM, training={"epochs": 2})
     (calm,) = Inside(fleet, tmp_path / "calm").run(placement)
     again = placement.model_copy(update={"placement_id": "again", "token": "token-again"})
-    outages = iter([0.8, 0.8])
+    outages = iter([2, 2])  # until so many requests were refused
+
+    def refusals() -> int:
+        return sum(status == 503 for _, _, status in fleet.requests)
+
+    def come_back(refused: int) -> None:
+        fleet.until(lambda: refusals() >= refused)
+        fleet.down = False
 
     def go_down(reported, report):
-        seconds = next(outages, None) if reported.step[0] >= 2 else None
-        if seconds is not None:
+        requests = next(outages, None) if reported.step[0] >= 2 else None
+        if requests is not None:
             fleet.down = True
-            threading.Timer(seconds, setattr, (fleet, "down", False)).start()
+            threading.Thread(target=come_back, args=[refusals() + requests]).start()
 
     fleet.on_report = go_down
     (hurt,) = Inside(fleet, tmp_path / "hurt", worker_checkpoint_seconds=0.05).run(again)
-    assert any(status == 503 for _, _, status in fleet.requests)
+    assert refusals() >= 4
     assert hurt.curves == calm.curves
     assert {job: m.files for job, m in hurt.manifests.items()} == {job: m.files for job, m in calm.manifests.items()}
 
@@ -91,7 +100,7 @@ def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path
     def stop_soon(executor):
         def on_report(reported, report):
             if reported.step[0] >= 5:
-                executor.handle_command(Stop(seconds=20))
+                executor.handle_command(Stop(seconds=120))
 
         fleet.on_report = on_report
 
@@ -171,24 +180,35 @@ def test_asked_to_leave_while_it_is_prepared_it_goes_at_once_and_its_neighbour_s
     assert len(whole.ended) == 4
 
 
-def test_past_its_lease_a_placement_is_given_back(fleet, placing, tmp_path):
-    fleet.lease_seconds = 3.0
+@pytest.fixture
+def past_its_lease(fleet, monkeypatch) -> Callable[[], None]:
+    """Lets the time of the leases that were given at first run out."""
+    passed = [0.0]
+    monkeypatch.setattr("worker.executor.placement_lease.boot_now", lambda: boot_now() + passed[0])
+    return lambda: passed.__setitem__(0, fleet.lease_seconds)
+
+
+def test_past_its_lease_a_placement_is_given_back(fleet, placing, tmp_path, past_its_lease):
     inside = Inside(fleet, tmp_path)
-    (reported,) = inside.run(placing(SPACE, early_exit=CALM, training={"epochs": 100}))
+    fleet.on_report = lambda reported, report: past_its_lease() if reported.step[0] >= 2 else None
+    (reported,) = inside.run(placing(SPACE, early_exit=CALM, training={"epochs": 100}), paced=True)
     assert [(e.placement_id, e.lost) for e in inside.ended] == [("p1", True)]
     assert "lease" in inside.ended[0].detail
     assert reported.ended == {}
 
 
-def test_a_renewed_lease_goes_on(fleet, placing, tmp_path):
-    fleet.lease_seconds = 3.0
+def test_a_renewed_lease_goes_on(fleet, placing, tmp_path, past_its_lease):
     placement = placing(SPACE, early_exit=CALM, training={"epochs": 4})
 
     def renew(executor):
-        executor.handle_command(Renew(placement_id="p1", deadline=0.0, token=placement.token))  # before it is attached: in vain
-        fleet.on_report = lambda reported, report: executor.handle_command(
-            Renew(placement_id="p1", deadline=1e12, token=placement.token)
-        )
+        executor.handle_command(Renew(placement_id="p1", deadline=0.0, token=placement.token))  # never an earlier end
 
-    (reported,) = Inside(fleet, tmp_path).run(placement, prepare=renew)
+        def on_report(reported, report):
+            if reported.step[0] >= 2:
+                executor.handle_command(Renew(placement_id="p1", deadline=1e12, token=placement.token))
+                past_its_lease()
+
+        fleet.on_report = on_report
+
+    (reported,) = Inside(fleet, tmp_path).run(placement, prepare=renew, paced=True)
     assert len(reported.ended) == 4

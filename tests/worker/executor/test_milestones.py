@@ -3,7 +3,7 @@
 import pytest
 
 from contract.messages.report_messages import Detached, JobExited, Points, TextsEvaluated, Throughput
-from tests.worker.executor.text_evaluations import ASKED, CALM, SPACE
+from tests.worker.executor.text_evaluations import ASKED, CALM, SPACE, passes_take
 from tests.worker.inside import Inside, resumed
 from worker.pipe_messages import Detach
 from worker.replicas.replica_set import Replicas
@@ -79,7 +79,8 @@ def test_a_job_that_fails_takes_its_texts_with_it_and_its_neighbour_keeps_its_ow
         return stepped, unrunnable
 
     monkeypatch.setattr(Replicas, "step", failing)
-    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=asked, training={"epochs": 2}))
+    placement = placing(SPACE, early_exit=CALM, evaluation=asked, training={"epochs": 2})
+    (reported,) = Inside(fleet, tmp_path).run(placement, prepare=passes_take(1e6))  # none beside training but the first
     assert [reported.ended[job].kind for job in (0, 1)] == ["job_failed", "job_completed"]
     assert [(one.job, one.milestone) for one in at_milestones(reported)] == [(1, 9)]
 
@@ -105,9 +106,13 @@ def test_a_resumed_task_asks_for_what_the_service_lacks_and_for_nothing_twice(fl
         if heard and len(at_milestones(reported)) == 2:
             leave()
 
+    def prepare(executor):
+        executors.append(executor)
+        passes_take(0.0 if heard else 1e6)(executor)  # one after another, or none beside training but the first
+
     monkeypatch.setattr(Replicas, "step", stepping)
     fleet.on_report = reported_so_far
-    (first,) = Inside(fleet, tmp_path / "first").run(placement, prepare=executors.append)
+    (first,) = Inside(fleet, tmp_path / "first").run(placement, prepare=prepare, paced=True)
     assert first.of(Detached)
     assert len(at_milestones(first)) == (2 if heard else 0)
     assert all(first.checkpoints[job].step >= 36 for job in (0, 1))

@@ -271,6 +271,6 @@ def test_the_arena_shrinks_when_a_task_leaves(fleet, placing, tmp_path, monkeypa
     steady = placing({**JOB, "learning_rate": [1e-2]}, early_exit=CALM, training={"max_steps": 12})
     (alone,) = Inside(fleet, tmp_path / "alone").run(steady)
     sizes.clear()
-    _, beside = Inside(fleet, tmp_path / "beside").run(again(brief, "p3"), again(steady, "p4"))
+    _, beside = Inside(fleet, tmp_path / "beside").run(again(brief, "p3"), again(steady, "p4"), together=True)
     assert sizes[0] == (64, 8), "what the larger adapter had, though the other lay behind it"
     assert dict(beside.curves) == dict(alone.curves), "it was moved while it trained, to the bit"

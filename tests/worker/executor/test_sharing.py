@@ -114,11 +114,10 @@ def test_a_neighbour_of_long_rows_is_split_along_its_batch_and_the_others_step_m
     alone = [Inside(fleet, tmp_path / name, **narrow).run(again(p, name))[0] for name, p in (("a", long), ("b", short))]
     made, noted = steps_by_task()
     monkeypatch.setattr(PlacementRun, "trained", noted)
-    both = Inside(fleet, tmp_path / "both", **narrow).run(long, short)
+    both = Inside(fleet, tmp_path / "both", **narrow).run(long, short, together=True)
     for one, other in zip(alone, both, strict=True):
         assert ends(one) == ends(other)
     order = [key for key, _ in made]
-    order = order[order.index(short.placement_id) :]  # both are there
     turns = [at for at, key in enumerate(order) if key == long.placement_id]
     between = [order[a:b].count(short.placement_id) for a, b in pairwise(turns)]
     assert max(between) >= 4, "the other steps while the long one is in the midst of a step"
@@ -161,7 +160,8 @@ def test_a_report_says_beside_whom_its_slowdown_was_measured(fleet, placing, tmp
     monkeypatch.setattr("worker.executor.step_scheduler._MEASURED_SECONDS", 0.0)
     spec = {"early_exit": CALM, "training": {"max_steps": 12}}
     one, other = of_tenant(placing(JOB, **spec), "one"), of_tenant(placing(JOB, **spec), "other")
-    for reported, neighbour in zip(Inside(fleet, tmp_path).run(one, other), (other, one), strict=True):
+    both = Inside(fleet, tmp_path).run(one, other, together=True)
+    for reported, neighbour in zip(both, (other, one), strict=True):
         told = {work.beside for work in reported.of(Throughput) if work.slowdown is not None}
         assert told == {(neighbour.placement_id,)}
         assert {work.beside for work in reported.of(Throughput) if work.slowdown is None} <= {()}

@@ -271,7 +271,7 @@ def test_a_neighbour_steps_between_any_two_passes_of_the_texts(fleet, placing, t
     pair = [
         one.model_copy(update={"placement_id": f"s{at}", "token": f"token-s{at}"}) for at, one in enumerate((ours, neighbour))
     ]
-    together = Inside(fleet, tmp_path / "together").run(*pair, prepare=timed)
+    together = Inside(fleet, tmp_path / "together").run(*pair, prepare=timed, together=True)
     theirs = [at for at, one in enumerate(told) if "s1" in one]
     beside = told[theirs[0] : theirs[-1]]
     assert ("pass", {"s1"}) in pairwise(beside), "it stepped while all of ours were parked"

@@ -7,7 +7,7 @@ import torch
 
 from contract.messages.report_messages import AdapterKept, Attached, Detached, JobCompleted, TextsEvaluated
 from tests.worker.corpus import rows
-from tests.worker.executor.text_evaluations import ASKED, CALM, PAIRS, SPACE, evaluated
+from tests.worker.executor.text_evaluations import ASKED, CALM, PAIRS, SPACE, evaluated, passes_take
 from tests.worker.inside import Inside, resumed
 from worker.data.dataset import load
 from worker.data.evaluation_prompts import prompts_of
@@ -161,9 +161,13 @@ def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_
             leaving.append(True)
             executors[0].handle_command(Detach(placement_id=placement.placement_id, keep=True))
 
+    def prepare(executor):
+        executors.append(executor)
+        passes_take(1e6)(executor)  # no pass of the base's texts but the first before it hears that it is to leave
+
     executors, leaving = [], []
     fleet.on_report = leave
-    (reported,) = inside.run(placement, prepare=executors.append)
+    (reported,) = inside.run(placement, prepare=prepare, paced=True)
     assert reported.of(Detached)
     assert not reported.of(TextsEvaluated)
     assert not reported.ended

@@ -7,7 +7,7 @@ import pytest
 
 from tests.worker.corpus import rows
 from tests.worker.executor.completion_work import LONG, answers, chat
-from tests.worker.executor.text_evaluations import ASKED, CALM, SPACE, evaluated
+from tests.worker.executor.text_evaluations import ASKED, CALM, SPACE, evaluated, passes_take
 from tests.worker.inside import Inside
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.executor.completions import completion_batch
@@ -15,6 +15,7 @@ from worker.executor.generation.generation_turns import GenerationTurns
 from worker.generate.paged_cache import PagedCache
 from worker.model.plain.trainer import OutOfMemory, Trainer
 from worker.policy.generation_memory import PAGE_TOKENS
+from worker.replicas.replica_set import Replicas
 
 PLAN = {"early_exit": CALM, "training": {"epochs": 4}}
 LATER = {**PLAN, "evaluation": {**ASKED, "max_new_tokens": 40, "milestones": [0.2, 0.5]}}
@@ -44,9 +45,17 @@ def test_where_training_lacks_memory_generation_gives_way_first(fleet, placing, 
             raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
         return train(self, segments, *form)
 
+    def stepping(self, jobs, *how):
+        stepped, lost = step(self, jobs, *how)
+        stepped.seconds = 4.0  # earns one pass, so that none of the batches is over before a step
+        return stepped, lost
+
+    step = Replicas.step
+    monkeypatch.setattr(Replicas, "step", stepping)
     monkeypatch.setattr(PagedCache, "__init__", made)
     monkeypatch.setattr(Trainer, "train", scarce)
-    (short,) = Inside(fleet, tmp_path / "short", worker_completion_share=0.5).run(placing(SPACE, data, **LATER))
+    inside = Inside(fleet, tmp_path / "short", worker_completion_share=0.5)
+    (short,) = inside.run(placing(SPACE, data, **LATER), prepare=passes_take(1.0))
     assert refused
     assert shrunk == []
     assert short.curves == plenty.curves
