@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterator
 
-import hypothesis
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -13,9 +12,6 @@ from contract.model_revision import revision_of
 from tests.worker.corpus import EXAMPLE_BASE
 from tests.worker.fleet import Fleet
 from tests.worker.placer import placer
-
-hypothesis.settings.register_profile("unhurried", deadline=None)  # the cores are shared with real processes
-hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
