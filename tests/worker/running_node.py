@@ -10,21 +10,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseModelRef, Placement
+from tests.worker.corpus import rows
 from tests.worker.fleet import JOIN_TOKEN, Fleet
 from tests.worker.placer import placer
 from tests.worker.processes import children, command, gone, parent, processes
 from tests.worker.reported import Reported
 
 Placing = Callable[..., Placement]
+PATIENCE = 240.0  # seconds for a process to end
 
 
-LONG = {"early_exit": {"policy": "none", "eval_every": 50}, "training": {"epochs": 100}}
+# 9,000 steps: it trains still when a test comes to what it does to it, however fast the machine trains and slow it is otherwise
+LONG = {"data": rows(200), "early_exit": {"policy": "none", "eval_every": 500}, "training": {"epochs": 100}}
 
 
 SHORT = {"early_exit": {"policy": "none"}, "training": {"epochs": 1}}
 
 
-SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [4]}
+SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [2]}
 
 
 class Node:
@@ -39,6 +42,8 @@ class Node:
             "MOTET_WORKER_DIR": str(folder),
             "MOTET_WORKER_DEVICE": "cpu",
             "MOTET_WORKER_THREADS": "1",
+            "MOTET_WORKER_CHECKPOINT_SECONDS": "3600",  # none but those that a test asks for
+            "MOTET_WORKER_STOP_SECONDS": "120",
         }
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("MOTET_", "MKL_"))}
         self.log = folder / "log"
@@ -111,4 +116,4 @@ def trains(reported: Reported) -> Callable[[], bool]:
 @contextmanager
 def refused(fleet: Fleet, folder: Path, **environment: str) -> Iterator[tuple[int, str]]:
     it = Node(fleet, folder, **environment)
-    yield it.process.wait(timeout=60), it.log.read_text()
+    yield it.process.wait(timeout=PATIENCE), it.log.read_text()

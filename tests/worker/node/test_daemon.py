@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import redis
@@ -14,7 +15,7 @@ from contract.states import RequeueReason
 from tests.worker.fleet import Fleet
 from tests.worker.inside import resumed
 from tests.worker.processes import environment, gone
-from tests.worker.running_node import LONG, SHORT, SPACE, Placing, fleet_with_placements, refused, running, trains
+from tests.worker.running_node import LONG, PATIENCE, SHORT, SPACE, Placing, fleet_with_placements, refused, running, trains
 
 
 class TestOneNode:
@@ -86,13 +87,15 @@ class TestOneNode:
         fleet.lease_seconds = 3.0
         fleet.until(lambda: len(fleet.heartbeats) > beats + 1)  # the worker has got the short lease
         for pid in family:
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # an executor that got no time for so long has given its placement back already
+                os.kill(pid, signal.SIGSTOP)
         with fleet.lock:
             fleet.end(reported.placement.placement_id)  # what the reconciler does when a lease is over
             told, events, beats = len(fleet.requests), len(reported.events), len(fleet.heartbeats)
             fleet.lock.wait_for(lambda: False, timeout=3.5)  # the lease is counted on the boot clock, which goes on
         for pid in family:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         fleet.until(lambda: len(fleet.heartbeats) > beats and not fleet.heartbeats[-1].pulses)
         said = [(path, status) for _, path, status in fleet.requests[told:] if "/placements/" in path]
         assert all(status == 409 for _, status in said), said
@@ -127,7 +130,7 @@ class TestOneNode:
         executor = node.child("worker.executor")
         with fleet.lock:
             fleet.unchanged, fleet.version = True, fleet.version + 1
-        asked = len(fleet.requests)
+            asked = len(fleet.requests)
         fleet.until(lambda: any(path.endswith("/desired") for _, path, _ in fleet.requests[asked:]))
         step = reported.step[0]
         fleet.until(lambda: reported.step[0] > step + 2)
@@ -148,7 +151,7 @@ class TestOneNode:
         known = sound.model_dump(mode="json") | {"of_tomorrow": 1}
         known["spec"]["of_tomorrow"] = known["jobs"][0]["config"]["of_tomorrow"] = 1
         reported = fleet.place(Placement.model_validate(known))
-        fleet.until(lambda: reported.of(JobCompleted))
+        fleet.until(lambda: reported.of(JobCompleted) and fleet.lost)
         assert all(pulse.placement_id != newer["placement_id"] for beat in fleet.heartbeats for pulse in beat.pulses)
         (refused,) = [lost for lost in fleet.lost if lost.refused]
         assert list(refused.fences) == [newer["placement_id"]]
@@ -168,7 +171,7 @@ class TestOneNode:
         fleet.until(trains(reported))
         family = node.family()
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(timeout=60) == 0
+        assert node.process.wait(timeout=PATIENCE) == 0
         assert all(gone(pid) for pid in family)
         begun, lost = fleet.lost
         assert (begun.stopping, begun.fences, lost.stopping) == (True, {}, True)
@@ -187,7 +190,7 @@ def test_asked_to_stop_it_waits_for_a_service_that_is_slow(tiny_base, tmp_path):
         with pytest.raises(subprocess.TimeoutExpired):
             node.process.wait(timeout=9)
         fleet.down = False
-        assert node.process.wait(timeout=60) == 0
+        assert node.process.wait(timeout=PATIENCE) == 0
         (checkpointed,) = reported.of(Checkpointed)
         assert checkpointed.jobs[0].step == reported.step[0]
 
@@ -202,7 +205,7 @@ def test_asked_to_stop_it_ends_within_its_bound(tiny_base, tmp_path):
         family = node.family()
         fleet.down = True
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(timeout=60) == 0
+        assert node.process.wait(timeout=PATIENCE) == 0
         assert all(gone(pid) for pid in family)
         assert not reported.of(Checkpointed)
 
@@ -225,8 +228,10 @@ def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_pa
         second = fleet.place(placing(SPACE, **SHORT))
         stack.start_valkey()  # empty, and nobody hints: to find it again is a reason to ask
         fleet.until(lambda: second.ended)
+        left = f"placement {second.placement.placement_id} has left its executor"
+        fleet.until(lambda: left in node.log.read_text())  # until then the daemon would give it back
         node.process.send_signal(signal.SIGINT)
-        assert node.process.wait(timeout=60) == 0
+        assert node.process.wait(timeout=PATIENCE) == 0
         assert [lost.fences for lost in fleet.lost] == [{}, {}], "it says that it stops, and lost nothing"
 
 
@@ -264,13 +269,13 @@ def test_a_killed_rank_gives_the_placement_back_and_its_jobs_go_on(tiny_base, tm
         assert fleet.lost[0].reason is RequeueReason.EXECUTOR_LOST
         assert fleet.lost[0].fences == {reported.placement.placement_id: 1}
         again = fleet.place(resumed(reported, "again").model_copy(update=wide))
-        fleet.until(trains(again))
+        fleet.until(lambda: all(again.curves[job, "train_loss"] for job in (0, 1)))
         for job in (0, 1):
             assert min(again.curves[job, "train_loss"]) == reported.checkpoints[job].step + 1
         (rank,) = node.ranks()
         os.kill(rank, signal.SIGSTOP)
         fleet.end("again")  # what a service does about a placement that makes no progress
-        assert gone(rank, 60)
+        assert gone(rank)
 
 
 def test_a_wrong_configuration_says_so_in_one_line(fleet, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from contract.compatibility.capabilities import understood
 from contract.compatibility.protocol import PROTOCOL
 from contract.states import RequeueReason
-from tests.worker.running_node import LONG, SHORT, SPACE, fleet_with_placements, refused, running, trains
+from tests.worker.running_node import LONG, PATIENCE, SHORT, SPACE, fleet_with_placements, refused, running, trains
 
 HANGS_AND_DIES = "heartbeats go on while this thread is dead"
 DIES_PARSING = f"""
@@ -46,7 +46,7 @@ def test_a_placement_that_cannot_be_read_is_refused_alone(fleet_of, tmp_path):
 def test_a_thread_that_dies_ends_the_daemon_and_all_below_it(fleet_of, tmp_path):
     fleet, _ = fleet_of
     with running(fleet, tmp_path, program=("-c", DIES_PARSING)) as node:
-        assert node.process.wait(timeout=60) == 70
+        assert node.process.wait(timeout=PATIENCE) == 70
         said = node.log.read_text()
         assert "thread desired state died, and the process with it" in said
         assert HANGS_AND_DIES in said
@@ -60,7 +60,7 @@ def test_a_dead_thread_is_the_end_of_its_process(module, code):
         "threading.Thread(target=lambda: 1 / 0, name='doomed').start()\n"
         "threading.Event().wait()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == code
     assert "thread doomed died" in ended.stderr
     assert "ZeroDivisionError" in ended.stderr

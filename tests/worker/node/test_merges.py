@@ -4,7 +4,7 @@ import signal
 
 from contract.messages.adapter_manifest import AdapterFile
 from contract.messages.placement_messages import MergeWork
-from tests.worker.running_node import fleet_with_placements, running
+from tests.worker.running_node import PATIENCE, fleet_with_placements, running
 
 ADAPTER = AdapterFile(path="adapter_config.json", sha256="a" * 64, bytes=1)
 
@@ -17,7 +17,7 @@ def test_a_worker_that_stops_gives_its_merge_back(tiny_base, tmp_path):
         fleet.merge(work)
         fleet.until(lambda: any(ADAPTER.sha256 in path for _, path, _ in fleet.requests))
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(timeout=60) == 0
+        assert node.process.wait(timeout=PATIENCE) == 0
         begun, lost = fleet.lost
         assert (begun.stopping, begun.fences) == (True, {})
         assert (lost.stopping, lost.fences) == (True, {"merged_1": 3})

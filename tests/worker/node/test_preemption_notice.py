@@ -11,7 +11,7 @@ import pytest
 
 from contract.messages.report_messages import Checkpointed
 from tests.worker.processes import gone
-from tests.worker.running_node import LONG, SPACE, await_touch, fleet_with_placements, refused, running, trains
+from tests.worker.running_node import LONG, PATIENCE, SPACE, await_touch, fleet_with_placements, refused, running, trains
 from worker.node.preemption_notice import CLOUDS, PreemptionNotice, Unclear, UrlSource, source_of
 
 
@@ -49,7 +49,8 @@ class Metadata:
 
 
 @pytest.fixture
-def metadata() -> Iterator[Metadata]:
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
+    monkeypatch.setattr("worker.node.preemption_notice._TIMEOUT", 60.0)
     made = Metadata()
     yield made
     made.close()
@@ -115,9 +116,9 @@ def test_a_watch_goes_on_after_what_is_unclear_and_calls_once(
 
 
 def test_no_setting_means_no_watch_and_a_file_is_a_source(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert not PreemptionNotice(None, lambda: None).given
-    assert threading.active_count() == before
+    assert "preemption notice" not in {thread.name for thread in set(threading.enumerate()) - before}
     source = source_of(f"file://{tmp_path}/notice")
     assert not source.given()
     (tmp_path / "notice").touch()
@@ -142,7 +143,7 @@ def test_a_preempted_worker_stores_its_jobs_gives_them_back_and_asks_for_nothing
         assert all(gone(pid) for pid in family[1:])
         await_touch(alive)  # it lives on: started again it would be given more
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(timeout=60) == 0
+        assert node.process.wait(timeout=PATIENCE) == 0
         assert len(fleet.registrations) == registered
 
 

@@ -109,7 +109,7 @@ def test_killed_on_one_width_it_goes_on_on_another(fleet, placing, tmp_path):
             reported.live = not reported.checkpoints or max(reported.step.values()) < until
 
         fleet.on_report = lose
-        (reported,) = Inside(fleet, tmp_path / key, worker_checkpoint_seconds=0.05).run(placement, paced=True)
+        (reported,) = Inside(fleet, tmp_path / key, worker_checkpoint_seconds=0.001).run(placement, paced=True)
         kept = {job: ref.step for job, ref in reported.checkpoints.items()}
         for (job, series), points in reported.curves.items():
             done = float("inf") if job in reported.ended else kept.get(job, 0)
@@ -152,15 +152,16 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     monkeypatch.setattr("worker.executor.attached_placements._SILENT_SECONDS", 2.0)
     lost, hit = wide(placement, "lost"), []
 
-    def hurt(reported, report):
+    def hurt():
+        reported = fleet.reported["lost"]
         if not hit and reported.checkpoints and min(reported.step.values()) >= 6:
             hit.extend(ranks())
             os.kill(hit[0], number)
             if number == signal.SIGSTOP:
                 monkeypatch.setattr("worker.executor.placement_lease.boot_now", lambda: boot_now() + fleet.lease_seconds)
 
-    fleet.on_report = hurt
-    inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.05)
+    inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.001)
+    inside.between_steps = hurt
     with pytest.raises(RankLost if number == signal.SIGKILL else LeaseNotHeld) as error:
         inside.run(lost, paced=True)
     if number == signal.SIGKILL:
@@ -169,7 +170,6 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     reported = fleet.reported["lost"]
     assert not reported.ended
     reported.live = False
-    fleet.on_report = lambda reported, report: None
     monkeypatch.undo()
     (rest,) = Inside(fleet, tmp_path / "rest").run(wide(resumed(reported, "rest"), "rest"))
     kept = {job: ref.step for job, ref in reported.checkpoints.items()}
@@ -225,7 +225,7 @@ def test_a_step_is_one_message_to_a_rank(fleet, placing, tmp_path, monkeypatch, 
     monkeypatch.setattr(RankProcess, "_send", noted)
     spec = {"early_exit": {"policy": "none", "eval_every": 200}, "training": {"max_steps": 40 * tasks, "epochs": 12}}
     placements = [wide(placing({**JOB, "learning_rate": [1e-2, 1e-3]}, **spec), f"task{task}") for task in range(tasks)]
-    reported = Inside(fleet, tmp_path, worker_step_tokens=160).run(*placements)
+    reported = Inside(fleet, tmp_path, worker_step_tokens=160).run(*placements, together=True)
     assert all(len(task.manifests) == 2 for task in reported)
     all_there = max(place for place, name in enumerate(called) if name == "allocate") + 1
     steps = called[all_there : called.index("evaluate", all_there)]
@@ -245,7 +245,7 @@ def test_ranks_have_the_variables_of_torchrun(fleet, placing, tmp_path, monkeypa
     seen = {}
 
     def look(reported, report):
-        seen.update({environment(pid)["RANK"]: environment(pid) for pid in ranks()})
+        seen.update({has["RANK"]: has for has in map(environment, children(os.getpid())) if "RANK" in has})
 
     fleet.on_report = look
     placement = placing({**JOB, "learning_rate": [1e-2]}, early_exit=CALM, training={"max_steps": 2})

@@ -108,7 +108,8 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     monkeypatch.setattr("worker.executor.attached_placements._SILENT_SECONDS", 2.0)
     lost, hit = wide(placement, "lost"), []
 
-    def hurt(reported, report):
+    def hurt():
+        reported = fleet.reported["lost"]
         if not hit and reported.checkpoints and min(reported.step.values()) >= 6:
             hit.extend(ranks())
             os.kill(hit[0], number)
@@ -121,14 +122,14 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
 
     real = RankCollectives.most
     monkeypatch.setattr(RankCollectives, "most", most)
-    fleet.on_report = hurt
+    inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.001, **ALWAYS)
+    inside.between_steps = hurt
     with pytest.raises(GatherFailed if number == signal.SIGSTOP else (GatherFailed, RankLost)):
-        Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.05, **ALWAYS).run(lost, paced=True)
+        inside.run(lost, paced=True)
     assert gone(hit[0])
     reported = fleet.reported["lost"]
     assert not reported.ended
     reported.live = False
-    fleet.on_report = lambda reported, report: None
     monkeypatch.undo()
     (rest,) = Inside(fleet, tmp_path / "rest", **ALWAYS).run(wide(resumed(reported, "rest"), "rest"))
     kept = {job: ref.step for job, ref in reported.checkpoints.items()}
