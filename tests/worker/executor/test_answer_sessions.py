@@ -91,7 +91,7 @@ def test_isolation_an_adapter_that_is_asked_when_the_session_changes_goes_with_i
         monkeypatch.setattr(completions, "advance", held_back)
         with fleet.lock:
             fleet.asked.append(chat("tuned", adapter=files))
-        assert begun.wait(60)
+        assert begun.wait(120)
         with fleet.lock:
             own = list(fleet.sessions)
             hold(fleet, executor, tiny_base, "shared")

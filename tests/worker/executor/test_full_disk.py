@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from contract.messages.report_messages import BaseEvaluated, Points
 from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
 from worker.boot_clock import boot_now
@@ -68,16 +67,24 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
     (elsewhere,) = Inside(fleet, tmp_path / "roomy").run(placing(SPACE, training=SHORT))
     if moment == "before":
         small_disk.fill()
-    else:
-        kind = BaseEvaluated if moment == "in training" else Points
-        fleet.on_report = lambda reported, report: (
-            small_disk.fill() if any(isinstance(event, kind) for event in report.events) and not waits.is_set() else None
-        )
+
+    def prepare(executor):
+        """Fill the disk after a step, until somebody has noticed."""
+        iterate, at = executor._iterate, 1 if moment == "in training" else SHORT["max_steps"] - 1
+
+        def filling(replicas):
+            iterate(replicas)
+            steps = [run.step for task in executor._attached.open for run in task.runs]
+            if moment != "before" and max(steps, default=0) >= at and not waits.is_set():
+                small_disk.fill()
+
+        executor._iterate = filling
+
     told = threading.Event()  # the daemon, which tells the service
     thread = freeing(small_disk, told)
     inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=0.05 if moment == "in training" else 3600)
     inside.on_news = lambda news: told.set() if waits_for_disk(news) else None
-    (reported,) = inside.run(placing(SPACE, training=SHORT))
+    (reported,) = inside.run(placing(SPACE, training=SHORT), prepare=prepare)
     told.set()  # a short wait may be over before the next progress message
     thread.join()
     assert waits.is_set(), "the disk was full, and somebody noticed"
