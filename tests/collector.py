@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.http_server import HangUpServer
 
-_PATIENCE = 45.0
+_PATIENCE, _HANGS = 120.0, 45.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Collector:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 status = collector.status  # once: what is answered 200 is kept, whenever a test changes it
                 collector._take(self.path, {name.lower(): value for name, value in self.headers.items()}, content, status)
-                collector.held.wait(_PATIENCE)
+                collector.held.wait(_HANGS)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(collector.body)))
                 self.end_headers()

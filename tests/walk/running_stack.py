@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ GSM8K = ROOT / "examples" / "gsm8k" / "train.jsonl"
 ENDED = ("succeeded", "failed", "cancelled")
 # Test processes share the cores. There a second thread makes steps of the small base a third slower; alone it gains nothing.
 ONE_THREAD = {"MOTET_WORKER_THREADS": "1"}
+PATIENCE = 480.0  # seconds after which a test gives up
 
 
 def unpacked(archive: bytes, folder: Path) -> Path:
@@ -52,8 +53,12 @@ class RunningStack:
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read_events, daemon=True).start()
         self.pids: dict[str, int] = {}
-        ready = self.event(lambda e: e["event"] == "ready", seconds=90)
+        ready = self.event(lambda e: e["event"] == "ready", seconds=PATIENCE)
         self.url: str = ready["api_url"]
+        given = self.environment("api")  # read once: later a process may be between two starts
+        self.database_url = given["MOTET_DATABASE_URL"]
+        secret = json.loads((state / "secrets.json").read_text())["valkey"]
+        self.redis_url = f"unix://:{secret}@{urlsplit(given['MOTET_REDIS_URL']).path}"  # as the role that may do everything
         keys = json.loads((state / "credentials.json").read_text())
         self.admin, self.demo = keys["admin_key"], keys["demo_key"]
         self.http = httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {self.demo}"})
@@ -82,12 +87,12 @@ class RunningStack:
     def stop(self) -> None:
         self.http.close()
         self._process.send_signal(signal.SIGINT)
-        assert self._process.wait(timeout=60) == 0
+        assert self._process.wait(timeout=PATIENCE) == 0
 
     # ---- what a tenant does --------------------------------------------------------------------------------------
 
     def as_admin(self, method: str, path: str, **kwargs: Any) -> Any:
-        answer = httpx.request(method, self.url + path, headers={"Authorization": f"Bearer {self.admin}"}, timeout=30, **kwargs)
+        answer = httpx.request(method, self.url + path, headers={"Authorization": f"Bearer {self.admin}"}, timeout=90, **kwargs)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -119,7 +124,7 @@ class RunningStack:
         return dict(answer.json())
 
     def until(
-        self, task_id: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 240, http: httpx.Client | None = None
+        self, task_id: str, holds: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE, http: httpx.Client | None = None
     ) -> dict[str, Any]:
         """Follow the task by its long poll until `holds`; the API may be away meanwhile."""
         deadline, etag = time.monotonic() + seconds, ""
@@ -140,7 +145,7 @@ class RunningStack:
                 assert answer.status_code in (304, 503), answer.text
         raise AssertionError(f"not within {seconds} s: {task}")
 
-    def ended(self, task_id: str, seconds: float = 240, http: httpx.Client | None = None) -> dict[str, Any]:
+    def ended(self, task_id: str, seconds: float = PATIENCE, http: httpx.Client | None = None) -> dict[str, Any]:
         return self.until(task_id, lambda task: task["status"] in ENDED, seconds, http)
 
     def jobs(self, task_id: str) -> list[dict[str, Any]]:
@@ -166,16 +171,6 @@ class RunningStack:
         """What the stack gave process `name` to start with."""
         entries = Path(f"/proc/{self.pids[name]}/environ").read_bytes().decode().split("\0")
         return dict(entry.split("=", 1) for entry in entries if entry)
-
-    @property
-    def database_url(self) -> str:
-        return self.environment("api")["MOTET_DATABASE_URL"]
-
-    @property
-    def redis_url(self) -> str:
-        """Of Valkey, as the role that may do everything."""
-        socket = urlsplit(self.environment("api")["MOTET_REDIS_URL"]).path
-        return f"unix://:{json.loads((self.state / 'secrets.json').read_text())['valkey']}@{socket}"
 
     @property
     def valkey(self) -> redis.Redis:
@@ -205,6 +200,30 @@ def running_stack(state: Path, **options: Any) -> Iterator[RunningStack]:
         yield it
     finally:
         it.stop()
+
+
+def until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait for something that real processes do and tell nobody."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """These processes do nothing meanwhile: what they are in the midst of is not over before a test has looked or struck. Those
+    that end meanwhile are gone."""
+    held = list(pids)
+    try:
+        for pid in held:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in held:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def short_rows(rows: int, skip: int = 0) -> list[dict[str, Any]]:

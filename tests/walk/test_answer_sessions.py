@@ -12,8 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.service.live_server import until
-from tests.walk.running_stack import RunningStack, running_stack
+from tests.walk.running_stack import PATIENCE, RunningStack, running_stack, until
 from tests.walk.test_completions import ASKED, NEW, QUICK, alone, sdk, start
 
 ALONE = QUICK | {"MOTET_COMPLETION_IDLE_SECONDS": "15", "MOTET_COMPLETION_WAIT_SECONDS": "60"}
@@ -32,7 +31,7 @@ def held(motet: RunningStack) -> list[str]:
     return [one["base_model"] for node in nodes for one in node["answering"]]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_an_executor_is_started_for_who_asks_and_let_go(motet: RunningStack, tmp_path: Path) -> None:
     mine, theirs = motet.http, motet.tenant("other")
     task = start(motet, mine, 20, 1)
@@ -52,7 +51,7 @@ def test_an_executor_is_started_for_who_asks_and_let_go(motet: RunningStack, tmp
     assert held(motet) == ["base"]
     assert mine.get("/v1/usage").json()["completions"]["requests"] >= 1
 
-    arrives = start(motet, mine, 20, 2)
+    arrives = start(motet, mine, 100, 2)
     running = motet.until(arrives, lambda one: one["status"] == "running")
     assert held(motet) == [], "the task has the device"
     assert running["waiting"] is None
@@ -71,7 +70,7 @@ def killed(motet: RunningStack, name: str) -> None:
         with motet.valkey as valkey:
             valkey.flushall()
     os.kill(motet.pids[name], signal.SIGKILL)
-    motet.event(lambda event: event["event"] == "restarted" and event["name"] == name, seconds=90)
+    motet.event(lambda event: event["event"] == "restarted" and event["name"] == name, seconds=PATIENCE)
 
 
 def answered(client: OpenAI) -> str:
@@ -80,7 +79,7 @@ def answered(client: OpenAI) -> str:
     return patient.chat.completions.create(model="base", **HOW).choices[0].message.content or ""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_restarts_in_the_middle_end_an_answer_at_most(motet: RunningStack) -> None:
     client = sdk(motet, motet.http)
     first = answered(client)

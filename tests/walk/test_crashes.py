@@ -17,14 +17,14 @@ from tests.walk.running_stack import RunningStack, running_stack, short_rows
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
-    "MOTET_LEASE_SECONDS": "6",
+    "MOTET_LEASE_SECONDS": "30",
     "MOTET_RECONCILE_SECONDS": "1",
     "MOTET_WORKER_CHECKPOINT_SECONDS": "1",
 }
 SPEC: dict[str, Any] = {
     "search_space": {"method": "grid", "learning_rate": [3e-3, 1e-3], "rank": [4, 16], "batch_size": [2]},
-    "training": {"epochs": 2, "max_seq_len": 64},
-    "early_exit": {"policy": "alto", "warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0, "eval_every": 12},
+    "training": {"epochs": 4, "max_seq_len": 64},  # it must last for six kills, each of which a report or two must show
+    "early_exit": {"policy": "alto", "warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0, "eval_every": 24},
 }
 ROWS = 96
 
@@ -72,7 +72,7 @@ VICTIMS = {  # the API last: training goes on without it, and must not be over b
 }
 
 
-@pytest.mark.timeout(900)  # an unbroken run first, then one with six restarts
+@pytest.mark.timeout(1200)  # an unbroken run first, then one with six restarts
 def test_kills_lose_nothing(motet: RunningStack, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
     """Also not what was flushed: all hints are lost with Valkey, whose end makes things only later."""
     task_id = start(motet)
@@ -132,7 +132,7 @@ def placement_on(motet: RunningStack, node: str) -> str:
 def test_a_worker_that_slept_past_its_lease_changes_nothing(
     tmp_path: Path, unbroken: dict[tuple[int, str], dict[int, float | None]]
 ) -> None:
-    with running_stack(tmp_path, workers=2, **QUICK) as motet:
+    with running_stack(tmp_path, workers=2, **QUICK | {"MOTET_LEASE_SECONDS": "6"}) as motet:
         task_id = start(motet)
         task = motet.until(task_id, lambda task: steps(task) >= 20)
         workers = {motet.environment(name)["MOTET_NODE_NAME"]: name for name in motet.pids if name.startswith("worker")}

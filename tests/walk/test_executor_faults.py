@@ -124,7 +124,7 @@ _STALLS = [seed for seed, fault in _ROUNDS.items() if fault == "stop_executor"]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shared", ["patient"], indirect=True)
 @pytest.mark.parametrize("seed", [seed for seed in _ROUNDS if seed not in _STALLS])
 def test_rounds_of_faults(shared: SharedExecutor, alone: list[Left], seed: int) -> None:
@@ -133,7 +133,7 @@ def test_rounds_of_faults(shared: SharedExecutor, alone: list[Left], seed: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shared", ["quick"], indirect=True)
 @pytest.mark.parametrize("seed", _STALLS)
 def test_rounds_of_stalls(shared: SharedExecutor, alone: list[Left], seed: int) -> None:

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from service.database.engine import driver_url
 from tests.hub.hub_process import TOKEN, HubProcess, hub_process
 from tests.service.hub_pushes.pushing import content, history, requests, tree
-from tests.service.live_server import until
-from tests.walk.running_stack import BASE_MODEL, RunningStack, running_stack, unpacked
+from tests.walk.running_stack import BASE_MODEL, RunningStack, running_stack, unpacked, until
 from tests.walk.test_completions import QUICK, start
 
 NAME = "org/winner"

@@ -32,7 +32,7 @@ def walk(motet: RunningStack, folder: Path) -> tuple[httpx.Response, Path]:
     return archive, found
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.slow), "moto"])  # test_crashes kills over a folder
 def test_a_task_survives_its_worker_and_its_adapter_comes_back(kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
