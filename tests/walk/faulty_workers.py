@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from deploy.devstack.process_reaper import MARK
@@ -43,7 +44,7 @@ sys.exit(program.main())
 
 
 class Killer:
-    """Kills executors a second after they were given a placement: all on the nodes `on`, and everywhere those of `tasks`."""
+    """Kills executors some time after they were given a placement: all on the nodes `on`, and everywhere those of `tasks`."""
 
     def __init__(self, motet: RunningStack, on: set[str], seconds: float = 1.0) -> None:
         self._motet, self._on, self._seconds = motet, on, seconds
@@ -73,8 +74,9 @@ class Killer:
         if (name not in self._on and task not in self.tasks) or self._stop.wait(self._seconds):
             return
         if pid in self._motet.below(name, "worker.executor"):
-            os.kill(pid, signal.SIGKILL)
-            self.killed.append((name, task))
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append((name, task))
 
 
 class OldWorker:

@@ -11,12 +11,13 @@ from motet.local.doctor import examine
 from tests.walk.faulty_workers import Killer, OldWorker
 from tests.walk.running_stack import RunningStack, running_stack, short_rows
 
-QUICK = {
+PATIENT = {
     "MOTET_HEARTBEAT_SECONDS": "1",
-    "MOTET_LEASE_SECONDS": "6",
+    "MOTET_LEASE_SECONDS": "30",
     "MOTET_RECONCILE_SECONDS": "1",
-    "MOTET_QUARANTINE_SECONDS": "60",
+    "MOTET_QUARANTINE_SECONDS": "3600",
 }
+QUICK = {**PATIENT, "MOTET_LEASE_SECONDS": "6"}  # where a lease is to end, of what a node does not take up
 SPEC: dict[str, Any] = {
     "search_space": {"learning_rate": [1e-3], "rank": [4], "batch_size": [2]},
     "training": {"epochs": 4, "max_seq_len": 64},
@@ -25,8 +26,8 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def motet(tmp_path: Path) -> Iterator[RunningStack]:
-    with running_stack(tmp_path / "state", workers=2, **QUICK) as it:
+def motet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningStack]:
+    with running_stack(tmp_path / "state", workers=2, **request.param) as it:
         yield it
 
 
@@ -38,9 +39,10 @@ def faults_found(motet: RunningStack) -> list[str]:
     return [found.what for found in examine(lambda: Client(motet.url, motet.demo, motet.admin)) if not found.well]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("motet", [PATIENT], indirect=True, ids=["patient"])
 def test_three_tasks_beside_a_node_whose_executors_die(motet: RunningStack) -> None:
-    killer = Killer(motet, on={"worker-2"})
+    killer = Killer(motet, on={"worker-2"}, seconds=0.3)  # before a task is over, however fast the machine is
     try:
         rows = motet.upload(short_rows(48))
         tasks = [motet.submit(dataset={"file_id": rows}, **SPEC) for _ in range(3)]
@@ -59,7 +61,8 @@ def test_three_tasks_beside_a_node_whose_executors_die(motet: RunningStack) -> N
     assert any("node worker-2 is quarantined: " in what for what in faults_found(motet))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("motet", [QUICK], indirect=True, ids=["quick"])
 def test_an_old_worker_that_dies_of_what_it_reads_holds_up_nobody(motet: RunningStack, tmp_path: Path) -> None:
     old = OldWorker(motet, tmp_path)
     try:

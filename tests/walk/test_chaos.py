@@ -31,6 +31,7 @@ SPEC: dict[str, Any] = {
     "training": {"epochs": 3, "max_seq_len": 16},  # all rows are cut to this, so that each counts the same in the bill
     "early_exit": {"policy": "none", "eval_every": 24},
 }
+LONG: dict[str, Any] = {"training": {**SPEC["training"], "epochs": 100}}  # never over before its executor is killed
 ROWS = 64
 
 
@@ -42,12 +43,11 @@ class Fleet:
         self.killer, self.old = Killer(motet, on={"worker-3"}), OldWorker(motet, folder)
         self.rows = motet.upload(short_rows(ROWS))
 
-    def submit(self) -> str:
+    def submit(self, **more: Any) -> str:
+        spec = {"base_model": "base", "dataset": {"file_id": self.rows}, **SPEC, **more}
         while True:
             try:
-                answer = self.motet.http.post(
-                    "/v1/tasks", json={"base_model": "base", "dataset": {"file_id": self.rows}, **SPEC}
-                )
+                answer = self.motet.http.post("/v1/tasks", json=spec)
             except httpx.TransportError:
                 time.sleep(0.2)  # the API was just killed; nothing tells when it is back
                 continue
@@ -121,13 +121,13 @@ def assert_whole(it: Fleet, first: str, tasks: list[str], patience: float) -> No
     assert over == {}, f"more than {whole} tokens, which is all there are"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_faults_in_bad_company_lose_nothing(tmp_path: Path) -> None:
     """The short form: a fault of each kind."""
     with fleet(tmp_path) as it:
         first = it.submit()
-        it.end_of(first, 200)
-        bad = it.submit()
+        it.end_of(first, 400)
+        bad = it.submit(**LONG)
         it.killer.tasks.add(bad)
         chaos = Chaos(it.motet, 1, ("worker", "worker-2"), apart=2.0, asleep=LEASE + 2)
         tasks = [it.submit() for _ in range(3)]
@@ -146,7 +146,7 @@ def test_twelve_minutes_of_faults_lose_nothing(tmp_path: Path, seed: int) -> Non
     with fleet(tmp_path) as it:
         first = it.submit()
         it.end_of(first, 300)
-        bad = it.submit()
+        bad = it.submit(**LONG)
         it.killer.tasks.add(bad)
         chaos = Chaos(it.motet, seed, ("worker", "worker-2"), apart=12.0, asleep=LEASE + 2)
         tasks: list[str] = []

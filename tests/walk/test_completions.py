@@ -15,7 +15,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.walk.running_stack import BASE_MODEL, RunningStack, running_stack, short_rows, unpacked
+from tests.walk.running_stack import BASE_MODEL, RunningStack, running_stack, short_rows, stopped, unpacked
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
@@ -67,7 +67,7 @@ def curves(http: httpx.Client, task_id: str) -> Any:
     return [one["values"] for one in http.get(f"/v1/tasks/{task_id}/metrics").json()["data"]]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_two_tenants_ask_beside_a_task_that_trains(motet: RunningStack, tmp_path: Any) -> None:
     mine, theirs = motet.http, motet.tenant("other")
     tasks = [start(motet, mine, 20, 1), start(motet, theirs, 20, 2)]
@@ -75,10 +75,10 @@ def test_two_tenants_ask_beside_a_task_that_trains(motet: RunningStack, tmp_path
     for http, task in zip((mine, theirs), tasks, strict=True):
         motet.ended(task, http=http)
         models.append(next(model.id for model in sdk(motet, http).models.list() if model.id.startswith("ft:")))
-    quiet = start(motet, mine, 60)
+    quiet = start(motet, mine, 150)
     motet.ended(quiet)
 
-    beside = start(motet, mine, 60)
+    beside = start(motet, mine, 150)
     motet.until(beside, lambda task: task["status"] == "running" and task["progress"]["steps_done"] >= 1)
     how = {"messages": ASKED, "max_tokens": NEW, "temperature": 0}
     clients = [sdk(motet, mine), sdk(motet, theirs)]
@@ -106,11 +106,12 @@ def test_two_tenants_ask_beside_a_task_that_trains(motet: RunningStack, tmp_path
     # killed in the middle: what has sent nothing to its client is answered by the next executor
     with ThreadPoolExecutor(2) as threads:
         stream = iter(clients[0].chat.completions.create(model=models[0], stream=True, **how | {"max_tokens": 400}))
-        assert next(stream).choices[0].delta.role == "assistant"
-        waiting = threads.submit(clients[1].chat.completions.create, model=models[1], **how)
         (executor, *spare) = motet.below("worker", "worker.executor")
-        for pid in (executor, *spare):
-            os.kill(pid, signal.SIGKILL)
+        assert next(stream).choices[0].delta.role == "assistant"
+        with stopped((executor, *spare)):
+            waiting = threads.submit(clients[1].chat.completions.create, model=models[1], **how)
+            for pid in (executor, *spare):
+                os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="ended before the answer did"):
             list(stream)
         assert waiting.result().choices[0].message.content == said[1]

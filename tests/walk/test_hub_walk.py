@@ -3,11 +3,12 @@ the download, and from storage, with the hub switched off."""
 
 import os
 import signal
-import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tests.hub.hub_process import COMMIT, hub_process
-from tests.walk.running_stack import gsm8k, running_stack
+from tests.walk.running_stack import gsm8k, running_stack, until
 
 
 def test_a_base_named_by_its_hub_id_is_trained_on_a_node_that_never_saw_it(tmp_path: Path) -> None:
@@ -15,10 +16,7 @@ def test_a_base_named_by_its_hub_id_is_trained_on_a_node_that_never_saw_it(tmp_p
     with hub_process(tmp_path / "hub") as hub:
         weights = hub.add("org/seven-million") / "model.safetensors"
         with running_stack(tmp_path / "state", HF_ENDPOINT=hub.url, **quick) as motet:
-            deadline = time.monotonic() + 60
-            while not motet.as_admin("GET", "/v1/admin/nodes")["data"]:  # nothing tells of a node that joined
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            until(lambda: motet.as_admin("GET", "/v1/admin/nodes")["data"])
             told = motet.as_admin("POST", "/v1/models", json={"source": "hf://org/seven-million"})
             assert (told["commit"], told["license"]) == (COMMIT, "apache-2.0")
             assert told["fits"], "a node is there"
@@ -35,10 +33,8 @@ def test_a_base_named_by_its_hub_id_is_trained_on_a_node_that_never_saw_it(tmp_p
             task = motet.until(task_id, lambda task: bool(task["placement"] and task["placement"]["loading"]))
             assert "base model org/seven-million: " in task["placement"]["loading"]
             assert "of 14.6 MB fetched from the hub" in task["placement"]["loading"]
-            deadline = time.monotonic() + 60
-            while not (loading := [pid for pid in motet.below("worker", "worker.executor") if fetches(pid)]):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            loading: list[int] = []
+            until(lambda: loading.extend(filter(fetches, motet.below("worker", "worker.executor"))) or loading)
             os.kill(loading[0], signal.SIGKILL)
             motet.until(task_id, lambda task: task["status"] == "queued" or task["placement"]["loading"] is None)
             hub.faults()
@@ -62,12 +58,9 @@ def test_a_base_in_storage_is_trained_on_a_node_that_never_saw_it_with_the_hub_s
         with running_stack(tmp_path / "state", HF_ENDPOINT=hub.url) as motet:
             told = motet.as_admin("POST", "/v1/models", json={"source": "hf://org/seven-million", "store": True})
             assert told["storage"]["status"] == "copying"
-            deadline = time.monotonic() + 120
-            while told["storage"]["status"] == "copying":  # nothing tells of its end
-                assert time.monotonic() < deadline, told
-                time.sleep(0.2)
-                told = motet.as_admin("GET", "/v1/models/org/seven-million")
-            assert told["storage"]["status"] == "stored", told
+            copied = partial(motet.as_admin, "GET", "/v1/models/org/seven-million")
+            until(lambda: copied()["storage"]["status"] != "copying")
+            assert copied()["storage"]["status"] == "stored"
             hub.close()
             task = motet.ended(
                 motet.submit(
@@ -82,5 +75,9 @@ def test_a_base_in_storage_is_trained_on_a_node_that_never_saw_it_with_the_hub_s
 
 def fetches(pid: int) -> bool:
     """Whether the process has the weights of a base open, a part of which is there."""
-    found = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink()]
-    return any(name.endswith(".partial/model.safetensors") and os.stat(name).st_size > 2**20 for name in found)
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # it was closed, or is whole and has its name
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+            if name.endswith(".partial/model.safetensors") and os.stat(name).st_size > 2**20:
+                return True
+    return False

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -181,22 +180,18 @@ def _execute(motet: RunningStack, statement: str) -> None:
 
 def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: RunningStack) -> None:
     other = motet.tenant(f"other-{random.getrandbits(40):x}")
-    spec = {
-        "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [8]},
-        "early_exit": {"policy": "none", "eval_every": 80},
-    }
+    spec = {"early_exit": {"policy": "none", "eval_every": 80}}
 
-    def submitted(http: httpx.Client, epochs: int) -> str:
+    def submitted(http: httpx.Client, batch_size: int, epochs: int) -> str:
         dataset = {"file_id": motet.upload(gsm8k(64), http)}
-        return motet.submit(http, dataset=dataset, training={"epochs": epochs, "max_seq_len": 64}, **spec)
+        space = {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [batch_size]}
+        training = {"epochs": epochs, "max_seq_len": 64}
+        return motet.submit(http, dataset=dataset, search_space=space, training=training, **spec)
 
-    mine, theirs = submitted(motet.http, 100), submitted(other, 10)
-    with ThreadPoolExecutor(2) as pool:
-        running = [
-            pool.submit(motet.until, task_id, lambda task: task["progress"]["steps_done"] > 0, http=http)
-            for task_id, http in ((mine, motet.http), (theirs, other))
-        ]
-        assert {future.result()["status"] for future in running} == {"running"}
+    mine = submitted(motet.http, 1, 100)
+    assert motet.until(mine, lambda task: task["progress"]["steps_done"] > 0)["status"] == "running"
+    theirs = submitted(other, 8, 10)
+    motet.until(theirs, lambda task: task["progress"]["steps_done"] > 0, http=other)
     assert motet.task(mine)["status"] == "running", "the longer one was still at work when the other had begun"
 
     for http, foreign in ((motet.http, theirs), (other, mine)):
