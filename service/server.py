@@ -1,4 +1,4 @@
-"""Runs the API under uvicorn, in one process or several, and answers long polls when it gets a stop signal."""
+"""Runs the API under uvicorn, in one process or several, and beside them the transfer port. A stop signal ends long polls."""
 
 import gc
 import signal
@@ -7,6 +7,7 @@ from socket import socket
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from service import json_logging
 from service.app import create_app
@@ -15,6 +16,7 @@ from service.metrics.api_metrics import ApiMetrics
 from service.metrics.multiprocess import MultiprocessMetrics
 from service.prefork import Prefork
 from service.settings import Settings
+from service.storage.transfer_app import transfer_app
 
 # The interpreter's thread switch interval: at Python's default 5 ms, an upload being checked doubled other requests' latency.
 _SWITCH_SECONDS = 0.0005
@@ -23,17 +25,23 @@ _GRACE_SECONDS = 10  # for requests in flight at a stop signal
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    if settings.api_processes == 1:
+    if settings.api_processes == 1 and settings.transfer_port is None:
         server = _server(settings, ApiMetrics())
+        gc.freeze()  # the app lives as long as the process, so no collection needs to scan it
         _serve(server, _bind(server.config, settings))
         return
     gathered = MultiprocessMetrics()
-    server = _server(settings, ApiMetrics(gathered.folder))
-    listening = _bind(server.config, settings)
-    crew = Prefork(settings.api_processes, gathered.lost, gathered.remove)
+    metrics = ApiMetrics(gathered.folder)
+    server = _server(settings, metrics)
+    roles: list[tuple[uvicorn.Server, list[socket]]] = [(server, _bind(server.config, settings))] * settings.api_processes
+    if settings.transfer_port is not None:  # a member of its own: transfers take no time from the API's event loops
+        transfers = uvicorn.Server(_config(transfer_app(settings, metrics), settings, settings.transfer_port))
+        roles.append((transfers, [transfers.config.bind_socket()]))
+    gc.freeze()
+    crew = Prefork(len(roles), gathered.lost, gathered.remove)
     gathered.number = crew.lead()
     if gathered.number is not None:
-        _serve(server, listening)
+        _serve(*roles[gathered.number])
     else:
         gathered.remove()
 
@@ -46,21 +54,24 @@ def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
     async def measure() -> None:
         state.measure()
 
+    config = _config(app, settings, settings.port)
+    config.callback_notify, config.timeout_notify = measure, 1
+    return _Server(config, state)
+
+
+def _config(app: FastAPI, settings: Settings, port: int) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         host=settings.host,
-        port=settings.port,
+        port=port,
         access_log=False,  # service.http.middleware logs each request, with its id
         log_config=None,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=[str(network) for network in settings.trusted_proxies or ()],
         timeout_graceful_shutdown=_GRACE_SECONDS,
-        callback_notify=measure,
-        timeout_notify=1,
     )
     config.load()
-    gc.freeze()  # the app lives as long as the process, so no collection needs to scan it
-    return _Server(config, state)
+    return config
 
 
 def _bind(config: uvicorn.Config, settings: Settings) -> list[socket]:
@@ -71,7 +82,7 @@ def _bind(config: uvicorn.Config, settings: Settings) -> list[socket]:
     return [config.bind_socket(), internal.bind_socket()]
 
 
-def _serve(server: "_Server", listening: list[socket]) -> None:
+def _serve(server: uvicorn.Server, listening: list[socket]) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     json_logging.write_in_background()
     for number in (signal.SIGTERM, signal.SIGINT):

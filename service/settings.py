@@ -2,11 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from contract.messages.node_messages import JoinName
 from service.database.timeouts import Timeouts
@@ -37,13 +37,14 @@ from service.setting_types import (
     state_home,
     wrong_variable,
 )
+from service.storage_settings import StorageSettings
 
 
 class SettingsError(RuntimeError):
     """A variable is missing or wrong. The message is written for the operator."""
 
 
-class Settings(BaseSettings):
+class Settings(StorageSettings):
     """Sizes are in bytes, durations in seconds."""
 
     # an empty variable counts as left out: docker-compose.yml passes on what is not set
@@ -60,20 +61,6 @@ class Settings(BaseSettings):
     join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it
     join_nodes: Annotated[tuple[JoinName, ...], NoDecode, BeforeValidator(listed)] = ()
     metrics_token: Secret | None = None  # Prometheus's bearer token for /metrics, instead of an admin key
-    storage_dir: Path | None  # of the objects, shared by all service processes; needed unless storage_url is set
-    storage_url: StorageUrl | None = None  # file:///…, s3://bucket/prefix, gs://…, az://…
-    storage_move_to: StorageUrl | None = None  # where `move-storage` copies the objects
-    storage_endpoint: HttpUrlText | None = None  # of an S3-compatible server; left out, the cloud's own
-    storage_public_endpoint: HttpUrlText | None = None  # the same for tenants and workers, where it differs
-    storage_region: str | None = None
-    storage_path_style: bool | None = None  # endpoint/bucket/key; left out, wherever an endpoint is named
-    storage_encryption: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
-    storage_kms_key: str | None = None
-    storage_retries: Annotated[int, Field(ge=0, le=20)] = 2
-    storage_timeout_seconds: Annotated[float, Field(ge=1, le=600)] = 15  # of one request, an 8 MiB part or 1 GiB copy
-    storage_url_seconds: Annotated[float, Field(ge=1, le=604_800)] = 300  # life of a presigned download
-    # who sends local files: the proxy before the API, told by `x-accel-redirect:/prefix` (nginx) or `x-sendfile`
-    download_offload: Annotated[str, Field(pattern=r"^(x-accel-redirect:/\S+|x-sendfile)$")] | None = None
     backup_url: StorageUrl | None = None  # where `backup` keeps copies, and what `restore` reads
     backup_name: Annotated[str, Field(pattern=r"^[0-9TZ-]{16,32}$")] | None = None  # that `restore` takes; left out, the newest
     backups_kept: Limit = 14  # of which older ones are removed
@@ -160,29 +147,6 @@ class Settings(BaseSettings):
     max_file_rows: Limit = 1_000_000
     max_line_bytes: Limit = 4 * MIB
 
-    @model_validator(mode="before")
-    @classmethod
-    def _folder_or_url(cls, values: Any) -> Any:
-        """`storage_dir` may be left out where `storage_url` is set."""
-        if isinstance(values, dict) and values.get("storage_url") and not values.get("storage_dir"):
-            return values | {"storage_dir": None}
-        return values
-
-    @model_validator(mode="after")
-    def _storage_agrees(self) -> Self:
-        bucket = not self.storage_address.startswith("file://")
-        if bucket and self.download_offload is not None:
-            raise ValueError(
-                "MOTET_DOWNLOAD_OFFLOAD is for files of this machine; from a bucket tenants download by themselves"
-            )
-        moves_to_bucket = self.storage_move_to is not None and not self.storage_move_to.startswith("file://")
-        named = [name for name in ("endpoint", "encryption", "kms_key") if getattr(self, f"storage_{name}") is not None]
-        if named and not bucket and not moves_to_bucket:
-            raise ValueError(f"MOTET_STORAGE_{named[0].upper()} needs MOTET_STORAGE_URL to name a bucket (s3://bucket/prefix)")
-        if self.storage_kms_key is not None and self.storage_encryption in (None, "AES256"):
-            raise ValueError("MOTET_STORAGE_KMS_KEY needs MOTET_STORAGE_ENCRYPTION=aws:kms or aws:kms:dsse")
-        return self
-
     @model_validator(mode="after")
     def _sign_in_is_whole(self) -> Self:
         if self.oidc_issuer is None:
@@ -232,8 +196,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _ports_and_nodes_agree(self) -> Self:
-        if self.internal_port == self.port:
-            raise ValueError(f"MOTET_INTERNAL_PORT must be another than MOTET_PORT ({self.port}), or be left out")
+        taken = {self.port: "MOTET_PORT"}
+        for name, port in (("MOTET_INTERNAL_PORT", self.internal_port), ("MOTET_TRANSFER_PORT", self.transfer_port)):
+            if port in taken:
+                raise ValueError(f"{name} must be another than {taken[port]} ({port}), or be left out")
+            taken |= {port: name} if port is not None else {}
         if self.join_nodes and self.join_token is None:
             raise ValueError("MOTET_JOIN_NODES names nodes that may join, so MOTET_JOIN_TOKEN must be set")
         return self
@@ -271,14 +238,6 @@ class Settings(BaseSettings):
         passwords = [urlsplit(url).password for url in urls]
         sent = header_fields(self.otlp_headers).values() if self.otlp_headers is not None else ()
         return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one] + [*sent]
-
-    @property
-    def storage_address(self) -> str:
-        """Where objects are: a URL, also for a folder."""
-        if self.storage_url is not None:
-            return self.storage_url
-        assert self.storage_dir is not None, "one of both is required"
-        return f"file://{self.storage_dir.absolute()}"
 
     @property
     def api_url(self) -> str:

@@ -22,7 +22,7 @@ from service.authentication import Db, NotedDb, Reader, Writer
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound
 from service.http.response_schemas import bytes_of, problems
-from service.storage.downloads import ObjectLost, attachment, matches, redirect, send_object
+from service.storage.downloads import ObjectLost, attachment, caller_of, matches, redirect, send_object
 from service.storage.object_store import ObjectMissing, Storage
 from service.tasks.adapter_queries import adapters_of
 from service.tasks.models import Task
@@ -167,7 +167,8 @@ def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Ma
         return Response(status_code=304, headers=headers)
     made = partial(tar_gz, storage, adapter.id, files, int(adapter.created_at.timestamp()), texts)
     try:
-        url = storage.presign_derived(f"{etag.strip(chr(34))}/{adapter.id}.tar.gz", made)
+        name = f"{etag.strip(chr(34))}/{adapter.id}.tar.gz"
+        url = storage.presign_derived(name, "application/gzip", made, caller_of(request))
         if url is not None:
             return redirect(url)
         blocks = made()

@@ -24,9 +24,10 @@ from service.fleet.merges import merge_leases, merge_reports
 from service.fleet.worker_authentication import check_node
 from service.http.concurrency_limits import Completing, Reporting
 from service.http.problems import invalid_field
-from service.http.request_bodies import Whole, pour, read_json
+from service.http.request_bodies import Whole, read_json
 from service.settings import Settings
-from service.storage.downloads import send_object
+from service.storage.downloads import caller_of, send_object
+from service.storage.granted_uploads import store_granted
 from service.storage.object_store import ObjectMismatch, ObjectMissing
 from service.tenants.auth_throttle import address_of
 
@@ -149,33 +150,28 @@ def merge_report(placement_id: str, said: MergeReport, bearer: Bearer, dependenc
 
 
 @router.post("/placements/{placement_id}/uploads")
-def upload(placement_id: str, said: UploadRequest, bearer: Bearer, dependencies: DependenciesDep) -> UploadGrant:
+def upload(
+    placement_id: str, said: UploadRequest, bearer: Bearer, dependencies: DependenciesDep, request: Request
+) -> UploadGrant:
     """Where the placement may put one object."""
     if said.bytes > MAX_OBJECT_BYTES:
         raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")
     with dependencies.db.begin() as session:
         if said.fence != _live_fence(session, dependencies.settings, placement_id, bearer):
             raise FenceStale(f"Placement {placement_id} is over (its fence is old); nothing was changed.")
-    grant = dependencies.storage.grant_upload(said.sha256, said.bytes, said.direct)
-    if grant.exists:
+    direct = caller_of(request, worker=True) if said.direct else None
+    grant = dependencies.storage.grant_upload(said.sha256, said.bytes, direct)
+    if grant.exists or not (grant.complete or grant.url or "").startswith("/"):  # not by this API: the token is not for others
         return grant
     return grant.model_copy(update={"headers": grant.headers | {"Authorization": f"Bearer {bearer}", _PLACEMENT: placement_id}})
 
 
 @router.put("/objects/{token}", status_code=204)
 async def put_object(token: str, request: Request, bearer: Bearer, state: Service, placement: OfPlacement = "") -> None:
-    """The bytes of a granted upload, of a placement that has not ended since. Those of an object that is already there replace
-    it, byte for byte the same."""
+    """The bytes of a granted upload, of a placement that has not ended since."""
     granted = state.grants.verify(token)
     await run_in_threadpool(_require_live, state, placement, bearer)
-    incoming = await run_in_threadpool(state.storage.receive)
-    try:
-        await pour(request, incoming.write, granted.size)
-        await run_in_threadpool(incoming.commit, granted.sha256, granted.size)
-    except ObjectMismatch as error:
-        raise invalid_field("body", "object_mismatch", str(error)) from None
-    finally:
-        await run_in_threadpool(incoming.abandon)
+    await store_granted(request, state.storage, granted)
 
 
 @router.post("/objects/{token}/complete", status_code=204)

@@ -15,13 +15,28 @@ from contract.messages.upload_messages import UploadGrant, UploadPart
 from service.storage.bucket import PART, Bucket, BucketEntry, BucketKeyMissing
 from service.storage.bucket_intake import INCOMING, BucketIncoming
 from service.storage.bucket_sender import send_blocks
-from service.storage.object_store import BLOCK, ObjectMismatch, ObjectMissing, StorageRefused, Stored, require_sha256
+from service.storage.object_store import (
+    BLOCK,
+    DERIVED_SECONDS,
+    Caller,
+    ObjectMismatch,
+    ObjectMissing,
+    StorageRefused,
+    Stored,
+    require_sha256,
+)
 from service.storage.upload_grants import GRANT_SECONDS, UploadGrants
 
 COPY_BYTES = 2**30  # the most that the bucket is asked to copy by itself: S3 copies 5 GiB, within a request's time less
 PART_BYTES = 2**30  # of an upload in parts by presigned URLs; S3 takes 5 GiB in one PUT
 _OBJECTS, _TOUCHED, _DERIVED, _VERIFYING, _CHECK = "objects", "touched", "derived", "verifying", "check"
-_LEFT_SECONDS = {INCOMING: 24 * 3600.0, _VERIFYING: 24 * 3600.0, _TOUCHED: 48 * 3600.0, _DERIVED: 3600.0, _CHECK: 3600.0}
+_LEFT_SECONDS = {
+    INCOMING: 24 * 3600.0,
+    _VERIFYING: 24 * 3600.0,
+    _TOUCHED: 48 * 3600.0,
+    _DERIVED: DERIVED_SECONDS,
+    _CHECK: 3600.0,
+}
 
 Lock = Callable[[str], AbstractContextManager[None]]
 
@@ -80,12 +95,12 @@ class BucketStorage:
                         removed += prefix == INCOMING
         return removed
 
-    def grant_upload(self, sha256: str, size: int, direct: bool = False) -> UploadGrant:
+    def grant_upload(self, sha256: str, size: int, direct: Caller | None = None) -> UploadGrant:
         if self._renewed(sha256, size):
             return UploadGrant(exists=True)
         token = self._grants.sign(sha256, size)
         url = f"/internal/v1/objects/{token}"
-        if not direct:
+        if direct is None:
             return UploadGrant(exists=False, url=url)
         parts = [
             UploadPart(url=self._bucket.sign("PUT", key, GRANT_SECONDS), offset=start, bytes=min(PART_BYTES, size - start))
@@ -107,13 +122,13 @@ class BucketStorage:
         for key in parts:
             self._bucket.delete(key)
 
-    def presign(self, sha256: str) -> str | None:
+    def presign(self, sha256: str, filename: str, media_type: str, caller: Caller) -> str | None:
         return self._bucket.sign("GET", _key(sha256), self._url_seconds)
 
-    def presign_derived(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> str | None:
+    def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
         key = f"{_DERIVED}/{name}"
         try:
-            young = self._bucket.find(key).age < _LEFT_SECONDS[_DERIVED] / 2
+            young = self._bucket.find(key).age < DERIVED_SECONDS / 2
         except BucketKeyMissing:
             young = False
         if not young:

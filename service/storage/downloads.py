@@ -4,6 +4,7 @@ The sha256 is the ETag and Content-Digest; a request may ask for one byte range.
 """
 
 import base64
+import os
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -14,7 +15,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from contract.messages.upload_messages import FOLLOWS_REDIRECTS
 from service.http.problems import Problem
-from service.storage.object_store import BLOCK, ObjectMissing, Storage
+from service.storage.object_store import BLOCK, Caller, ObjectMissing, Storage
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
@@ -35,34 +36,56 @@ def send_object(
     worker: the caller is one, and comes without a proxy; it is redirected only if it says that it follows.
     """
     etag = f'"{sha256}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
     if matches(request.headers.get("if-none-match"), etag):
-        return Response(status_code=304, headers=headers)
+        return Response(status_code=304, headers=_headers(etag))
     try:
-        size = storage.size(sha256)
+        storage.size(sha256)
         follows = not worker or FOLLOWS_REDIRECTS in request.headers
-        if follows and (url := storage.presign(sha256)) is not None:
+        if follows and (url := storage.presign(sha256, filename, media_type, caller_of(request, worker))) is not None:
             return redirect(url)
         source = storage.open(sha256)
     except ObjectMissing:
         raise ObjectLost("The bytes are missing from storage; please report this.") from None
-    headers |= {"Content-Disposition": attachment(filename), "Content-Digest": digest(sha256)}
     if not worker and (by_proxy := storage.proxy_headers(sha256)):
         source.close()
-        del headers["Content-Digest"]  # the proxy also answers with ranges
-        return Response(None, 200, headers | by_proxy, media_type)
+        # without Content-Digest: the proxy also answers with ranges
+        return Response(None, 200, _headers(etag) | {"Content-Disposition": attachment(filename)} | by_proxy, media_type)
+    return send_opened(request, source, etag, filename, media_type, digest(sha256))
+
+
+def send_opened(
+    request: Request, source: BinaryIO, etag: str, filename: str, media_type: str, whole_digest: str | None = None
+) -> Response:
+    """The bytes of `source`, or the requested range (206), or to HEAD their headers alone. Closes it. Raises RangeOutside.
+
+    whole_digest: the Content-Digest of all of them.
+    """
+    size = source.seek(0, os.SEEK_END)
+    headers = _headers(etag) | {"Content-Disposition": attachment(filename)}
     try:
         wanted = _range(request, etag, size)
     except RangeOutside:
         source.close()
         raise
-    if wanted is None:
-        headers["Content-Length"] = str(size)
-        return StreamingResponse(_blocks(source, 0, size), 200, headers, media_type)
-    first, last = wanted
-    headers |= {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1)}
-    del headers["Content-Digest"]  # it would have to be the range's digest
-    return StreamingResponse(_blocks(source, first, last - first + 1), 206, headers, media_type)
+    status, (first, last) = (206, wanted) if wanted is not None else (200, (0, size - 1))
+    headers["Content-Length"] = str(last - first + 1)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    elif whole_digest is not None:
+        headers["Content-Digest"] = whole_digest
+    if request.method == "HEAD":
+        source.close()
+        return Response(None, status, headers, media_type)
+    return StreamingResponse(_blocks(source, first, last - first + 1), status, headers, media_type)
+
+
+def caller_of(request: Request, worker: bool = False) -> Caller:
+    """By which address the request reached the service."""
+    return Caller(request.url.scheme, request.url.hostname or "", worker)
+
+
+def _headers(etag: str) -> dict[str, str]:
+    return {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
 
 
 def redirect(url: str) -> Response:

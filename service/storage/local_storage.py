@@ -1,8 +1,10 @@
 """Objects on a file system that all service processes share: verified and synced, then renamed into place. Knows no HTTP."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -14,22 +16,37 @@ from pathlib import Path
 from typing import BinaryIO
 
 from contract.messages.upload_messages import UploadGrant
-from service.storage.object_store import BLOCK, ObjectMismatch, ObjectMissing, Stored, require_sha256
+from service.storage.object_store import (
+    BLOCK,
+    DERIVED_SECONDS,
+    Caller,
+    ObjectMismatch,
+    ObjectMissing,
+    Stored,
+    require_sha256,
+)
+from service.storage.transfer_links import Linked, TransferLinks
 from service.storage.upload_grants import UploadGrants
+
+log = logging.getLogger(__name__)
 
 _ABANDONED_SECONDS = 24 * 3600  # age at which a partly written object counts as left by a dead process
 
 
 class LocalStorage:
-    """A directory: objects/ab/<sha256>, and incoming/ for partial objects. A file lock serializes renames and removals."""
+    """A directory: objects/ab/<sha256>, incoming/ for partial files, derived/ for archives. A file lock serializes renames and
+    removals."""
 
-    def __init__(self, directory: Path, grants: UploadGrants, offload: str | None = None) -> None:
-        """offload: `x-accel-redirect:/prefix` or `x-sendfile`, where a proxy sends the files (settings.py)."""
+    def __init__(
+        self, directory: Path, grants: UploadGrants, offload: str | None = None, links: TransferLinks | None = None
+    ) -> None:
+        """offload: `x-accel-redirect:/prefix` or `x-sendfile`, where a proxy sends the files (settings.py). links: to the
+        transfer port, where one sends and takes them."""
         self._directory, self._offload = directory, offload
-        self._objects, self._incoming = directory / "objects", directory / "incoming"
+        self._objects, self._incoming, self._derived = (directory / name for name in ("objects", "incoming", "derived"))
         self._lock_path = directory / "lock"
-        self._grants = grants
-        for folder in (directory, self._objects, self._incoming):
+        self._grants, self._links = grants, links
+        for folder in (directory, self._objects, self._incoming, self._derived):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, sha256: str) -> Path:
@@ -81,35 +98,51 @@ class LocalStorage:
         return True
 
     def sweep_incoming(self) -> int:
-        """Remove partly written files of dead processes; returns how many."""
-        removed = 0
-        for path in self._incoming.iterdir():
-            try:
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                    path.unlink()
-                    removed += 1
-            except FileNotFoundError:
-                continue  # its writer is alive and has just moved or removed it
-        return removed
+        """Remove partly written files of dead processes, and old archives; returns how many of the former."""
+        _sweep(self._derived, DERIVED_SECONDS)
+        return _sweep(self._incoming, _ABANDONED_SECONDS)
 
-    def grant_upload(self, sha256: str, size: int, direct: bool = False) -> UploadGrant:
+    def grant_upload(self, sha256: str, size: int, direct: Caller | None = None) -> UploadGrant:
         path = self.path(sha256)
         with self._locked():
             if path.is_file() and path.stat().st_size == size:
                 os.utime(path)
                 return UploadGrant(exists=True)
-        return UploadGrant(exists=False, url=f"/internal/v1/objects/{self._grants.sign(sha256, size)}")
+        token = self._grants.sign(sha256, size)
+        if direct is not None and self._links is not None:
+            return UploadGrant(exists=False, url=self._links.upload(token, direct))
+        return UploadGrant(exists=False, url=f"/internal/v1/objects/{token}")
 
     def complete_upload(self, token: str, sha256: str, size: int) -> None:
         """Nothing to do: bytes come through the service, which verified them."""
         if not self.exists(sha256):
             raise ObjectMissing(sha256)
 
-    def presign(self, sha256: str) -> str | None:
-        return None
+    def presign(self, sha256: str, filename: str, media_type: str, caller: Caller) -> str | None:
+        if self._links is None:
+            return None
+        return self._links.download(Linked("object", sha256, filename, media_type), caller)
 
-    def presign_derived(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> str | None:
-        return None
+    def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
+        if self._links is None:
+            return None
+        path = self._derived_path(name)
+        if _age(path) > DERIVED_SECONDS / 2:
+            try:
+                self._write(path, blocks())
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                log.warning("no room for %s; the API sends it itself", name)
+                return None
+        return self._links.download(Linked("derived", name, name.rpartition("/")[2], media_type), caller)
+
+    def open_derived(self, name: str) -> BinaryIO:
+        """What a link to `name` opens. Raises ObjectMissing once it was swept."""
+        try:
+            return self._derived_path(name).open("rb")
+        except FileNotFoundError:
+            raise ObjectMissing(name) from None
 
     def proxy_headers(self, sha256: str) -> dict[str, str]:
         way, _, prefix = (self._offload or "").partition(":")
@@ -142,6 +175,22 @@ class LocalStorage:
             os.utime(written)
             written.replace(target)
         _sync(target.parent)
+
+    def _derived_path(self, name: str) -> Path:
+        return self._derived / hashlib.sha256(name.encode()).hexdigest()
+
+    def _write(self, path: Path, blocks: Iterable[bytes]) -> None:
+        """The file appears whole or not at all."""
+        descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for block in blocks:
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -181,6 +230,27 @@ class LocalIncoming:
                 self._file.close()
         finally:
             self._path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Seconds since the file was written; infinite where there is none."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _sweep(folder: Path, seconds: float) -> int:
+    """Remove files that were not written to for so long; returns how many."""
+    removed = 0
+    for path in folder.iterdir():
+        try:
+            if time.time() - path.stat().st_mtime > seconds:
+                path.unlink()
+                removed += 1
+        except FileNotFoundError:
+            continue  # its writer is alive and has just moved or removed it
+    return removed
 
 
 def _sync(folder: Path) -> None:

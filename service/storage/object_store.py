@@ -12,6 +12,7 @@ from contract.messages.upload_messages import UploadGrant
 from service.http.problems import Problem, Unavailable
 
 BLOCK = 2**20  # bytes copied at a time
+DERIVED_SECONDS = 3600.0  # life of what is made from objects
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -52,6 +53,15 @@ class Stored:
     sha256: str
     bytes: int
     age: float
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who will follow a presigned URL: the scheme and host by which it reached the service, and whether it is a worker."""
+
+    scheme: str
+    host: str
+    worker: bool = False
 
 
 class Incoming(Protocol):
@@ -101,22 +111,25 @@ class Storage(Protocol):
         """Remove partly written and temporary objects of dead processes; returns how many."""
         ...
 
-    def grant_upload(self, sha256: str, size: int, direct: bool = False) -> UploadGrant:
+    def grant_upload(self, sha256: str, size: int, direct: Caller | None = None) -> UploadGrant:
         """Where to PUT this object. If it exists already, this resets its age, so that garbage collection spares it.
 
-        direct: the uploader can put parts to presigned URLs and says when it is done (`complete_upload`)."""
+        direct: an uploader that can put to presigned URLs, and to parts, of which it then says that they are there
+        (`complete_upload`); None: the bytes come through the API."""
         ...
 
     def complete_upload(self, token: str, sha256: str, size: int) -> None:
         """Verify and keep what was put to the presigned URLs of this grant. Raises ObjectMismatch; repeating it is harmless."""
         ...
 
-    def presign(self, sha256: str) -> str | None:
-        """A URL of the object that needs no credential and ends soon; None where storage has none."""
+    def presign(self, sha256: str, filename: str, media_type: str, caller: Caller) -> str | None:
+        """A URL of the object that needs no credential and ends soon; None where storage has none. It may come as another file
+        than named: a bucket sends its keys."""
         ...
 
-    def presign_derived(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> str | None:
-        """A presigned URL of bytes that are made from objects, kept under `name` for an hour; None where storage has none."""
+    def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
+        """A presigned URL of bytes that are made from objects, kept for an hour; None where storage has none, or no room for
+        them. `name`: their entity tag, a slash, and a file name."""
         ...
 
     def proxy_headers(self, sha256: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from service.database.engine import Database
 from service.storage.connect import storage_of
 from service.storage.object_store import Storage
 from tests.service.storage.object_servers import CREDENTIALS, KINDS, ObjectServer, object_server
+from tests.service.storage.transfer_server import transferring
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +46,17 @@ def kept(request, storage_with, tmp_path) -> Storage:
         return storage_with()
     server: ObjectServer = request.getfixturevalue(request.param)
     return storage_with(**server.settings(prefix=tmp_path.name))
+
+
+@pytest.fixture(params=["folder", *KINDS])
+def presigning(request, settings_for, database_url, tmp_path, free_port) -> Iterator[Storage]:
+    """Empty storage of each kind that gives presigned URLs: a folder has a transfer port for them."""
+    if request.param != "folder":
+        yield request.getfixturevalue("storage_with")(**request.getfixturevalue(request.param).settings(prefix=tmp_path.name))
+        return
+    settings = settings_for(database_url, tmp_path, transfer_port=free_port())
+    with transferring(settings):
+        yield storage_of(settings, Database(database_url, pool_size=1))
 
 
 @pytest.fixture(params=KINDS)

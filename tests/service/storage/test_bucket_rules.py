@@ -14,6 +14,7 @@ import pytest
 from service.storage import bucket_storage
 from service.storage.bucket import PART
 from tests.service.storage.object_servers import CREDENTIALS, ObjectServer
+from tests.service.storage.transfer_server import HERE
 
 RULES = Path(__file__).parents[3] / "deploy" / "examples" / "bucket_lifecycle.json"
 KMS = {"storage_encryption": "aws:kms", "storage_kms_key": "the-key-of-the-tests"}
@@ -48,12 +49,12 @@ def test_every_object_is_encrypted_however_it_came(storage_with, moto, tmp_path,
         expected.add(storage.put(io.BytesIO(content), sha256, size).sha256)
         content = os.urandom(size)
         sha256 = hashlib.sha256(content).hexdigest()
-        grant = storage.grant_upload(sha256, size, direct=True)
+        grant = storage.grant_upload(sha256, size, direct=HERE)
         assert httpx.put(grant.parts[0].url, content=content).status_code == 200
         token = grant.complete.removeprefix("/internal/v1/objects/").removesuffix("/complete")
         storage.complete_upload(token, sha256, size)
         expected.add(sha256)
-    assert storage.presign_derived("an-archive", lambda: [b"x" * PART, b"y"]) is not None
+    assert storage.presign_derived("an-archive", "application/gzip", lambda: [b"x" * PART, b"y"], HERE) is not None
     expected.add("an-archive")
     found = encryption_below(moto, f"{prefix}/objects/") | encryption_below(moto, f"{prefix}/derived/")
     assert found == dict.fromkeys(expected, ("aws:kms", "the-key-of-the-tests"))

@@ -12,6 +12,7 @@ import pytest
 
 from service.storage.object_store import ObjectMismatch, ObjectMissing
 from service.storage.upload_grants import GRANT_SECONDS
+from tests.service.storage.transfer_server import HERE
 
 SMALL = b"some bytes"
 LARGE = os.urandom(2**20) * 17  # several parts of a multipart upload
@@ -107,7 +108,7 @@ def test_a_grant_spares_an_object_that_is_old(bucket, monkeypatch):
 
     monkeypatch.setattr(keys, "find", aged)
     keys.delete(f"touched/{sha256}")  # which its upload wrote
-    assert bucket.grant_upload(sha256, len(SMALL), direct=True).exists
+    assert bucket.grant_upload(sha256, len(SMALL), direct=HERE).exists
     assert not bucket.delete(sha256, older_than=3600)
     keys.delete(f"touched/{sha256}")
     assert bucket.delete(sha256, older_than=3600)
@@ -147,7 +148,7 @@ def token_of(grant) -> str:
 def test_presigned_uploads_are_verified_when_they_are_complete(bucket, monkeypatch, part_bytes):
     monkeypatch.setattr("service.storage.bucket_storage.PART_BYTES", part_bytes)
     sha256 = sha_of(LARGE)
-    grant = bucket.grant_upload(sha256, len(LARGE), direct=True)
+    grant = bucket.grant_upload(sha256, len(LARGE), direct=HERE)
     assert (grant.exists, grant.url, len(grant.parts)) == (False, None, -(-len(LARGE) // part_bytes))
     with pytest.raises(ObjectMismatch):
         bucket.complete_upload(token_of(grant), sha256, len(LARGE))
@@ -164,11 +165,11 @@ def test_presigned_uploads_are_verified_when_they_are_complete(bucket, monkeypat
     uploaded(grant, LARGE[:-1] + b"!")  # the URLs still work, and reach nothing that was kept
     with bucket.open(sha256) as source:
         assert source.read() == LARGE
-    assert bucket.grant_upload(sha256, len(LARGE), direct=True).exists
+    assert bucket.grant_upload(sha256, len(LARGE), direct=HERE).exists
 
 
 def test_what_a_dead_uploader_left_is_swept_after_a_day(bucket, monkeypatch):
-    uploaded(bucket.grant_upload(sha_of(LARGE), len(LARGE), direct=True), LARGE)
+    uploaded(bucket.grant_upload(sha_of(LARGE), len(LARGE), direct=HERE), LARGE)
     assert bucket.sweep_incoming() == 0
     later(monkeypatch, 25 * 3600)
     assert bucket.sweep_incoming() == 1
@@ -178,16 +179,25 @@ def test_what_a_dead_uploader_left_is_swept_after_a_day(bucket, monkeypatch):
 def test_a_presigned_download_is_of_one_object_and_ends(storage_with, moto, tmp_path):
     bucket = storage_with(**moto.settings(prefix=tmp_path.name, storage_url_seconds=600))
     sha256, other = put(bucket, SMALL), put(bucket, b"other")
-    url = bucket.presign(sha256)
+    url = bucket.presign(sha256, "rows.jsonl", "application/jsonl", HERE)
     assert httpx.get(url).content == SMALL
     assert httpx.get(url, headers={"Range": "bytes=2-4"}).content == SMALL[2:5]
     assert "X-Amz-Expires=600" in url
     assert sha256 in url
     assert other not in url
-    assert f"X-Amz-Expires={GRANT_SECONDS}" in bucket.grant_upload("0" * 64, 1, direct=True).parts[0].url
+    assert f"X-Amz-Expires={GRANT_SECONDS}" in bucket.grant_upload("0" * 64, 1, direct=HERE).parts[0].url
 
 
-def test_an_archive_is_made_once_and_goes_after_an_hour(bucket, monkeypatch):
+def test_a_presigned_download_has_ranges_and_a_type(presigning):
+    sha256 = put(presigning, LARGE)
+    url = presigning.presign(sha256, "rows.jsonl", "application/jsonl", HERE)
+    assert httpx.get(url).content == LARGE
+    part = httpx.get(url, headers={"Range": f"bytes={len(LARGE) - 5}-"})
+    assert (part.status_code, part.content) == (206, LARGE[-5:])
+    assert httpx.get(url, headers={"Range": f"bytes={len(LARGE)}-"}).status_code == 416
+
+
+def test_an_archive_is_made_once_and_goes_after_an_hour(presigning, monkeypatch):
     made = []
 
     def blocks():
@@ -195,11 +205,11 @@ def test_an_archive_is_made_once_and_goes_after_an_hour(bucket, monkeypatch):
         yield b"one "
         yield b"archive"
 
-    urls = [bucket.presign_derived("e/adapter.tar.gz", blocks) for _ in range(2)]
+    urls = [presigning.presign_derived("e/adapter.tar.gz", "application/gzip", blocks, HERE) for _ in range(2)]
     assert [httpx.get(url).content for url in urls] == [b"one archive"] * 2
     assert len(made) == 1
     later(monkeypatch, 3700)
-    bucket.sweep_incoming()
+    presigning.sweep_incoming()
     monkeypatch.undo()
     assert httpx.get(urls[0]).status_code == 404
 
@@ -210,7 +220,7 @@ def test_objects_beyond_what_a_bucket_copies_are_written_anew(bucket, monkeypatc
     with bucket.open(sha_of(LARGE)) as source:
         assert source.read() == LARGE
     other = LARGE[::-1]
-    grant = bucket.grant_upload(sha_of(other), len(other), direct=True)
+    grant = bucket.grant_upload(sha_of(other), len(other), direct=HERE)
     uploaded(grant, other)
     bucket.complete_upload(token_of(grant), sha_of(other), len(other))
     assert bucket.size(sha_of(other)) == len(other)

@@ -1,0 +1,31 @@
+"""The transfer port served by a thread of this process, beside storage or an API with the same settings."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from service.metrics.api_metrics import ApiMetrics
+from service.settings import Settings
+from service.storage.object_store import Caller
+from service.storage.transfer_app import transfer_app
+from tests.service.live_server import until
+
+HERE = Caller("http", "127.0.0.1")
+
+
+@contextmanager
+def transferring(settings: Settings) -> Iterator[None]:
+    assert settings.transfer_port is not None
+    config = uvicorn.Config(transfer_app(settings, ApiMetrics()), port=settings.transfer_port, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
