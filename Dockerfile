@@ -78,7 +78,7 @@ ENV MOTET_HOST=0.0.0.0 \
 RUN install -d -o motet -g motet /var/lib/motet/state /var/lib/motet/storage
 USER 10001:10001
 VOLUME /var/lib/motet
-EXPOSE 8321 8322
+EXPOSE 8321 8322 8323
 CMD ["python", "-m", "service", "api"]
 
 FROM base AS worker

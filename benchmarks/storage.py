@@ -2,10 +2,12 @@
 
 The API, Postgres, Valkey and the server that speaks S3 are real processes on this machine, which all share its cores. A file of
 `--gb` gigabytes, made as it is sent, is uploaded through the API, which checks its rows and sends it on in parts, then
-downloaded: over a bucket, by the redirect to a presigned URL. Meanwhile somebody polls a task every 20 ms.
+downloaded by the redirect: to a presigned URL of a bucket, or to the transfer port of a folder. Meanwhile somebody polls a task
+every 20 ms.
 
-The gate: what comes back has the sha256 of what was sent, every poll was answered, and the API's memory grew by less than
-FLAT_MB, whatever the size. A bucket's server keeps up to three copies for a moment, so a run needs DISK_COPIES times the size.
+The gate: what comes back has the sha256 of what was sent, every poll was answered, the download did not come from the API's own
+port, and the memory of the API's processes, that of the transfer port included, grew by less than FLAT_MB, whatever the size.
+A bucket's server keeps up to three copies for a moment, so a run needs DISK_COPIES times the size.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.process_usage import Spent, memory_mb, stolen_seconds
+from benchmarks.process_usage import Spent, family, memory_mb, stolen_seconds
 from benchmarks.result_file import write_result
 from tests.service.storage.object_servers import CREDENTIALS, object_server
 from tests.walk.running_stack import RunningStack, gsm8k, running_stack
@@ -74,14 +76,14 @@ class Polls:
         }
 
     def _poll(self) -> None:
-        headers = {"Authorization": f"Bearer {self._motet.demo}"}
+        headers, processes = {"Authorization": f"Bearer {self._motet.demo}"}, family(self._motet.pids["api"])
         with httpx.Client(base_url=self._motet.url, headers=headers, timeout=60) as http:
             try:
                 while not self._stop.wait(_POLL_SECONDS):
                     began = time.perf_counter()
                     http.get(self._path).raise_for_status()
                     self.times.append(time.perf_counter() - began)
-                    self.memory.append(memory_mb([self._motet.pids["api"]]))
+                    self.memory.append(memory_mb(processes))
             except httpx.HTTPError as error:
                 self._failed = error
 
@@ -109,6 +111,7 @@ def download(motet: RunningStack, file_id: str) -> str:
     digest = hashlib.sha256()
     with motet.http.stream("GET", f"/v1/files/{file_id}/content", follow_redirects=True, timeout=_SECONDS) as answer:
         assert answer.status_code == 200
+        assert answer.url.port != httpx.URL(motet.url).port, "the API sent the file itself"
         for block in answer.iter_bytes(2**20):
             digest.update(block)
     return digest.hexdigest()

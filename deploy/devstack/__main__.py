@@ -46,6 +46,12 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--slots", type=int, help="how many CPU slots a worker without GPUs offers")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="what workers train on")
     parser.add_argument("--api-processes", type=int, help="how many processes serve the API")
+    parser.add_argument(
+        "--transfer-port",
+        type=int,
+        default=os.environ.get("MOTET_TRANSFER_PORT") or None,
+        help="port that sends and takes stored files (8323, or a free one where that is taken; 0: the API's does)",
+    )
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input closes")
     chosen = parser.parse_args(arguments)
     if chosen.workers < 0:
@@ -54,10 +60,12 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
         parser.error(f"--slots must be 1 or more, not {chosen.slots}")
     if chosen.port is not None and not 0 < chosen.port < 65536:
         parser.error(f"--port must be between 1 and 65535, not {chosen.port}")
+    if chosen.transfer_port is not None and not 0 <= chosen.transfer_port < 65536:
+        parser.error(f"--transfer-port must be between 0 and 65535, not {chosen.transfer_port}")
     if chosen.api_processes is not None and chosen.api_processes < 1:
         parser.error(f"--api-processes must be 1 or more, not {chosen.api_processes}")
-    options = Options(chosen.host, chosen.port, chosen.workers, chosen.slots, chosen.device, chosen.api_processes)
-    return options, chosen.stop_on_eof
+    named = {name: value for name, value in vars(chosen).items() if name != "stop_on_eof"}
+    return Options(**named), chosen.stop_on_eof
 
 
 def unmet(options: Options, running: dict[str, Any]) -> list[str]:
@@ -76,7 +84,7 @@ def own(state: State, options: Options) -> None:
 
             def description() -> dict[str, Any]:
                 said = {"api_url": stack.api_url, "state_dir": str(state.folder), "pids": supervisor.pids}
-                said["options"] = asdict(options) | {"port": stack.port}
+                said["options"] = asdict(options) | {"port": stack.port, "transfer_port": stack.transfer_port or 0}
                 return said | ({"instead_of_port": stack.instead_of} if stack.instead_of is not None else {})
 
             state.announce(description())

@@ -18,7 +18,7 @@ from deploy.devstack.supervisor import Supervisor
 from deploy.devstack.valkey import Valkey
 from worker.host_name import host_name
 
-DEFAULT_PORT = 8321
+DEFAULT_PORT, DEFAULT_TRANSFER_PORT = 8321, 8323
 _ELSEWHERE = Path("/var/lib/motet")
 _SERVER_SECONDS, _API_SECONDS = 120.0, 120.0
 _WORKER_PATIENCE = 10.0  # beyond the time that it may take for a last checkpoint
@@ -28,7 +28,7 @@ _STOP_SECONDS = "MOTET_WORKER_STOP_SECONDS", "30"  # the worker's variable and d
 @dataclass(frozen=True)
 class Options:
     """`port`: None takes the default port, or a free one if that is taken. `slots`: CPU slots of a worker without GPUs.
-    `api_processes`: None leaves the number to the service."""
+    `api_processes`: None leaves the number to the service. `transfer_port`: as `port`, and 0 for none."""
 
     host: str = "127.0.0.1"
     port: int | None = None
@@ -36,6 +36,7 @@ class Options:
     slots: int | None = None
     device: str | None = None
     api_processes: int | None = None
+    transfer_port: int | None = None
 
 
 class Stack:
@@ -46,6 +47,9 @@ class Stack:
         self._join_token = secrets.token_hex(32)  # new at each start: our own workers can join even if they lost their folder
         process_reaper.kill(self._secrets.mark)  # what an earlier run's reaper has not ended yet may hold the port
         self._port = Port(options.host, options.port)
+        self._transfer_port: Port | None = None
+        if _folder_without_offload() if options.transfer_port is None else options.transfer_port > 0:
+            self._transfer_port = Port(options.host, options.transfer_port, DEFAULT_TRANSFER_PORT)
         self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
         account = choose_account()
         folder = state.folder
@@ -63,6 +67,10 @@ class Stack:
     def port(self) -> int:
         """Of the API."""
         return self._port.number
+
+    @property
+    def transfer_port(self) -> int | None:
+        return self._transfer_port.number if self._transfer_port is not None else None
 
     @property
     def instead_of(self) -> int | None:
@@ -94,6 +102,7 @@ class Stack:
     def _service(self, word: str, **more: str) -> Module:
         env = more | service_environment(self._state, self._postgres, self._valkey)
         env |= {"MOTET_HOST": self._options.host, "MOTET_PORT": str(self._port.number)}
+        env["MOTET_TRANSFER_PORT"] = str(self.transfer_port or "")  # an empty variable counts as left out
         if self._options.api_processes is not None:
             env["MOTET_API_PROCESSES"] = str(self._options.api_processes)
         port = self._port.number if word == "api" else None
@@ -121,6 +130,12 @@ class Stack:
             env["MOTET_WORKER_DEVICE"] = self._options.device
         patience = _WORKER_PATIENCE + float(os.environ.get(*_STOP_SECONDS))
         return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=patience)
+
+
+def _folder_without_offload() -> bool:
+    """Whether the service keeps objects in a folder whose files no proxy sends."""
+    url = os.environ.get("MOTET_STORAGE_URL")
+    return not os.environ.get("MOTET_DOWNLOAD_OFFLOAD") and (not url or url.startswith("file://"))
 
 
 def _program_name(number: int) -> str:
@@ -161,7 +176,7 @@ class Port:
     reserves it: all accounts see the name, and the kernel frees it when its owner ends in any way.
     """
 
-    def __init__(self, host: str, wanted: int | None) -> None:
+    def __init__(self, host: str, wanted: int | None, default: int = DEFAULT_PORT) -> None:
         """Raises StackError if the requested port is taken; None takes the default one, or any free one if that is taken."""
         self._claim = socket.socket(socket.AF_UNIX)
         self.instead_of: int | None = None
@@ -172,10 +187,10 @@ class Port:
                 )
             self.number = wanted
             return
-        self.number = DEFAULT_PORT
+        self.number = default
         while not self._take(host, self.number):
             with socket.create_server((host, 0)) as server:
-                self.number, self.instead_of = int(server.getsockname()[1]), DEFAULT_PORT
+                self.number, self.instead_of = int(server.getsockname()[1]), default
 
     def _take(self, host: str, number: int) -> bool:
         try:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 * 2**20
 # these routes read their body in blocks and enforce their own limit
 _STREAMED = re.compile(
-    r"/v1/files|/openai/v1/files|/openai/v1/uploads/[^/]+/parts|/internal/v1/objects/.*|/v1/admin/model-files/.*|/uploads/[^/]+"
+    r"/v1/files|/openai/v1/files|/openai/v1/uploads/[^/]+/parts|/internal/v1/objects/.*|/v1/admin/model-files/.*|/transfers/uploads/[^/]+"
 )
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _HEADER = "x-request-id"

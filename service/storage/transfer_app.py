@@ -20,7 +20,7 @@ from service.storage.downloads import digest, send_opened
 from service.storage.granted_uploads import store_granted
 from service.storage.local_storage import LocalStorage
 from service.storage.object_store import ObjectMissing
-from service.storage.transfer_links import TransferLinks
+from service.storage.transfer_links import PREFIX, TransferLinks
 from service.storage.upload_grants import UploadGrants
 
 
@@ -49,7 +49,7 @@ async def livez() -> dict[str, str]:
 
 
 # a parameter of this name is kept out of the log: the link may still work
-@router.api_route("/objects/{secret}", methods=["GET", "HEAD"])
+@router.api_route(f"{PREFIX}/objects/{{secret}}", methods=["GET", "HEAD"])
 def get_object(secret: str, request: Request, transfers: Used) -> Response:
     linked = transfers.links.read(secret)
     try:
@@ -62,7 +62,7 @@ def get_object(secret: str, request: Request, transfers: Used) -> Response:
     return send_opened(request, source, f'"{linked.name}"', linked.filename, linked.media_type, digest(linked.name))
 
 
-@router.put("/uploads/{secret}", status_code=204)
+@router.put(f"{PREFIX}/uploads/{{secret}}", status_code=204)
 async def put_object(secret: str, request: Request, transfers: Used) -> None:
     await store_granted(request, transfers.storage, transfers.grants.verify(secret))
 

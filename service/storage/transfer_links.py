@@ -13,6 +13,8 @@ from service.http.problems import Forbidden
 from service.storage.object_store import Caller
 from service.storage.token_signer import TokenSigner
 
+PREFIX = "/transfers"  # of all paths, by which a proxy tells them from those of the API
+
 
 class LinkRefused(Forbidden):
     code, title = "link_refused", "The link is not valid"
@@ -38,11 +40,11 @@ class TransferLinks:
 
     def download(self, linked: Linked, caller: Caller) -> str:
         said = json.dumps(asdict(linked) | {"until": time.time() + self._seconds}, ensure_ascii=False, separators=(",", ":"))
-        return f"{self._base(caller)}/objects/{self._signer.sign(base64.urlsafe_b64encode(said.encode()).decode())}"
+        return f"{self._base(caller)}{PREFIX}/objects/{self._signer.sign(base64.urlsafe_b64encode(said.encode()).decode())}"
 
     def upload(self, token: str, caller: Caller) -> str:
         """`token`: of an upload grant."""
-        return f"{self._base(caller)}/uploads/{token}"
+        return f"{self._base(caller)}{PREFIX}/uploads/{token}"
 
     def read(self, token: str) -> Linked:
         """What the token of a download opens. Raises LinkRefused if it is forged, truncated or expired."""

@@ -228,7 +228,11 @@ def test_workers_call_a_port_that_is_not_published() -> None:
     internal = SERVICES["api"]["environment"]["MOTET_INTERNAL_PORT"]
     for worker in ("worker", "worker-cpu"):
         assert SERVICES[worker]["environment"]["MOTET_API_URL"] == f"http://api:{internal}"
-    assert [port.rpartition(":")[2] for port in SERVICES["api"]["ports"]] == [SERVICES["api"]["environment"]["MOTET_PORT"]]
+    environment = SERVICES["api"]["environment"]
+    published = [environment["MOTET_PORT"], environment["MOTET_TRANSFER_PORT"]]
+    assert [port.rpartition(":")[2] for port in SERVICES["api"]["ports"]] == published
+    for port, own in zip(SERVICES["api"]["ports"], published, strict=True):  # links name the port itself
+        assert port.endswith(f":-127.0.0.1:{own}}}:{own}")
 
 
 def test_serve_looks_for_adapters_and_bases_where_they_are_mounted() -> None:

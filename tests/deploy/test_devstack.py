@@ -17,12 +17,13 @@ import httpx
 import pytest
 
 from deploy.devstack import process_reaper
-from deploy.devstack.stack import DEFAULT_PORT, Port
+from deploy.devstack.stack import DEFAULT_PORT, Options, Port, Stack
 from deploy.devstack.stack_errors import StackError
+from deploy.devstack.state_folder import State
 from tests.deploy.watching import PATIENCE_SECONDS, Events, as_ordinary_user, await_end, processes_in
 
 NAMES = {"postgres", "valkey", "keeper", "api", "queue", "reconcile"}
-DEFAULT_PORTS = (5432, 6379, 8321)
+DEFAULT_PORTS = (5432, 6379, 8321, 8323)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,9 @@ def test_it_says_where_it_is_and_answers_there(running: tuple[Events, dict[str, 
     assert httpx.get(ready["api_url"] + "/readyz", trust_env=False).status_code == 200
     assert not ready["api_url"].endswith(":8321")
     assert ready["instead_of_port"] == 8321
+    transfers = ready["options"]["transfer_port"]
+    assert transfers not in (0, 8323), "that one is taken"
+    assert httpx.get(f"http://127.0.0.1:{transfers}/livez", trust_env=False).status_code == 200
     assert tasks_of_demo(folder / "state").json()["data"] == []
 
 
@@ -118,7 +122,11 @@ def test_a_second_start_attaches_and_leaves_the_first_running(running: tuple[Eve
     second.await_event("stopped")
     assert second.process.wait() == 0
     port = first["api_url"].rpartition(":")[2]
-    for words, without in ((["--port", "1"], "--port 1"), (["--port", port, "--workers", "3"], "without --workers 3")):
+    for words, without in (
+        (["--port", "1"], "--port 1"),
+        (["--port", port, "--workers", "3"], "without --workers 3"),
+        (["--transfer-port", "0"], "without --transfer-port 0"),
+    ):
         failed = begin(folder / "state", *words).await_event("failed")
         assert without in failed["message"], "an option is not ignored without a word"
         assert "leave these out to attach" in failed["fix"]
@@ -135,6 +143,28 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_
     assert "port 8321 of 127.0.0.1 is taken" in failed["message"]
     assert "leave the port out" in failed["fix"]
     assert stack.process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "named", "there"),
+    [
+        ({}, None, True),
+        ({}, 0, False),
+        ({"MOTET_STORAGE_URL": "file:///objects"}, None, True),
+        ({"MOTET_STORAGE_URL": "s3://bucket"}, None, False),
+        ({"MOTET_DOWNLOAD_OFFLOAD": "x-sendfile"}, None, False),
+    ],
+)
+def test_a_folder_has_a_transfer_port_unless_something_else_sends_its_files(
+    variables: dict[str, str], named: int | None, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOTET_STORAGE_URL", raising=False)
+    monkeypatch.delenv("MOTET_DOWNLOAD_OFFLOAD", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stack = Stack(State(tmp_path / "state"), Options(transfer_port=named))
+    assert (stack.transfer_port is not None) == there
+    assert stack.transfer_port != stack.port
 
 
 def test_two_stacks_that_start_together_choose_two_ports() -> None:

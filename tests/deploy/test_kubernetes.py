@@ -138,6 +138,8 @@ def test_commands_ports_and_probes_exist(values: Mapping[str, Any]) -> None:
     assert (str(ports["public"]), str(ports["internal"])) == (env["MOTET_PORT"], env["MOTET_INTERNAL_PORT"])
     worker = find("StatefulSet", "motet-worker", values)["spec"]["template"]["spec"]["containers"][0]
     assert env_of(worker)["MOTET_API_URL"] == f"http://motet-internal:{env['MOTET_INTERNAL_PORT']}"
+    assert ("MOTET_TRANSFER_PORT" in env) == ("transfers" in ports) == ("MOTET_STORAGE_DIR" in env)
+    assert str(ports.get("transfers", "")) == env.get("MOTET_TRANSFER_PORT", "")
 
 
 def test_a_program_that_hangs_is_started_again(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_selectors_find_their_pods() -> None:
 def test_only_workers_reach_the_internal_port() -> None:
     public, internal = find("NetworkPolicy", "motet-api")["spec"]["ingress"]
     assert (public["ports"][0]["port"], "from" in public) == ("public", False)
-    assert internal["ports"][0]["port"] == "internal"
+    assert [port["port"] for port in internal["ports"]] == ["internal", "transfers"]
     (only,) = internal["from"]
     assert only["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"
     narrowed = find("NetworkPolicy", "motet-api", EVERYTHING)["spec"]["ingress"][0]["from"]

@@ -28,6 +28,25 @@ def test_with_a_bucket_only_the_first_keys_need_a_claim() -> None:
     assert "AWS_ACCESS_KEY_ID" not in str(find("StatefulSet", "motet-worker", A_BUCKET)), "workers get presigned URLs"
 
 
+def test_a_claim_has_a_transfer_port_that_tenants_and_workers_reach_and_a_bucket_has_none() -> None:
+    env = env_of(find("Deployment", "motet-api", EVERYTHING)["spec"]["template"]["spec"]["containers"][0])
+    assert env["MOTET_TRANSFER_URL"] == "https://motet.example.com"
+    (rule,) = find("Ingress", "motet-api", EVERYTHING)["spec"]["rules"]
+    backends = {path["path"]: path["backend"]["service"]["port"]["name"] for path in rule["http"]["paths"]}
+    assert backends == {"/": "http", "/transfers": "transfers"}
+    for service in ("motet-api", "motet-internal"):  # links of workers name the host of their API, and the port itself
+        ports = {port["name"]: port["port"] for port in find("Service", service)["spec"]["ports"]}
+        assert str(ports["transfers"]) == env["MOTET_TRANSFER_PORT"]
+    public, internal = find("NetworkPolicy", "motet-api")["spec"]["ingress"]
+    assert all("transfers" in {port["port"] for port in reached["ports"]} for reached in (public, internal))
+    elsewhere = find("Deployment", "motet-api", {"storage": {"transferUrl": "https://files.example.com"}})
+    own = env_of(elsewhere["spec"]["template"]["spec"]["containers"][0])
+    assert own["MOTET_TRANSFER_URL"] == "https://files.example.com"
+    for values in (A_BUCKET, {"storage": {"transfers": False}}):
+        assert "transfers" not in render_chart("motet", [values]).lower()
+        assert "8323" not in render_chart("motet", [values])
+
+
 def test_a_service_account_is_of_the_services_pods_alone() -> None:
     accounts = {name: pod.get("serviceAccountName") for name, _, pod in containers(A_BUCKET | BACKUPS)}
     ours = {f"motet-{name}" for name in ("api", "queue", "reconcile", "migrate", "backup")}

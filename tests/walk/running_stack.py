@@ -61,7 +61,7 @@ class RunningStack:
         self.redis_url = f"unix://:{secret}@{urlsplit(given['MOTET_REDIS_URL']).path}"  # as the role that may do everything
         keys = json.loads((state / "credentials.json").read_text())
         self.admin, self.demo = keys["admin_key"], keys["demo_key"]
-        self.http = httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {self.demo}"})
+        self.http = self._calling(self.demo)
         self.as_admin("POST", "/v1/admin/models", json={"name": "base", "source": str(BASE_MODEL)})
 
     def _read_events(self) -> None:
@@ -105,7 +105,12 @@ class RunningStack:
         key = self.as_admin(
             "POST", f"/v1/admin/tenants/{tenant['id']}/keys", json={"name": "test", "scopes": ["read", "write"]}
         )
-        return httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {key['secret']}"})
+        return self._calling(key["secret"])
+
+    def _calling(self, key: str) -> httpx.Client:
+        """A download is a redirect to where the object is sent."""
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self.url, timeout=90, headers=headers, follow_redirects=True)
 
     def upload(self, rows: list[dict[str, Any]], http: httpx.Client | None = None) -> str:
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()

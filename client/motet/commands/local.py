@@ -33,10 +33,14 @@ def up(
     ] = None,
     device: Device = None,
     api_processes: Annotated[int | None, typer.Option(min=1, help="How many processes serve the API.")] = None,
+    transfer_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port that sends and takes stored files (8323, or a free one); 0: the API's does."),
+    ] = None,
 ) -> None:
     """Run the whole of Motet here, until Ctrl-C. A second one attaches to the first, whose options hold."""
     given = {"--host": host, "--port": port, "--workers": workers, "--slots": slots, "--device": device}
-    given |= {"--api-processes": api_processes}
+    given |= {"--api-processes": api_processes, "--transfer-port": transfer_port}
     run_up(Output().console_output, _words(given))
 
 

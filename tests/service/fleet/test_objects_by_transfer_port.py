@@ -180,7 +180,7 @@ def test_a_tenant_downloads_a_file_past_the_api(tenant, public, api, log, past_t
     assert httpx.get(location).content == ROWS
     with OpenAI(base_url=f"{api.url}/openai/v1", api_key=tenant.key, max_retries=0) as sdk:
         assert sdk.files.content(file_id).content == ROWS
-    until(lambda: '"/objects/{secret}"' in log.read_text())
+    until(lambda: '"/transfers/objects/{secret}"' in log.read_text())
     assert location.rpartition("/")[2] not in log.read_text()
 
 
@@ -209,7 +209,7 @@ def test_a_member_that_is_killed_is_replaced_and_the_api_does_not_notice(tenant,
 
 def test_what_the_port_answers_is_counted_with_the_rest(tenant, public, admin, api):
     file_id = tenant.upload(jsonl(PAIR)).json()["id"]
-    name = ("motet_api_requests_total", "GET", "/objects/{secret}", "200")
+    name = ("motet_api_requests_total", "GET", "/transfers/objects/{secret}", "200")
     with httpx.Client(base_url=api.url, headers=admin.headers, timeout=PATIENCE) as watching:
         before = samples(watching.get("/metrics")).get(name, 0)
         assert public.get(f"/v1/files/{file_id}/content", follow_redirects=True).status_code == 200

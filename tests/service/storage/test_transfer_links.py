@@ -69,12 +69,12 @@ def test_a_download_is_no_upload_and_the_other_way_round(links):
         (None, TENANT, "http://motet.example:8323"),
         (None, WORKER, "http://api:8323"),
         (None, Caller("http", "::1"), "http://[::1]:8323"),
-        ("https://motet.example/transfers/", TENANT, "https://motet.example/transfers"),
-        ("https://motet.example/transfers", WORKER, "http://api:8323"),
+        ("https://motet.example/", TENANT, "https://motet.example"),
+        ("https://motet.example", WORKER, "http://api:8323"),
         ("https://files.example", Caller("https", "motet.example", worker=True), "https://files.example"),
     ],
 )
 def test_a_link_names_the_address_by_which_its_caller_comes(url, caller, base):
     links = TransferLinks(SECRET, 8323, url, 300)
-    assert links.upload("token", caller) == f"{base}/uploads/token"
-    assert links.download(OBJECT, caller).rpartition("/")[0] == f"{base}/objects"
+    assert links.upload("token", caller) == f"{base}/transfers/uploads/token"
+    assert links.download(OBJECT, caller).rpartition("/")[0] == f"{base}/transfers/objects"

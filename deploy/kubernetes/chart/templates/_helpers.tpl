@@ -109,6 +109,16 @@ redis
 {{- end }}
 {{- else }}
 - {name: MOTET_STORAGE_DIR, value: /var/lib/motet/storage}
+{{- if .Values.storage.transfers }}
+- {name: MOTET_TRANSFER_PORT, value: "8323"}
+{{- if .Values.storage.transferUrl }}
+- {name: MOTET_TRANSFER_URL, value: {{ .Values.storage.transferUrl | quote }}}
+{{- else }}
+{{- if .Values.api.ingress.enabled }}
+- {name: MOTET_TRANSFER_URL, value: {{ printf "https://%s" .Values.api.ingress.host | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with .Values.oidc.issuer }}
 - {name: MOTET_OIDC_ISSUER, value: {{ . | quote }}}
@@ -157,6 +167,14 @@ redis
 - {name: MOTET_API_PROCESSES, value: {{ .Values.api.processes | quote }}}
 {{- range $name, $value := .Values.env }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* Not empty where the API's pods have a transfer port. */}}
+{{- define "motet.transfers" -}}
+{{- if .Values.storage.url }}
+{{- else }}
+{{- if .Values.storage.transfers }}true{{- end }}
 {{- end }}
 {{- end }}
 
