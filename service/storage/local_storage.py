@@ -109,9 +109,8 @@ class LocalStorage:
                 os.utime(path)
                 return UploadGrant(exists=True)
         token = self._grants.sign(sha256, size)
-        if direct is not None and self._links is not None:
-            return UploadGrant(exists=False, url=self._links.upload(token, direct))
-        return UploadGrant(exists=False, url=f"/internal/v1/objects/{token}")
+        link = self._links.upload(token, direct) if direct is not None and self._links is not None else None
+        return UploadGrant(exists=False, url=link or f"/internal/v1/objects/{token}")
 
     def complete_upload(self, token: str, sha256: str, size: int) -> None:
         """Nothing to do: bytes come through the service, which verified them."""
@@ -124,7 +123,7 @@ class LocalStorage:
         return self._links.download(Linked("object", sha256, filename, media_type), caller)
 
     def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
-        if self._links is None:
+        if self._links is None or self._links.base(caller) is None:
             return None
         path = self._derived_path(name)
         if _age(path) > DERIVED_SECONDS / 2:

@@ -31,20 +31,23 @@ class Linked:
 
 
 class TransferLinks:
-    """`url`: the port as callers beyond the proxy reach it; None: under the host that each of them named. `seconds`: how long
-    a download may begin."""
+    """`url`: the port as callers beyond the proxy reach it; None: under the host that each named. `proxied`: tenants come by a
+    proxy. `seconds`: how long a download may begin. A caller for whom no address is known gets no links."""
 
-    def __init__(self, secret: str, port: int, url: str | None, seconds: float) -> None:
+    def __init__(self, secret: str, port: int, url: str | None, proxied: bool, seconds: float) -> None:
         self._signer = TokenSigner(secret, "motet download link")
-        self._port, self._url, self._seconds = port, url, seconds
+        self._port, self._url, self._proxied, self._seconds = port, url, proxied, seconds
 
-    def download(self, linked: Linked, caller: Caller) -> str:
+    def download(self, linked: Linked, caller: Caller) -> str | None:
+        if (base := self.base(caller)) is None:
+            return None
         said = json.dumps(asdict(linked) | {"until": time.time() + self._seconds}, ensure_ascii=False, separators=(",", ":"))
-        return f"{self._base(caller)}{PREFIX}/objects/{self._signer.sign(base64.urlsafe_b64encode(said.encode()).decode())}"
+        return f"{base}{PREFIX}/objects/{self._signer.sign(base64.urlsafe_b64encode(said.encode()).decode())}"
 
-    def upload(self, token: str, caller: Caller) -> str:
+    def upload(self, token: str, caller: Caller) -> str | None:
         """`token`: of an upload grant."""
-        return f"{self._base(caller)}{PREFIX}/uploads/{token}"
+        base = self.base(caller)
+        return f"{base}{PREFIX}/uploads/{token}" if base is not None else None
 
     def read(self, token: str) -> Linked:
         """What the token of a download opens. Raises LinkRefused if it is forged, truncated or expired."""
@@ -56,9 +59,14 @@ class TransferLinks:
             raise LinkRefused("The link has expired; ask the API for the file again.")
         return Linked(**fields)
 
-    def _base(self, caller: Caller) -> str:
-        """A worker reaches the port by the host of its API, unless TLS shows that it came through the proxy."""
-        if self._url is not None and (not caller.worker or caller.scheme == "https"):
-            return self._url.rstrip("/")
+    def base(self, caller: Caller) -> str | None:
+        """Where the caller reaches the port, if that is known. A worker does by the host of its API, unless TLS shows that it,
+        too, came through the proxy."""
+        plain = caller.scheme == "http" and caller.host != ""
         host = f"[{caller.host}]" if ":" in caller.host else caller.host
-        return f"{caller.scheme}://{host}:{self._port}"
+        by_host = f"http://{host}:{self._port}"
+        if caller.worker and plain:
+            return by_host
+        if self._url is not None:
+            return self._url.rstrip("/")
+        return by_host if plain and not self._proxied else None

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+from ipaddress import ip_network
 from urllib.parse import urlsplit
 
 import httpx
@@ -212,6 +213,17 @@ def test_an_archive_is_there_whole_or_not_at_all(storage):
     made = storage.presign_derived("broken/a.tar.gz", "application/gzip", lambda: [b"whole"], HERE)
     assert httpx.get(made).content == b"whole"
     assert list((folder / "incoming").iterdir()) == []
+
+
+def test_behind_a_proxy_whose_address_for_it_is_not_told_the_api_sends_files_itself(
+    serve, settings_for, new_database_url, tmp_path, free_port
+):
+    """So that nobody is sent to a port that the proxy does not have."""
+    proxied = {"transfer_port": free_port(), "trusted_proxies": (ip_network("10.0.0.0/8"),)}
+    caller = serve(settings_for(new_database_url, tmp_path, **proxied))
+    file = caller.upload(jsonl(PAIR)).json()
+    answer = caller.get(f"/v1/files/{file['id']}/content", follow_redirects=False)
+    assert (answer.status_code, answer.content) == (200, jsonl(PAIR))
 
 
 @pytest.mark.parametrize(
