@@ -15,7 +15,7 @@ PATIENT = {
     "MOTET_HEARTBEAT_SECONDS": "1",
     "MOTET_LEASE_SECONDS": "30",
     "MOTET_RECONCILE_SECONDS": "1",
-    "MOTET_QUARANTINE_SECONDS": "3600",
+    "MOTET_QUARANTINE_SECONDS": "300",  # after two losses a node rests for a twelfth of it
 }
 QUICK = {**PATIENT, "MOTET_LEASE_SECONDS": "6"}  # where a lease is to end, of what a node does not take up
 SPEC: dict[str, Any] = {
