@@ -119,8 +119,8 @@ class TestStack:
 
     @contextlib.contextmanager
     def hung_postgres(self) -> Iterator[None]:
-        """The same of Postgres, with all its processes."""
-        with _stopped(self.postgres.processes()):
+        """The same of Postgres, with all its processes; first the one that makes the others."""
+        with _stopped([self._processes[self.postgres.name].pid]), _stopped(self.postgres.processes()):
             yield
 
     def _end(self, server: Postgres | Valkey) -> None:

@@ -91,6 +91,9 @@ def settings_for(stack, template) -> Callable[..., Settings]:
             "storage_dir": folder / "storage",
             "state_dir": folder / "state",
             "hf_hub_offline": "hf_endpoint" not in changes,
+            # whose end is a 503; a machine that stands still for some seconds is no failure of the database
+            "statement_timeout_seconds": 90.0,
+            "lock_timeout_seconds": 60.0,
         }
         return Settings(**(values | changes))
 

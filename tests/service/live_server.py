@@ -18,7 +18,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, settings: Settings, port: int = 0) -> None:
         app = create_app(settings)
-        super().__init__(uvicorn.Config(app, port=port, log_level="warning"))
+        # a connection that stood idle is not closed just as the next call is sent
+        super().__init__(uvicorn.Config(app, port=port, log_level="warning", timeout_keep_alive=3600))
         self.state: State = app.state.motet
 
     @property
