@@ -1,6 +1,7 @@
 """The reconciler finds, in Postgres alone, whatever a hint, a node or a process has dropped; and several do not fight."""
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,6 +16,12 @@ from service.scheduler.models import PlanRequest
 from service.tasks.models import Task
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import moved, points
+
+
+@pytest.fixture
+def dependencies(dependencies):
+    """Of a reconciler that takes for missed what is half an hour old: nothing becomes so while a test runs."""
+    return replace(dependencies, settings=dependencies.settings.model_copy(update={"reconcile_seconds": 1800.0}))
 
 
 @pytest.fixture
@@ -85,6 +92,8 @@ def test_a_sound_state_is_left_exactly_as_it_is(database, dependencies, tenant, 
     placement = node.take(placed.task_id)
     node.leases(placement.pulse())
     placement.report(moved(0, "warmup"), points(0, [1]))
+    with database.begin() as session:  # of a placement that outlasts its end there is more to do
+        session.execute(update(Placement).values(expected_end=clock(session) + timedelta(hours=1)))
     before = dump(database)
     reconciler.once(dependencies)
     assert dump(database) == before
