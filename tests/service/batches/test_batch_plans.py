@@ -5,8 +5,9 @@ The nodes report steps so that the planner's remaining seconds are what the test
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import select, update
@@ -16,10 +17,11 @@ from service.background.reconciler import give_up_silent_nodes
 from service.database.engine import Database, clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node
+from service.scheduler import planner
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.problem import makespan
 from service.scheduler.core.problem_json import problem_from_json
-from service.scheduler.core.solve import solve
+from service.scheduler.core.solve import BUDGET, solve
 from service.scheduler.estimate.task_duration import LOADING_SECONDS
 from service.scheduler.models import Plan, ThroughputProfile
 from service.scheduler.planner import replan
@@ -139,8 +141,9 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(database, dependencies, plan, new_node, steady):
-    """Nodes of so many CPU slots: `fleet(4, 4)`."""
+def fleet(database, dependencies, plan, new_node, steady, monkeypatch):
+    """Nodes of so many CPU slots: `fleet(4, 4)`. The planner's searches end by their deterministic budget alone."""
+    monkeypatch.setattr(planner, "solve", partial(solve, budget=replace(BUDGET, wall=300.0)))
 
     def make(*slots: int) -> Fleet:
         return Fleet(database, dependencies, plan, [new_node(slots=count) for count in slots])
