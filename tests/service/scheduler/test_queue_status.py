@@ -1,17 +1,20 @@
 """A place in the queue is read from the plan in force: no row, version or notice of a waiting task moves because one starts."""
 
+import threading
 import time
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from service.background.reconciler import replan_elapsed_delays
+from service.database.engine import CHANNEL, new_id
 from service.fleet.models import Node
 from service.scheduler.explain import plan_news
-from service.scheduler.models import Plan, PlanChange, PlanRequest, QueueStatus
+from service.scheduler.models import Plan, PlanChange, PlanRequest, QueueStatus, ThroughputProfile
 from service.scheduler.state import snapshot
 from service.tasks.models import Task
+from tests.service.live_server import PATIENCE
 
 
 def rows_of(database, ids):
@@ -22,11 +25,43 @@ def rows_of(database, ids):
 
 
 @pytest.fixture
-def queue(tenant, new_node, plan):
+def hours_long(database, nothing_left):
+    """A measured speed at which each task takes hours, so that seconds between two plans move no start by a lot."""
+    measured = {"base_model": "small", "precision": "bf16", "device_type": "cpu", "tokens": 128, "rows": 0, "width": 1}
+    with database.begin() as session:
+        session.add(ThroughputProfile(**measured, mean_tokens=100.0, log_seconds=6.0, variance=0.0, measured=8))
+
+
+@pytest.fixture
+def heard(client, database):
+    """Wait until this process has heard of all that is committed: a late notice would wake polls and drop what is kept."""
+    listener, come = client.app.state.motet.change_listener, {}
+
+    def told(notices):
+        for notice in come.keys() & set(notices):
+            come[notice].set()
+
+    listener.on_change(told)
+
+    def wait():
+        assert listener.listening.wait(PATIENCE)
+        marker = new_id("marker")
+        come[marker] = threading.Event()
+        with database.begin() as session:
+            session.execute(select(func.pg_notify(CHANNEL, marker)))
+        assert come[marker].wait(PATIENCE)
+
+    yield wait
+    listener._callbacks.remove(told)
+
+
+@pytest.fixture
+def queue(tenant, new_node, plan, heard):
     """One node, one task that runs, four that wait, in the order in which they are planned."""
     node, tasks = new_node(slots=1), [tenant.task()["id"] for _ in range(5)]
     plan()
     (running,) = [placement.task_id for placement in node.desired().placements]
+    heard()
     waits = sorted(set(tasks) - {running}, key=lambda id: place(tenant, id))
     return node, running, waits
 
@@ -112,6 +147,7 @@ def test_a_task_that_only_moved_is_shown_there_and_not_read_again(tenant, queue,
     assert get(tenant, waits[2]).json()["waiting"]["code"] == "paused"
 
 
+@pytest.mark.usefixtures("hours_long")
 def test_what_moved_by_little_is_shown_as_before(tenant, queue, again, database):
     """So polls between two starts are answered with 304, however many plans arrivals ask for."""
     etags = {id: get(tenant, id).headers["etag"] for id in queue[2]}
