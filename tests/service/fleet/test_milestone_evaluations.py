@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import select
@@ -130,6 +131,12 @@ def test_the_texts_of_a_deleted_task_go_with_it(tenant, placed, dependencies, da
         assert session.get_one(Task, id).emptied_at is not None
 
 
+def lasts(estimate: dict) -> timedelta:
+    """From its start to its end: two estimates begin at different moments."""
+    began, ends = (datetime.fromisoformat(estimate[name]) for name in ("expected_start", "expected_end"))
+    return ends - began
+
+
 def test_an_estimate_says_how_many_tokens_texts_take_at_most(tenant, new_node, database):
     new_node(said={"capabilities": sorted(understood())})
     asked = {**ASKED, "max_prompts": 3, "max_new_tokens": 10}
@@ -152,7 +159,7 @@ def test_an_estimate_says_how_many_tokens_texts_take_at_most(tenant, new_node, d
     assert found[2]["text_gpu_seconds"] == pytest.approx(found[0]["text_gpu_seconds"] * 7 / 3)
     assert plain["text_gpu_seconds"] is None
     long = tenant.post("/v1/tasks/estimate", json={**spec, "evaluation": {**asked, "max_new_tokens": 8000}}).json()
-    assert long["expected_end"] > found[2]["expected_end"] > plain["expected_end"]
+    assert lasts(long) > lasts(found[2]) > lasts(plain)
     task = tenant.task(evaluation={**asked, "milestones": [0.5]}, early_exit={"policy": "asha"})
     with database.begin() as session:
         of_asha = spec_of(session.get_one(Task, task["id"]))

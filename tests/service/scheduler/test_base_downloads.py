@@ -155,10 +155,11 @@ def test_estimates_and_reasons_say_what_is_downloaded_first(tenant, node, base, 
 
 def test_a_placement_that_still_fetches_ends_later(dependencies, tenant, node, base, plan):
     lacks = node("lacks", [])
+    base(4000 * RATE)
     task = tenant.task(base_model="org/held")["id"]
     plan()
     start(lacks, task)
     lacks.beat(bases=[])
     fetching = remaining(dependencies)
     lacks.beat(bases=[KEY])
-    assert 30 <= fetching - remaining(dependencies) <= 40
+    assert 3900 <= fetching - remaining(dependencies) <= 4000

@@ -67,20 +67,20 @@ def test_a_quota_of_running_gpus_holds_and_says_so(tenant, admin, new_node, plan
 
 def test_use_is_the_sum_that_the_arithmetic_says(database, tenant, new_node, plan, set_rows, ago):
     """Placements of known times, against `decayed` and `entered` step by step."""
-    node, half_life = new_node(slots=4), 3600.0
+    node, half_life, now = new_node(slots=4), 3600.0, ago(0)
     spans = [(7000.0, 3000.0, 1), (2500.0, 500.0, 2)]
     for began, ended, gpus in spans:
         task = tenant.task(gpus=gpus)["id"]
         plan()
         placement = node.take(task).id
-        set_rows(Placement, placement, created_at=ago(began), ended_at=ago(ended))
+        set_rows(Placement, placement, created_at=now - timedelta(seconds=began), ended_at=now - timedelta(seconds=ended))
         set_rows(Task, task, status=TaskStatus.FAILED)
     use = 0.0
     for (began, ended, gpus), following in zip(spans, [2500.0, 0.0], strict=True):
         use = decayed(entered(use, gpus, ENTRY_SECONDS, half_life), gpus, began - ended, half_life)
         use = decayed(use, 0, ended - following, half_life)
     with database.begin() as session:
-        (share,) = shares(session, clock(session), half_life, {}, {tenant.tenant_id: 1})
+        (share,) = shares(session, now, half_life, {}, {tenant.tenant_id: 1})
     assert share.use["cpu"] == pytest.approx(use, rel=1e-3)
 
 

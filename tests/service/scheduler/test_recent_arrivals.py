@@ -46,13 +46,13 @@ def test_arrivals_are_the_tasks_placed_lately_and_those_that_wait_each_once(data
     plan()
     (placed,) = (one.task_id for one in node.desired().placements)
     (waits,) = pair - {placed}
-    arrived(database, node, placed, 50, 7)
-    arrived(database, node, waits, 20, 7)
+    arrived(database, node, placed, 5000, 7)
+    arrived(database, node, waits, 2000, 7)
     third = tenant.task()["id"]
     plan()
     found = recent(database, dependencies)
     assert [each.gpus for each in found] == [1, 1, 1]
-    assert found[0].ago >= 50 > found[1].ago >= 20 > found[2].ago
+    assert found[0].ago >= 5000 > found[1].ago >= 2000 > found[2].ago
     assert found[0].seconds > 7, "its older placement counts"
     assert found[1].seconds == 7
     with database.begin() as session:
@@ -72,8 +72,8 @@ def test_a_task_waits_for_shorter_ones_that_keep_arriving_and_its_owner_reads_wh
     running = admin.task()
     plan()
     long = admin.task()
-    for at, task in enumerate(before):
-        arrived(database, node, task["id"], 1 + len(before) - at, 1)
+    for task in before:  # from now on: however long it takes until the plan, none of them is old by then
+        arrived(database, node, task["id"], -300, 1)
     plan()
     assert [one.task_id for one in node.desired().placements] == [running["id"]]
     waiting = admin.get(f"/v1/tasks/{long['id']}").json()["waiting"]

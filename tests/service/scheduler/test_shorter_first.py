@@ -126,7 +126,7 @@ def test_what_a_victim_has_waited_and_run_counts(paused, plan, database, depende
         session.execute(
             update(Placement)
             .where(Placement.task_id == long)
-            .values(created_at=func.clock_timestamp() - timedelta(seconds=300), ended_at=func.clock_timestamp())
+            .values(created_at=func.now() - timedelta(seconds=300), ended_at=func.now())
         )
     with database.begin() as session:
         seen = snapshot.read(session, dependencies)

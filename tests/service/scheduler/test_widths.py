@@ -143,7 +143,7 @@ def test_it_gives_back_what_it_does_not_need_to_a_tenant_that_is_owed_it(new_ten
     assert "your tenant held 2 CPU slots of the 1 it is owed" in said["requeue_detail"]
 
 
-def test_its_tenant_s_share_counts_the_gpus_that_it_holds(new_tenant, new_node, plan):
+def test_its_tenant_s_share_counts_the_gpus_that_it_holds(new_tenant, new_node, plan, database):
     """Of two that have waited equally long, the one whose tenant holds two devices goes second."""
     node, wide, narrow = new_node(slots=3), new_tenant(), new_tenant()
     held = [wide.task(max_gpus=2, **LONG)["id"]]
@@ -153,6 +153,8 @@ def test_its_tenant_s_share_counts_the_gpus_that_it_holds(new_tenant, new_node, 
     assert list(widths(node).values()) == [2, 1]
     more = [caller.task(**LONG)["id"] for caller in (wide, narrow)]
     plan()
+    with database.begin() as session:
+        session.execute(update(Task).where(Task.id.in_(more)).values(queued_at=func.now()))
     begin(node, held[1]).report(completed(0, loss=None, best_step=None), completed(1, loss=None, best_step=None))
     plan()
     assert more[1] in widths(node)
