@@ -96,8 +96,11 @@ def rested(database, dependencies, plan) -> Callable[[], None]:
         with database.begin() as session:
             now = clock(session)
             session.execute(update(Node).where(Node.rests_until > now).values(rests_until=now))
-            for task in session.scalars(select(Task).where(Task.retry_at > now)):
-                faults = {node: fault.model_copy(update={"rest_until": now}) for node, fault in faults_of(task).items()}
+            for task in session.scalars(select(Task).where(Task.retry_at.is_not(None))):  # the first of several may be over
+                known = faults_of(task)
+                if all(fault.rest_until is None or fault.rest_until <= now for fault in known.values()):
+                    continue
+                faults = {node: fault.model_copy(update={"rest_until": now}) for node, fault in known.items()}
                 task.faults = {node: fault.model_dump(mode="json") for node, fault in faults.items()}
                 task.retry_at = now
         replan_elapsed_delays(dependencies)
