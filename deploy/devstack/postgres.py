@@ -26,6 +26,7 @@ _PORT = "5432"  # only part of the socket's name; always passed, since PGPORT ma
 _SETTINGS = {"listen_addresses": "", "max_connections": "250", "timezone": "UTC", "log_timezone": "UTC"}
 _THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 _ORPHAN_SECONDS = 10.0
+_CONNECT_SECONDS, _PROBE_SECONDS = 60, 5  # a busy machine may take long to fork a backend; a probe is repeated
 
 
 class Postgres:
@@ -63,7 +64,7 @@ class Postgres:
         names = {"PGHOST": str(self._sockets), "PGPORT": _PORT, "PGUSER": _USER, "PGDATABASE": _USER}
         return names | {"PGPASSWORD": self._password}
 
-    def connect(self, database: str = "postgres") -> psycopg.Connection:
+    def connect(self, database: str = "postgres", seconds: int = _CONNECT_SECONDS) -> psycopg.Connection:
         return psycopg.connect(
             host=str(self._sockets),
             port=_PORT,
@@ -71,7 +72,7 @@ class Postgres:
             password=self._password,
             dbname=database,
             autocommit=True,
-            connect_timeout=5,
+            connect_timeout=seconds,
         )
 
     def start(self) -> Process:
@@ -85,7 +86,7 @@ class Postgres:
 
     def ready(self) -> bool:
         try:
-            self.connect().close()
+            self.connect(seconds=_PROBE_SECONDS).close()
         except psycopg.OperationalError as error:
             if "password authentication failed" in str(error):
                 fix = f"restore the secrets it was made with, or remove {self._data} to begin anew (its tasks are lost)"

@@ -2,15 +2,18 @@
 
 import os
 import stat
+import tempfile
+from pathlib import Path
 
 import psycopg
 import pytest
 import redis
 from sqlalchemy import create_engine, text
 
-from deploy.devstack import binaries, valkey
+from deploy.devstack import binaries, postgres, valkey
 from deploy.devstack.private_folders import socket_folder
 from deploy.devstack.stack_errors import StackError, died
+from tests.conftest import TestStack
 
 
 def test_postgres_answers(stack):
@@ -38,6 +41,22 @@ def test_no_entry_without_the_password(stack):
         psycopg.connect(url.replace("motet:p", "motet:wrong"))
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(stack.redis_url.replace(":v", ":wrong")).ping()
+
+
+def test_a_start_that_breaks_off_says_why_and_leaves_nothing(monkeypatch):
+    """As where a test's time is over while initdb runs, which goes on to write to its folder."""
+    spawn = postgres.spawn
+
+    def broken_off(*command, **how):
+        spawn(*command, **how)
+        raise RuntimeError("the time is over")
+
+    monkeypatch.setattr(postgres, "spawn", broken_off)
+    servers = TestStack(Path(tempfile.mkdtemp(prefix="motet-", dir="/tmp")))
+    with pytest.raises(RuntimeError, match="the time is over"):
+        servers.start()
+    servers.remove()
+    assert not servers.folder.exists()
 
 
 def denied(call, *words: str) -> None:
