@@ -35,7 +35,9 @@ from tests.walk.running_stack import RunningStack, running_stack
 BOUND = 100.0  # rows inserted, updated and deleted per start, from submission to deletion and sweep
 _GROWN = 1.25  # a swept table has grown if its rows exceed this multiple of what is allowed,
 _FEW = 100  # and exceed it by more than this
-_SETTLE_SECONDS = 11.0  # an idle backend reports its statistics after 10
+_SETTLE_SECONDS = 11.0  # an idle backend reports its statistics after 10,
+_SAME_READS, _APART_SECONDS = 4, 0.5  # and where the machine stalled, soon after it goes on
+_SETTLED = ("tasks", "jobs", "task_events")  # tables that only starts and news write
 _FOREVER = ("tasks", "jobs", "task_usage")  # tables that keep a row for every task ever
 _KEEP = Retention(*[timedelta(minutes=1)] * 6)
 _PLANS_KEPT = 100
@@ -62,8 +64,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Run:
-    """`written`: rows by table. `notified`: new versions of tasks that waited all the time. `usage`: of the month, before and
-    after the last sweep."""
+    """`written`: rows by table, within `counted_seconds`. `notified`: new versions of tasks that waited all that time. `usage`:
+    of the month, before and after the last sweep."""
 
     starts: int
     queue: int
@@ -72,6 +74,7 @@ class Run:
     notified: int
     usage: tuple[dict[str, Any], dict[str, Any]]
     samples: list[Sample] = field(default_factory=list)
+    counted_seconds: float = 0.0
 
     @property
     def per_start(self) -> dict[str, float]:
@@ -105,8 +108,7 @@ class Growing:
 
     def measure(self, starts: int, every: int) -> Run:
         """Start this many tasks, one after another at the rate, with a sweep after each `every` starts."""
-        time.sleep(_SETTLE_SECONDS)
-        before, waited, began = self._read(_WRITTEN), self._versions(), time.monotonic()
+        before, waited, began = self._settled(), self._versions(), time.monotonic()
         samples: list[Sample] = []
         for done in range(1, starts + 1):
             self._node.finish_next()
@@ -120,13 +122,12 @@ class Growing:
         self._full()
         usage = self._usage()
         self._sweep()
-        time.sleep(_SETTLE_SECONDS)
-        after, wait = self._read(_WRITTEN), self._versions()
+        after, wait, counted = self._settled(), self._versions(), time.monotonic() - began
         placed = after["placements"], self._one("SELECT count(*) FROM tasks WHERE started_at IS NOT NULL")
         assert placed[1] == starts + self._slots, f"{placed[1]} tasks were started, {starts + self._slots} should have been"
         notified = sum(wait[id] - waited[id] for id in wait.keys() & waited.keys())
         written = {table: rows - before.get(table, 0) for table, rows in after.items()}
-        return Run(starts, self._queue, seconds, written, notified, (usage, self._usage()), samples)
+        return Run(starts, self._queue, seconds, written, notified, (usage, self._usage()), samples, counted)
 
     def _submit(self) -> None:
         self._motet.submit(dataset={"file_id": self._file}, **_SPEC)
@@ -140,6 +141,18 @@ class Growing:
         waits = "SELECT count(*) FROM tasks WHERE status = 'queued' AND waiting->>'code' = 'waiting_for_capacity'"
         runs = "SELECT count(*) FROM tasks WHERE status = 'running'"
         _until(lambda: (self._one(runs), self._one(waits)) == (self._slots, self._queue))
+
+    def _settled(self) -> dict[str, int]:
+        """Rows written so far, once nobody has been notified lately and all backends have reported what they wrote."""
+        known: dict[str, int] = {}
+        while (now := self._versions()) != known:
+            known = now
+            time.sleep(_SETTLE_SECONDS)
+        seen = [self._read(_WRITTEN)]
+        while len(seen) < _SAME_READS or len({tuple(rows[name] for name in _SETTLED) for rows in seen[-_SAME_READS:]}) > 1:
+            time.sleep(_APART_SECONDS)  # polled: reported statistics are no event
+            seen.append(self._read(_WRITTEN))
+        return seen[-1]
 
     def _sweep(self) -> None:
         forget_surplus_plans(self._db, _PLANS_KEPT)
