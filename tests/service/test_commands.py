@@ -110,7 +110,7 @@ def test_the_first_keys_are_made_once_and_work(run, settings, api):
     assert made["api_url"] == settings.api_url
     for name, status in (("demo", 403), ("admin", 200)):
         headers = {"Authorization": f"Bearer {made[f'{name}_key']}"}
-        with httpx.Client(base_url=settings.api_url, headers=headers) as client:
+        with httpx.Client(base_url=settings.api_url, headers=headers, timeout=PATIENCE) as client:
             assert client.get("/v1/tasks").status_code == 200
             assert client.get("/v1/admin/tenants").status_code == status
 
@@ -147,7 +147,9 @@ def test_told_to_stop_the_api_answers_who_waits_and_ends(run, settings, api):
         waiter = threading.Thread(target=lambda: answers.append(client.get(path, extensions=trace)))
         waiter.start()
         assert sent.wait(PATIENCE)
-        assert httpx.get(f"{settings.api_url}/readyz").status_code == 200  # by now the other one has been read
+        assert (
+            httpx.get(f"{settings.api_url}/readyz", timeout=PATIENCE).status_code == 200
+        )  # by now the other one has been read
         api.process.send_signal(signal.SIGTERM)
         waiter.join()
         assert answers[0].json()["status"] == "validating"

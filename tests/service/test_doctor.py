@@ -14,7 +14,7 @@ from service.metrics.models import NewestBackup
 from service.tenants.api_keys import Scope
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode
-from tests.service.live_server import Server
+from tests.service.live_server import PATIENCE, Server
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_a_node_of_cpus_that_does_not_turn_reproducibility_on(server: Server, ne
         findings = examine(lambda: Client(server.url, admin.key, admin.key))
         return [finding.what + finding.mend for finding in findings if "MKL_CBWR" in finding.what and not finding.well]
 
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         node = ScriptedNode(client, token, "approximate").register()  # an older worker says nothing of it
         (what,) = told()
         assert "node approximate trains on CPUs without MKL_CBWR" in what

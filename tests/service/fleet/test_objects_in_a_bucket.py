@@ -15,6 +15,7 @@ from tests.hub.hub_process import MODEL
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.fleet.test_objects import grant, put
+from tests.service.live_server import PATIENCE
 from tests.service.storage.conftest import credentials, moto  # noqa: F401  (fixtures)
 from tests.service.storage.object_servers import CREDENTIALS
 from worker.api_client import PlacementLink, Refused
@@ -34,7 +35,8 @@ def settings(settings_for, database_url, tmp_path_factory, moto):  # noqa: F811
 
 @pytest.fixture
 def placement(tenant, plan, database, server):
-    node = ScriptedNode(httpx.Client(base_url=server.url), join_token(database, "over-a-bucket"), "over-a-bucket").register()
+    client = httpx.Client(base_url=server.url, timeout=PATIENCE)
+    node = ScriptedNode(client, join_token(database, "over-a-bucket"), "over-a-bucket").register()
     task = tenant.task()
     plan()
     return node.take(task["id"])
@@ -105,7 +107,7 @@ def test_a_worker_fetches_an_uploaded_base_from_the_bucket_and_resumes(admin, pl
         assert client.admin.upload_model(MODEL, "in-the-bucket").storage.status == "stored"
     token = join_token(database, "base-in-a-bucket")
     said = {"capabilities": sorted(understood())}
-    node = ScriptedNode(httpx.Client(base_url=server.url), token, "base-in-a-bucket", said=said).register()
+    node = ScriptedNode(httpx.Client(base_url=server.url, timeout=PATIENCE), token, "base-in-a-bucket", said=said).register()
     task = admin.task(base_model="in-the-bucket")
     plan()
     given = node.take(task["id"]).given

@@ -201,7 +201,7 @@ def test_a_database_that_was_restarted_is_noticed_before_a_request_meets_a_dead_
         assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
         with stack.postgres.connect() as connection:
             ours = "FROM pg_stat_activity WHERE datname = %s"
-            connection.execute(f"SELECT pg_terminate_backend(pid, 20000) {ours}", [name])  # until they have ended
+            connection.execute(f"SELECT pg_terminate_backend(pid, 120000) {ours}", [name])  # until they have ended
         assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
 
 

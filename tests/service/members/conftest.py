@@ -20,6 +20,7 @@ from service.members.invitations import invite
 from service.settings import Settings
 from service.tenants.api_keys import Principal
 from service.tenants.member_roles import Role
+from tests.service.live_server import PATIENCE
 
 PUBLIC = "http://testserver"
 
@@ -30,7 +31,7 @@ class ProviderProcess:
     process: subprocess.Popen[str]
 
     def tell(self, **said: Any) -> None:
-        httpx.post(f"{self.url}/control", json=said).raise_for_status()
+        httpx.post(f"{self.url}/control", json=said, timeout=PATIENCE).raise_for_status()
 
     def sign_in_as(self, subject: str, email: str | None = None, verified: bool = True, **more: Any) -> None:
         address = {"email": email or f"{subject}@example.com", "email_verified": verified}
@@ -38,12 +39,13 @@ class ProviderProcess:
 
     @property
     def calls(self) -> list[str]:
-        return httpx.get(f"{self.url}/calls").json()["calls"]
+        return httpx.get(f"{self.url}/calls", timeout=PATIENCE).json()["calls"]
 
 
 @pytest.fixture
-def provider() -> Iterator[ProviderProcess]:
+def provider(monkeypatch) -> Iterator[ProviderProcess]:
     pytest.importorskip("joserfc", reason="joserfc, which the service needs to sign in by a provider, is not installed")
+    monkeypatch.setattr("service.oidc.provider._SECONDS", PATIENCE)  # else it is away where it stalls for 10 s
     command = [sys.executable, "-m", "tests.service.members.oidc_provider"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -94,7 +96,7 @@ class Browser:
 
     def at_provider(self, address: str) -> str:
         """Go there and come back: the path at this site that the provider leads to."""
-        answer = httpx.get(address)
+        answer = httpx.get(address, timeout=PATIENCE)
         assert answer.status_code == 302, answer.text
         where = urlsplit(answer.headers["location"])
         assert f"{where.scheme}://{where.netloc}" == PUBLIC

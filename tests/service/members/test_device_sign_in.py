@@ -6,6 +6,7 @@ import pytest
 from service.members import device_routes
 from service.tenants.member_roles import Role
 from tests.service.api import Caller
+from tests.service.live_server import PATIENCE
 from tests.service.members.conftest import Browser
 
 BEGIN, POLL = "/v1/sign-in/device", "/v1/sign-in/device/token"
@@ -30,7 +31,7 @@ def poll(service, made: dict, **more):
 
 
 def say(made: dict, act: str = "approve") -> None:
-    httpx.get(f"{made['verification_uri_complete']}&act={act}").raise_for_status()
+    httpx.get(f"{made['verification_uri_complete']}&act={act}", timeout=PATIENCE).raise_for_status()
 
 
 def test_a_program_gets_a_key_of_the_persons_own(service, member, client):

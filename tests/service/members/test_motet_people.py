@@ -12,7 +12,7 @@ from motet.api import keyring
 from motet.cli import main
 
 from service.tenants.member_roles import Role
-from tests.service.live_server import live
+from tests.service.live_server import PATIENCE, live
 from tests.service.members.conftest import Browser
 
 
@@ -60,7 +60,7 @@ class Person(threading.Thread):
         pause = threading.Event()
         while self.provider.calls.count("/token") == self.before:  # until the program polls: it has its code
             pause.wait(0.05)
-        httpx.get(f"{self.provider.url}/device?user_code=any&act={self.act}")
+        httpx.get(f"{self.provider.url}/device?user_code=any&act={self.act}", timeout=PATIENCE)
 
 
 def signed_in(motet, provider, url: str, act: str = "approve", *words: str) -> Ended:

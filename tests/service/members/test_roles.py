@@ -11,7 +11,7 @@ from service.tenants.api_keys import RIGHTS_CHANGED, Scope
 from service.tenants.member_roles import Role, lower, scopes_of
 from service.tenants.models import ApiKey, BrowserSession, Invitation, Membership
 from tests.service.api import Caller
-from tests.service.live_server import live, until
+from tests.service.live_server import PATIENCE, live, until
 from tests.service.tenants.test_tenant_isolation import ADMINS, OPEN, READING_POSTS, code_of, public_routes
 
 OWNERS = re.compile(r"/v1/(members|invitations|service-accounts)")
@@ -260,7 +260,7 @@ def test_every_process_hears_of_a_revocation_at_once(settings, server, new_membe
         other.state.change_listener.on_change(lambda notices: RIGHTS_CHANGED in notices and heard.set())
         cache._seconds = 3600.0  # the notice alone can end it
         url = other.url
-        asked = {"headers": editor.headers}
+        asked = {"headers": editor.headers, "timeout": PATIENCE}
         assert httpx.get(f"{url}/v1/me", **asked).status_code == 200
         assert cache.remembered(editor.key) is not None
         owner.delete(f"/v1/members/{me(editor)['user_id']}")

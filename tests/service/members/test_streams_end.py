@@ -63,7 +63,7 @@ def session_of(server):
     """The cookies of a new browser session that stands for the caller's key."""
 
     def sign_in(caller) -> dict[str, str]:
-        answer = httpx.post(f"{server.url}/sign-in", data={"key": caller.key}, headers={"Origin": server.url})
+        answer = httpx.post(f"{server.url}/sign-in", data={"key": caller.key}, headers={"Origin": server.url}, timeout=PATIENCE)
         assert answer.status_code == 303, answer.text
         return {SESSION_COOKIE: answer.cookies[SESSION_COOKIE]}
 
@@ -102,16 +102,18 @@ def test_a_loss_of_rights_ends_streams_at_once(server, path, owner, editor, othe
     lose(owner, editor)
     assert all(stream.ended() for stream in streams)
     assert ": still here" not in "".join(stream.text for stream in streams), "no silence had to pass"
-    again = httpx.get(server.url + path.removesuffix("/events"), headers=editor.headers)
+    again = httpx.get(server.url + path.removesuffix("/events"), headers=editor.headers, timeout=PATIENCE)
     assert again.status_code == (200 if lose is lower else 401)
 
 
 def test_signing_out_elsewhere_ends_the_sessions_streams_alone(server, path, owner, others, session_of):
     cookies = session_of(owner)
     stream, by_key = Stream(server.url + path, cookies=cookies), others[0]
-    page = httpx.get(f"{server.url}/tasks", cookies=cookies).text
+    page = httpx.get(f"{server.url}/tasks", cookies=cookies, timeout=PATIENCE).text
     csrf = re.search(r'name="csrf" content="(\w+)"', page)[1]
-    left = httpx.post(f"{server.url}/sign-out", data={"csrf": csrf}, cookies=cookies, headers={"Origin": server.url})
+    left = httpx.post(
+        f"{server.url}/sign-out", data={"csrf": csrf}, cookies=cookies, headers={"Origin": server.url}, timeout=PATIENCE
+    )
     assert left.headers["location"] == "/sign-in"
     assert stream.ended()
     assert not by_key.ended(0)

@@ -181,6 +181,7 @@ def test_merges_that_no_node_is_able_to_do_hide_no_others(
     tenant, new_tenant, merge, merging_node, given, database, monkeypatch
 ):
     monkeypatch.setattr(merge_starts, "_LOOKED_AT", 2)
+    monkeypatch.setattr(merge_starts, "_UNABLE", timedelta(hours=3))  # not over before the next look, however slow it is
     unable = [merge(tenant), merge(new_tenant())]
     able, node = merge(tenant), merging_node()
     with database.begin() as session:

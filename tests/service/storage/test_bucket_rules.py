@@ -13,6 +13,7 @@ import pytest
 
 from service.storage import bucket_storage
 from service.storage.bucket import PART
+from tests.service.live_server import PATIENCE
 from tests.service.storage.object_servers import CREDENTIALS, ObjectServer
 from tests.service.storage.transfer_server import HERE
 
@@ -50,7 +51,7 @@ def test_every_object_is_encrypted_however_it_came(storage_with, moto, tmp_path,
         content = os.urandom(size)
         sha256 = hashlib.sha256(content).hexdigest()
         grant = storage.grant_upload(sha256, size, direct=HERE)
-        assert httpx.put(grant.parts[0].url, content=content).status_code == 200
+        assert httpx.put(grant.parts[0].url, content=content, timeout=PATIENCE).status_code == 200
         token = grant.complete.removeprefix("/internal/v1/objects/").removesuffix("/complete")
         storage.complete_upload(token, sha256, size)
         expected.add(sha256)

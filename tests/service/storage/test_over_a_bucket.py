@@ -18,6 +18,7 @@ from service.storage.object_store import StorageAway, StorageRefused
 from service.tasks.models import Task
 from tests.service.adapters.test_adapters import FILES, unpack, won
 from tests.service.api import PAIR, jsonl
+from tests.service.live_server import PATIENCE
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.storage.object_servers import CREDENTIALS, object_server
 from tests.service.storage.test_contract import put, sha_of
@@ -37,7 +38,7 @@ def settings(settings_for, database_url, tmp_path_factory, moto):
 def presigned(answer) -> bytes:
     assert answer.status_code == 307, answer.text
     assert answer.headers["cache-control"] == "private, no-store"
-    return httpx.get(answer.headers["location"]).content
+    return httpx.get(answer.headers["location"], timeout=PATIENCE).content
 
 
 @pytest.mark.parametrize("content", [jsonl(PAIR), LARGE], ids=["small", "large"])

@@ -51,7 +51,7 @@ def counted(coalescer: RequestCoalescer[Any, Any, Any], monkeypatch: pytest.Monk
 def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
     """Never one that was begun before they asked: what a client did, its next question sees."""
     task_id = tenant.task()["id"]
-    httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=tenant.headers)  # how it looks is kept from here on
+    httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=tenant.headers, timeout=PATIENCE)  # how it looks is kept from here on
     reads = counted(server.state.polls._versions, monkeypatch, askers=60)
     headers = tenant.headers | {"if-none-match": '"1"'}
 
@@ -255,7 +255,8 @@ def test_what_is_kept_for_one_tenant_is_not_there_for_another(http, server, tena
     task_id = tenant.task()["id"]
     assert [http.get(f"/v1/tasks/{task_id}").status_code for _ in range(2)] == [200, 200]
     for known in ({}, {"if-none-match": '"1"'}):
-        assert httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=new_tenant().headers | known).status_code == 404
+        headers = new_tenant().headers | known
+        assert httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=headers, timeout=PATIENCE).status_code == 404
 
 
 def test_a_deleted_task_is_gone_for_those_who_knew_it(http, tenant):

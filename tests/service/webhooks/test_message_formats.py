@@ -3,6 +3,7 @@
 import json
 import socketserver
 from collections.abc import Iterator
+from dataclasses import replace
 from email import message_from_bytes, policy
 from ipaddress import IPv4Network
 
@@ -15,11 +16,13 @@ from service.http.outbound import Failed
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Task
+from service.webhooks import factories
 from service.webhooks.courier import Courier
-from service.webhooks.factories import courier_of
+from service.webhooks.factories import mailer_of
 from service.webhooks.mail import Mailer
 from service.webhooks.message_formats import email, slack_body
 from service.webhooks.models import Delivery
+from tests.service.live_server import PATIENCE
 from tests.service.sample_tasks import jobs_of
 from tests.service.webhooks.serving import serving
 from tests.service.webhooks.smtp_server import SmtpServer
@@ -40,8 +43,11 @@ def settings(settings_for, database_url, tmp_path_factory, smtp) -> Settings:
 
 
 @pytest.fixture
-def courier(settings, database) -> Courier:
-    return courier_of(settings, database)
+def courier(settings, database, monkeypatch) -> Courier:
+    """A server that stalls has not failed."""
+    patient = replace(mailer_of(settings), seconds=PATIENCE, all_seconds=PATIENCE)
+    monkeypatch.setattr(factories, "mailer_of", lambda settings: patient)
+    return factories.courier_of(settings, database)
 
 
 def made(tenant, **said):
