@@ -39,7 +39,7 @@ _SETTLE_SECONDS = 11.0  # an idle backend reports its statistics after 10,
 _SAME_READS, _APART_SECONDS = 4, 0.5  # and where the machine stalled, soon after it goes on
 _SETTLED = ("tasks", "jobs", "task_events")  # tables that only starts and news write
 _FOREVER = ("tasks", "jobs", "task_usage")  # tables that keep a row for every task ever
-_KEEP = Retention(*[timedelta(minutes=1)] * 6)
+_KEEP = timedelta(minutes=1)
 _PLANS_KEPT = 100
 _ROWS = [{"prompt": f"{at} + 1?", "completion": str(at + 1)} for at in range(20)]
 _SPEC = {
@@ -84,8 +84,9 @@ class Run:
 class Growing:
     """A service with a full queue and a full node, whose tasks end on command."""
 
-    def __init__(self, motet: RunningStack, queue: int, slots: int, rate: float) -> None:
+    def __init__(self, motet: RunningStack, queue: int, slots: int, rate: float, keep: timedelta) -> None:
         self._motet, self._queue, self._slots, self._rate = motet, queue, slots, rate
+        self._keep = Retention(*[keep] * 6)
         environment = motet.environment("api")
         self._db = Database(motet.database_url, pool_size=2)
         grants = UploadGrants(environment["MOTET_SECRET_KEY"])
@@ -108,6 +109,7 @@ class Growing:
 
     def measure(self, starts: int, every: int) -> Run:
         """Start this many tasks, one after another at the rate, with a sweep after each `every` starts."""
+        forget_surplus_plans(self._db, _PLANS_KEPT)  # of the submissions, however many it took
         before, waited, began = self._settled(), self._versions(), time.monotonic()
         samples: list[Sample] = []
         for done in range(1, starts + 1):
@@ -156,7 +158,7 @@ class Growing:
 
     def _sweep(self) -> None:
         forget_surplus_plans(self._db, _PLANS_KEPT)
-        sweep(self._db, self._storage, _KEEP)
+        sweep(self._db, self._storage, self._keep)
 
     def _sample(self, starts: int) -> Sample:
         size = self._read(_TABLES)
@@ -190,11 +192,12 @@ def _until(holds: Callable[[], bool], seconds: float = 600.0) -> None:
         time.sleep(0.2)  # polled: the rows are what is measured, and no event covers them all
 
 
-def measure(queue: int, starts: int, rate: float, slots: int, every: int) -> Run:
+def measure(queue: int, starts: int, rate: float, slots: int, every: int, keep: timedelta = _KEEP) -> Run:
+    """`keep`: the retentions of what is swept."""
     state = Path(tempfile.mkdtemp(prefix="motet-growth-"))
     try:
         with running_stack(state, workers=0) as motet:
-            growing = Growing(motet, queue, slots, rate)
+            growing = Growing(motet, queue, slots, rate, keep)
             try:
                 return growing.measure(starts, every)
             finally:
