@@ -28,6 +28,7 @@ PAGES = (
     "CONTRIBUTING.md",
     *(f"docs/{name}.md" for name in ("TUTORIAL", "OPERATIONS", "ARCHITECTURE", "NUMERICS", "BENCHMARKS")),
 )
+pytestmark = pytest.mark.timeout(600)  # what is asked of a running stack trains, on a slow machine for minutes
 PRODUCT = ("contract", "service", "worker", "kernels", "client", "migrations", "deploy")
 
 
@@ -181,7 +182,6 @@ def test_a_spec_is_previewed(running: dict[str, str], folder: Path) -> None:
         assert not [file for file in client.files.list() if file.name == "train.jsonl"]
 
 
-@pytest.mark.timeout(600)  # some forty processes
 def test_every_motet_command_of_the_readme_runs_as_it_stands_there(running: dict[str, str], tmp_path: Path) -> None:
     """In the README's order, on the example's files and a short spec; each changing command gets a task that it can change."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("base-model"))
