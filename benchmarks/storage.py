@@ -28,6 +28,7 @@ import httpx
 
 from benchmarks.process_usage import Spent, family, memory_mb, stolen_seconds
 from benchmarks.result_file import write_result
+from tests.free_ports import free_port
 from tests.service.storage.object_servers import CREDENTIALS, object_server
 from tests.walk.running_stack import RunningStack, gsm8k, running_stack
 
@@ -159,6 +160,9 @@ def over(kind: str, size: int) -> tuple[list[dict[str, Any]], dict[str, float], 
             server = stack.enter_context(object_server(kind, Path(folder)))
             where = server.settings(storage_timeout_seconds=120)
             environment |= CREDENTIALS | {f"MOTET_{name.upper()}": str(value) for name, value in where.items() if value}
+        else:
+            port = free_port()
+            environment |= {"MOTET_TRANSFER_PORT": str(port), "MOTET_TRANSFER_URL": f"http://127.0.0.1:{port}"}
         motet = stack.enter_context(running_stack(Path(folder) / "state", **environment))
         return measure(motet, size)
 

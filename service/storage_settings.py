@@ -25,7 +25,7 @@ class StorageSettings(BaseSettings):
     # who sends local files: the proxy before the API, told by `x-accel-redirect:/prefix` (nginx) or `x-sendfile`
     download_offload: Annotated[str, Field(pattern=r"^(x-accel-redirect:/\S+|x-sendfile)$")] | None = None
     transfer_port: Port | None = None  # where a process of its own sends and takes local files; None: the API's do
-    transfer_url: HttpUrlText | None = None  # the same for callers beyond a proxy; left out, the host that each named
+    transfer_url: HttpUrlText | None = None  # the same as tenants reach it; left out, workers alone use it
 
     @model_validator(mode="before")
     @classmethod
@@ -53,8 +53,8 @@ class StorageSettings(BaseSettings):
     def _one_sends_files(self) -> Self:
         if self.transfer_url is not None and self.transfer_port is None:
             raise ValueError("MOTET_TRANSFER_URL is the address of MOTET_TRANSFER_PORT, which is not set")
-        if self.transfer_port is not None and self.download_offload is not None:
-            raise ValueError("MOTET_DOWNLOAD_OFFLOAD and MOTET_TRANSFER_PORT exclude each other: either sends the files")
+        if self.transfer_url is not None and self.download_offload is not None:
+            raise ValueError("MOTET_DOWNLOAD_OFFLOAD and MOTET_TRANSFER_URL exclude each other: either sends tenants' files")
         return self
 
     @property

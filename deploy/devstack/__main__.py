@@ -50,7 +50,7 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
         "--transfer-port",
         type=int,
         default=os.environ.get("MOTET_TRANSFER_PORT") or None,
-        help="port that sends and takes stored files (8323, or a free one where that is taken; 0: the API's does)",
+        help="port at which workers get and put files (8323, or a free one where that is taken; 0: the API's)",
     )
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input closes")
     chosen = parser.parse_args(arguments)

@@ -48,7 +48,7 @@ class Stack:
         process_reaper.kill(self._secrets.mark)  # what an earlier run's reaper has not ended yet may hold the port
         self._port = Port(options.host, options.port)
         self._transfer_port: Port | None = None
-        if _folder_without_offload() if options.transfer_port is None else options.transfer_port > 0:
+        if _over_a_folder() if options.transfer_port is None else options.transfer_port > 0:
             self._transfer_port = Port(options.host, options.transfer_port, DEFAULT_TRANSFER_PORT)
         self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
         account = choose_account()
@@ -132,10 +132,9 @@ class Stack:
         return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=patience)
 
 
-def _folder_without_offload() -> bool:
-    """Whether the service keeps objects in a folder whose files no proxy sends."""
+def _over_a_folder() -> bool:
     url = os.environ.get("MOTET_STORAGE_URL")
-    return not os.environ.get("MOTET_DOWNLOAD_OFFLOAD") and (not url or url.startswith("file://"))
+    return not url or url.startswith("file://")
 
 
 def _program_name(number: int) -> str:

@@ -49,8 +49,7 @@ def transfer_links(settings: Settings) -> TransferLinks | None:
     if settings.transfer_port is None:
         return None
     secret = settings.secret_key.get_secret_value()
-    proxied = bool(settings.trusted_proxies)
-    return TransferLinks(secret, settings.transfer_port, settings.transfer_url, proxied, settings.storage_url_seconds)
+    return TransferLinks(secret, settings.transfer_port, settings.transfer_url, settings.storage_url_seconds)
 
 
 def _folder(url: str, settings: Settings) -> LocalStorage:

@@ -31,12 +31,12 @@ class Linked:
 
 
 class TransferLinks:
-    """`url`: the port as callers beyond the proxy reach it; None: under the host that each named. `proxied`: tenants come by a
-    proxy. `seconds`: how long a download may begin. A caller for whom no address is known gets no links."""
+    """`url`: the port as tenants reach it; None: the API sends them their files itself. `seconds`: how long a download may
+    begin."""
 
-    def __init__(self, secret: str, port: int, url: str | None, proxied: bool, seconds: float) -> None:
+    def __init__(self, secret: str, port: int, url: str | None, seconds: float) -> None:
         self._signer = TokenSigner(secret, "motet download link")
-        self._port, self._url, self._proxied, self._seconds = port, url, proxied, seconds
+        self._port, self._url, self._seconds = port, url and url.rstrip("/"), seconds
 
     def download(self, linked: Linked, caller: Caller) -> str | None:
         if (base := self.base(caller)) is None:
@@ -60,13 +60,9 @@ class TransferLinks:
         return Linked(**fields)
 
     def base(self, caller: Caller) -> str | None:
-        """Where the caller reaches the port, if that is known. A worker does by the host of its API, unless TLS shows that it,
-        too, came through the proxy."""
-        plain = caller.scheme == "http" and caller.host != ""
-        host = f"[{caller.host}]" if ":" in caller.host else caller.host
-        by_host = f"http://{host}:{self._port}"
-        if caller.worker and plain:
-            return by_host
-        if self._url is not None:
-            return self._url.rstrip("/")
-        return by_host if plain and not self._proxied else None
+        """Where the caller reaches the port, if that is known. A worker does by the host of its API, unless TLS shows that it
+        came through a proxy, as tenants may."""
+        if caller.worker and caller.scheme == "http" and caller.host != "":
+            host = f"[{caller.host}]" if ":" in caller.host else caller.host
+            return f"http://{host}:{self._port}"
+        return self._url

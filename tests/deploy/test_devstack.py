@@ -152,14 +152,12 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_
         ({}, 0, False),
         ({"MOTET_STORAGE_URL": "file:///objects"}, None, True),
         ({"MOTET_STORAGE_URL": "s3://bucket"}, None, False),
-        ({"MOTET_DOWNLOAD_OFFLOAD": "x-sendfile"}, None, False),
     ],
 )
-def test_a_folder_has_a_transfer_port_unless_something_else_sends_its_files(
+def test_a_folder_has_a_transfer_port_unless_none_is_wanted(
     variables: dict[str, str], named: int | None, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MOTET_STORAGE_URL", raising=False)
-    monkeypatch.delenv("MOTET_DOWNLOAD_OFFLOAD", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     stack = Stack(State(tmp_path / "state"), Options(transfer_port=named))

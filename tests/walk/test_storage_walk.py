@@ -47,7 +47,7 @@ def test_a_task_survives_its_worker_and_its_adapter_comes_back(kind: str, tmp_pa
         (tmp_path / "adapter").mkdir()
         archive, _ = walk(motet, tmp_path / "adapter")
         kept = list((tmp_path / "state" / "storage").glob("objects/??/*"))
-        assert [answer.status_code for answer in archive.history] == [307]
+        assert [answer.status_code for answer in archive.history] == ([] if kind == "folder" else [307])
         if kind == "folder":
             assert kept != []
             lines = [json.loads(line) for line in motet.log("api").read_text().splitlines()]

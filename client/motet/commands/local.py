@@ -35,7 +35,7 @@ def up(
     api_processes: Annotated[int | None, typer.Option(min=1, help="How many processes serve the API.")] = None,
     transfer_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port that sends and takes stored files (8323, or a free one); 0: the API's does."),
+        typer.Option(min=0, max=65535, help="Port at which workers get and put files (8323, or a free one); 0: the API's."),
     ] = None,
 ) -> None:
     """Run the whole of Motet here, until Ctrl-C. A second one attaches to the first, whose options hold."""

@@ -26,6 +26,7 @@ from tests.service.live_server import PATIENCE, until
 from tests.service.processes import Api, serving
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.scraped import samples
+from tests.service.storage.transfer_server import by_a_port
 from worker.api_client import PlacementLink, Refused
 
 SIZE = 12 * 2**20
@@ -36,7 +37,7 @@ ROWS = jsonl(*(PAIR | {"prompt": os.urandom(2**20).hex()} for _ in range(SIZE //
 @pytest.fixture(scope="module")
 def settings(settings_for, database_url, tmp_path_factory, free_port):
     folder = tmp_path_factory.mktemp("service")
-    return settings_for(database_url, folder, port=free_port(), transfer_port=free_port())
+    return settings_for(database_url, folder, port=free_port(), **by_a_port(free_port()))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from service.database.engine import Database
 from service.storage.connect import storage_of
 from service.storage.object_store import Storage
 from tests.service.storage.object_servers import CREDENTIALS, KINDS, ObjectServer, object_server
-from tests.service.storage.transfer_server import transferring
+from tests.service.storage.transfer_server import by_a_port, transferring
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def presigning(request, settings_for, database_url, tmp_path, free_port) -> Iter
     if request.param != "folder":
         yield request.getfixturevalue("storage_with")(**request.getfixturevalue(request.param).settings(prefix=tmp_path.name))
         return
-    settings = settings_for(database_url, tmp_path, transfer_port=free_port())
+    settings = settings_for(database_url, tmp_path, **by_a_port(free_port()))
     with transferring(settings):
         yield storage_of(settings, Database(database_url, pool_size=1))
 

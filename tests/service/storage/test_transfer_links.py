@@ -17,7 +17,7 @@ TENANT, WORKER = Caller("http", "motet.example"), Caller("http", "api", worker=T
 
 @pytest.fixture
 def links() -> TransferLinks:
-    return TransferLinks(SECRET, 8323, None, False, 300)
+    return TransferLinks(SECRET, 8323, "http://motet.example:8323", 300)
 
 
 def token_of(url: str) -> str:
@@ -43,7 +43,7 @@ def test_a_link_that_was_not_signed_so_is_refused(links):
         with pytest.raises(LinkRefused, match="not signed"):
             links.read(one)
     with pytest.raises(LinkRefused, match="not signed"):
-        TransferLinks("t" * 32, 8323, None, False, 300).read(token)
+        TransferLinks("t" * 32, 8323, None, 300).read(token)
 
 
 def test_a_link_ends(links, monkeypatch):
@@ -64,24 +64,21 @@ def test_a_download_is_no_upload_and_the_other_way_round(links):
 
 
 @pytest.mark.parametrize(
-    ("url", "proxied", "caller", "base"),
+    ("url", "caller", "base"),
     [
-        (None, False, TENANT, "http://motet.example:8323"),
-        (None, False, WORKER, "http://api:8323"),
-        (None, False, Caller("http", "::1"), "http://[::1]:8323"),
-        ("https://motet.example/", True, TENANT, "https://motet.example"),
-        ("https://motet.example", True, WORKER, "http://api:8323"),
-        ("https://files.example", True, Caller("https", "motet.example", worker=True), "https://files.example"),
-        ("http://files.example:9000", False, TENANT, "http://files.example:9000"),
-        # the API sends what it knows no address for: nothing says that the proxy has this port, nor that it speaks TLS
-        (None, True, TENANT, None),
-        (None, True, WORKER, "http://api:8323"),
-        (None, False, Caller("https", "motet.example"), None),
-        (None, True, Caller("https", "motet.example", worker=True), None),
+        ("https://motet.example/", TENANT, "https://motet.example"),
+        ("https://motet.example", WORKER, "http://api:8323"),
+        ("https://files.example", Caller("https", "motet.example", worker=True), "https://files.example"),
+        ("http://files.example:9000", Caller("https", "motet.example"), "http://files.example:9000"),
+        (None, WORKER, "http://api:8323"),
+        (None, Caller("http", "::1", worker=True), "http://[::1]:8323"),
+        # the API sends what it knows no address for: nothing says that a proxy or a tunnel has this port
+        (None, TENANT, None),
+        (None, Caller("https", "motet.example", worker=True), None),
     ],
 )
-def test_a_link_names_the_address_by_which_its_caller_comes(url, proxied, caller, base):
-    links = TransferLinks(SECRET, 8323, url, proxied, 300)
+def test_a_link_names_the_address_by_which_its_caller_comes(url, caller, base):
+    links = TransferLinks(SECRET, 8323, url, 300)
     upload, download = links.upload("token", caller), links.download(OBJECT, caller)
     assert upload == (base and f"{base}/transfers/uploads/token")
     assert (download and download.rpartition("/")[0]) == (base and f"{base}/transfers/objects")

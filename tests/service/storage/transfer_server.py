@@ -15,6 +15,11 @@ from tests.service.live_server import until
 HERE = Caller("http", "127.0.0.1")
 
 
+def by_a_port(port: int) -> dict[str, object]:
+    """Settings of a transfer port that tenants use, too."""
+    return {"transfer_port": port, "transfer_url": f"http://127.0.0.1:{port}"}
+
+
 @contextmanager
 def transferring(settings: Settings) -> Iterator[None]:
     assert settings.transfer_port is not None

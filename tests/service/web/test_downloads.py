@@ -6,12 +6,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.service.api import Caller, jsonl
-from tests.service.storage.transfer_server import transferring
+from tests.service.storage.transfer_server import by_a_port, transferring
 
 
 @pytest.fixture(scope="module")
 def settings(settings_for, database_url, tmp_path_factory, free_port):
-    made = settings_for(database_url, tmp_path_factory.mktemp("service"), transfer_port=free_port())
+    made = settings_for(database_url, tmp_path_factory.mktemp("service"), **by_a_port(free_port()))
     with transferring(made):
         yield made
 
