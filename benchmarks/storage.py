@@ -147,6 +147,12 @@ def measure(motet: RunningStack, size: int) -> tuple[list[dict[str, Any]], dict[
     return rows, figures, gate
 
 
+def transfer_port() -> dict[str, str]:
+    """Variables of a folder's transfer port that tenants are sent to."""
+    port = free_port()
+    return {"MOTET_TRANSFER_PORT": str(port), "MOTET_TRANSFER_URL": f"http://127.0.0.1:{port}"}
+
+
 def over(kind: str, size: int) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
     """`measure` with the objects in a folder or a bucket of this kind. What it writes is gone afterwards."""
     environment = {"MOTET_MAX_FILE_BYTES": str(2 * size), "MOTET_MAX_FILE_ROWS": str(10**9)}
@@ -161,8 +167,7 @@ def over(kind: str, size: int) -> tuple[list[dict[str, Any]], dict[str, float], 
             where = server.settings(storage_timeout_seconds=120)
             environment |= CREDENTIALS | {f"MOTET_{name.upper()}": str(value) for name, value in where.items() if value}
         else:
-            port = free_port()
-            environment |= {"MOTET_TRANSFER_PORT": str(port), "MOTET_TRANSFER_URL": f"http://127.0.0.1:{port}"}
+            environment |= transfer_port()
         motet = stack.enter_context(running_stack(Path(folder) / "state", **environment))
         return measure(motet, size)
 

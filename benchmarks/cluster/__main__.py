@@ -31,7 +31,7 @@ from benchmarks.load_generators import quantile
 from benchmarks.load_generators import spread as spread_of
 from benchmarks.process_usage import Spent, stolen_seconds
 from benchmarks.result_file import write_result
-from benchmarks.storage import download, upload
+from benchmarks.storage import download, transfer_port, upload
 from benchmarks.tenant_load import TENANTS, TenantLoad, callers_of, lost
 from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.stack import postgres_of
@@ -174,7 +174,8 @@ def measure(history: History, nodes: int, seconds: float, megabytes: int, proces
         "MOTET_MAX_FILE_BYTES": str(10**11),
         "MOTET_MAX_FILE_ROWS": str(10**9),
         "MOTET_API_PROCESSES": str(processes),
-    } | _KEPT
+    }
+    environment |= _KEPT | transfer_port()
     with tempfile.TemporaryDirectory(prefix="motet-cluster-") as name:
         folder = Path(name)
         with running_stack(folder / "state", workers=0, **environment) as motet:
