@@ -46,6 +46,7 @@ from tests.walk.running_stack import RunningStack, running_stack
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "examples" / "gsm8k" / "validation.jsonl"
 POLLS_PER_SECOND, SUBMISSIONS_PER_SECOND = 150, 10
+NODES = 1000
 SMALL = History(tasks=300, files=300, batches=30, audit=300, deliveries=300, plans=30)
 _SWEEP = Timeouts(statement=300.0, lock=30.0, idle=900.0)  # as the queue worker has them
 # the history is 90 days old, and may not be swept while it is measured
@@ -218,6 +219,7 @@ def measure(history: History, nodes: int, seconds: float, megabytes: int, proces
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=NODES, help="another number writes a file of its own")
     parser.add_argument("--small", action="store_true", help="a few hundred tasks and 20 nodes; writes no result")
     parser.add_argument("--points", type=int, default=100, help="of each of a million jobs (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the drill (%(default)s)")
@@ -228,9 +230,9 @@ def main() -> None:
         print(gate, figures)
         assert gate["passed"], gate
         return
-    gate, figures, told = measure(replace(History(), points=given.points), 1000, given.seconds, 500, given.api_processes)
+    gate, figures, told = measure(replace(History(), points=given.points), given.nodes, given.seconds, 500, given.api_processes)
     print(gate, figures)
-    print(write_result("cluster", gate, figures, told["rows"]))
+    print(write_result("cluster" if given.nodes == NODES else f"cluster_{given.nodes}", gate, figures, told["rows"]))
 
 
 if __name__ == "__main__":
