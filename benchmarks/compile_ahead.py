@@ -2,9 +2,10 @@
 
     python -m benchmarks.compile_ahead [--chip 80] [--limit-kb 163] [--processes N]
 
-Llama-3.2-1B's shape in bf16, with launch_configs.py's table for that chip, in all rank classes (none, 64, 128, 256), with
-dropout, for a Hopper in fp32, too (which tests run), and on a base in fp8. Launches nothing. Exits with 1 if a kernel does not
-fit: a program may use 163 KB on an A100 (80), 99 KB on other Ampere and Ada chips (86, 89), 227 KB on a Hopper.
+Llama-3.2-1B's shape in bf16, and what Gemma 2 2B's has of its own, with launch_configs.py's table for that chip, in all rank
+classes (none, 64, 128, 256), with dropout, for a Hopper in fp32, too (which tests run), and on a base in fp8. Launches nothing.
+Exits with 1 if a kernel does not fit: a program may use 163 KB on an A100 (80), 99 KB on other Ampere and Ada chips (86, 89),
+227 KB on a Hopper.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ from grouped_lora.block.cross_entropy import cross_entropy
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.paged_attention import paged_attention
+from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
@@ -84,12 +87,27 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
         "rotary, head norms": lambda: rotary(
             qkv, s[3], copy, (0, D, D + KV), half(99, 64), half(99, 64), places, (16, 4), table, (half(128), half(128), 1e-6)
         ),
+        "norm of a normed output": lambda: residual_norm(
+            x, x, None, copy, 0, torch.empty(D), 1e-6, table, (rstd, torch.empty(D))
+        ),
+        "norm behind a product": lambda: post_norm(x, s[1], copy, 0, 1e-6, table),
+        "geglu": lambda: swiglu(gate_up, s[2], copy, replace(at, activation="gelu_pytorch_tanh"), table),
+        "geglu backward": lambda: swiglu_backward(
+            gate_up, act, s[2], s[1], copy, grad, replace(at, activation="gelu_pytorch_tanh"), table
+        ),
         "swiglu": lambda: swiglu(gate_up, s[2], copy, at, table),
         "swiglu backward": lambda: swiglu_backward(gate_up, act, s[2], s[1], copy, grad, at, table),
     }
     if not rank:
         return found | {
             "attention": lambda: attention(qkv, sequences, heads, 0.125),
+            "attention, capped, heads of 256": lambda: attention(half(T, 16 * 256), sequences, (8, 4), 0.0625, 96, 50.0),
+            "attention backward, capped, heads of 256": lambda: attention_backward(
+                half(T, 8 * 256), half(T, 16 * 256), half(T, 8 * 256), lse, sequences, (8, 4), 0.0625, 96, cap=50.0
+            ),
+            "rotary, heads of 256": lambda: rotary(
+                half(T, 16 * 256), None, copy, (0, 0, 0), half(99, 128), half(99, 128), places, (8, 4), table
+            ),
             "paged attention": lambda: paged_attention(
                 qkv, half(9, 8, 64, 64), half(9, 8, 64, 64), places.view(-1, 1), places, heads, 0.125, 96
             ),
@@ -107,6 +125,7 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
             "attention backward": lambda: attention_backward(x, qkv, x, lse, sequences, heads, 0.125),
             "rotary backward": lambda: rotary_backward(qkv, cos, cos, places, heads),
             "cross entropy": lambda: cross_entropy(half(64, 128256), places, rstd),
+            "cross entropy, capped": lambda: cross_entropy(half(64, 128256), places, rstd, cap=30.0),
         }
     one, three = s[1], s[3]
     assert one is not None
@@ -120,6 +139,21 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
         "expand": lambda: expand(one, copy, 0, D, table),
         "attention backward": lambda: attention_backward(
             x, qkv, x, lse, sequences, heads, 0.125, incoming=AdapterInputGradient(one, copy, 0, table, 0)
+        ),
+        "attention backward, capped, heads of 256": lambda: attention_backward(
+            half(T, 8 * 256),
+            half(T, 16 * 256),
+            half(T, 8 * 256),
+            lse,
+            sequences,
+            (8, 4),
+            0.0625,
+            96,
+            AdapterInputGradient(one, copy, 0, table, 0),
+            50.0,
+        ),
+        "rotary, heads of 256": lambda: rotary(
+            half(T, 16 * 256), three, copy, (0, D, D + KV), half(99, 128), half(99, 128), places, (8, 4), table
         ),
     }
 

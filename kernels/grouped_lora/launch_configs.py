@@ -10,6 +10,8 @@ from functools import cache
 
 import torch
 
+LARGE_HEAD = 128  # kernels that hold a whole head take `<kernel>_large` above it (Gemma's heads of 256)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -37,6 +39,7 @@ HOPPER = {
     "norm_backward_bare": Config(512, 8, 1, 16),
     "rotary": Config(0, 4, 2),
     "rotary_normed": Config(0, 8, 2),
+    "rotary_large": Config(0, 8, 1),
     "swiglu": Config(32, 4, 4, registers=128),
     "swiglu_wide": Config(32, 8, 2),
     "swiglu_bare": Config(128, 8, 2),
@@ -44,7 +47,9 @@ HOPPER = {
     "swiglu_backward_wide": Config(32, 4, 1, 32),
     "swiglu_backward_bare": Config(128, 8, 2),
     "attention": Config(64, 4, 2),
+    "attention_large": Config(64, 8, 1),
     "attention_backward": Config(64, 4, 1),
+    "attention_backward_large": Config(64, 8, 1),
     "paged_attention": Config(0, 4, 3),
     "cross_entropy": Config(16384, 32, 1),
     "adamw": Config(2048, 4, 1),

@@ -1,5 +1,5 @@
-"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, NaN neighbours, equal bits;
-adapters' part of the incoming gradient."""
+"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, caps, NaN neighbours, equal
+bits; adapters' part of the incoming gradient."""
 
 from itertools import pairwise
 
@@ -9,6 +9,7 @@ from grouped_lora.adapter_spans import Span
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
+from grouped_lora.launch_configs import LARGE_HEAD
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
 
@@ -19,34 +20,41 @@ def table(bounds: list[int], capacity: int | None = None) -> SequenceTable:
     return SequenceTable(torch.from_numpy(sequence_blocks(bounds, capacity)).to(DEVICE))
 
 
-def truth(qkv: torch.Tensor, heads: tuple[int, int], window: int | None) -> torch.Tensor:
+def truth(qkv: torch.Tensor, heads: tuple[int, int], window: int | None, cap: float | None) -> torch.Tensor:
     """One sequence's attention in plain PyTorch: [t, Hq D]."""
     hq, hkv = heads
-    q, k, v = qkv.view(qkv.shape[0], hq + 2 * hkv, SIZE).split([hq, hkv, hkv], 1)
+    q, k, v = qkv.unflatten(1, (hq + 2 * hkv, -1)).split([hq, hkv, hkv], 1)
     k, v = (z.repeat_interleave(hq // hkv, 1) for z in (k, v))
     s = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+    s = s if cap is None else cap * (s / cap).tanh()
     behind = torch.arange(qkv.shape[0], device=DEVICE)[:, None] - torch.arange(qkv.shape[0], device=DEVICE)[None]
     s = s.masked_fill((behind < 0) | (behind >= (window or 1 << 30)), float("-inf"))
     return torch.einsum("hqk,khd->qhd", s.softmax(2), v).flatten(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "window"), [((2, 1), None), ((2, 2), 40)])
-def test_attention_and_its_gradient(dtype: torch.dtype, heads: tuple[int, int], window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("heads", "size", "window", "cap"), [((2, 1), SIZE, None, None), ((2, 2), SIZE, 40, None), ((2, 1), 136, 70, 2.5)]
+)
+def test_attention_and_its_gradient(
+    dtype: torch.dtype, heads: tuple[int, int], size: int, window: int | None, cap: float | None
+) -> None:
+    if size > LARGE_HEAD and dtype == torch.float32 and DEVICE == "cuda":
+        pytest.skip("NOT RUN: heads of 256 in fp32 are interpreted alone: they exceed a GPU's shared memory")
     bounds = [0, 1, 1, 18, 18 + 129]
     generator = torch.Generator().manual_seed(4)
-    wide = (heads[0] + 2 * heads[1]) * SIZE
+    wide = (heads[0] + 2 * heads[1]) * size
     qkv = torch.randn(bounds[-1] + 3, wide, generator=generator).to(DEVICE, dtype)
-    dout = torch.randn(bounds[-1] + 3, heads[0] * SIZE, generator=generator).to(DEVICE, dtype)
+    dout = torch.randn(bounds[-1] + 3, heads[0] * size, generator=generator).to(DEVICE, dtype)
     qkv[bounds[-1] :] = float("nan")
-    out, lse = attention(qkv, table(bounds, 8), heads, SCALE, window)
-    dqkv = attention_backward(dout, qkv, out, lse, table(bounds, 8), heads, SCALE, window)
+    out, lse = attention(qkv, table(bounds, 8), heads, SCALE, window, cap)
+    dqkv = attention_backward(dout, qkv, out, lse, table(bounds, 8), heads, SCALE, window, cap=cap)
     for start, stop in pairwise(bounds):
         part = slice(start, stop)
 
         def plain(kind: torch.dtype, part: slice = part) -> tuple[torch.Tensor, torch.Tensor]:
             leaf = qkv[part].to(kind).requires_grad_()
-            result = truth(leaf, heads, window)
+            result = truth(leaf, heads, window, cap)
             result.backward(dout[part].to(kind))
             assert leaf.grad is not None
             return result.detach(), leaf.grad

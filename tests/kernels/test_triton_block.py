@@ -4,6 +4,7 @@ import pytest
 import torch
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.cross_entropy import cross_entropy, span_sums
+from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.optimizer.adamw import RowTable, adamw
@@ -65,6 +66,34 @@ def test_residual_norm_and_its_gradient(dtype: torch.dtype, dropout: float) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("adapted", [True, False])
+def test_an_output_that_is_normed_before_the_sum_and_its_gradient(dtype: torch.dtype, adapted: bool) -> None:
+    d = 200
+    case = Case((0, 1, 17, 70), width=2 * d, dtype=dtype, tail=5)
+    x, y, dx = (case.tokens(d) for _ in range(3))
+    own_weight, weight = case.normal(d).to(DEVICE), case.normal(d).to(DEVICE, dtype)  # one in fp32, as Gemma's are kept
+    s, inner = case.shrunk(1) if adapted else None, y.clone()
+    factor = post_norm(inner, s, case.weights, d, EPS, case.table)
+    close(inner, lambda kind: joined(case, y, s, (d,), d, kind) if s is not None else y.to(kind), dtype)
+
+    def normed(own: torch.Tensor, own_w: torch.Tensor) -> torch.Tensor:
+        return own * (own.square().mean(1, keepdim=True) + EPS).rsqrt() * own_w.to(own.dtype)
+
+    total, h, rstd = residual_norm(x, inner, None, case.weights, 0, weight, EPS, case.table, (factor, own_weight))
+    close(total, lambda kind: x.to(kind) + normed(inner.to(kind), own_weight), dtype)
+    close(h, lambda kind: normed(total.to(kind), weight), dtype)
+    close(rstd, lambda kind: (total.to(kind).square().mean(1) + EPS).rsqrt(), torch.float32)
+
+    def gradient(kind: torch.dtype) -> torch.Tensor:
+        leaf = inner.to(kind).requires_grad_()
+        normed(leaf, own_weight).backward(dx.to(kind))
+        assert leaf.grad is not None
+        return leaf.grad
+
+    close(norm_backward(dx, None, None, dx, (), inner, factor, own_weight, None, case.table), gradient, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("norms", "hq", "hkv"), [(False, 3, 1), (True, 4, 2)])
 def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool, hq: int, hkv: int) -> None:
     size = 40
@@ -106,17 +135,20 @@ def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool, hq: int, hkv: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("cap", [None, 6.0])
+def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype, cap: float | None) -> None:
     logits = (torch.randn(6, 1000, generator=torch.Generator().manual_seed(1)) * 5).to(DEVICE, dtype)
     labels = torch.tensor([0, 999, 5, 7, 100, 3], device=DEVICE)
     weights = torch.tensor([1.0, 0.5, 0.0, 0.25, 1.0, 2.0], device=DEVICE)
     leaf = logits.double().requires_grad_()
-    logp = torch.log_softmax(leaf, 1)[torch.arange(6, device=DEVICE), labels]
-    plain = torch.softmax(logits, 1)
+    logp = torch.log_softmax(leaf if cap is None else cap * (leaf / cap).tanh(), 1)[torch.arange(6, device=DEVICE), labels]
+    t = torch.zeros_like(logits) if cap is None else (logits / cap).tanh()
+    plain = torch.softmax(logits if cap is None else cap * t, 1)
     plain[torch.arange(6, device=DEVICE), labels] -= 1
+    plain *= 1 - t * t
     (-(logp * weights.double()).sum()).backward()
     poisoned = torch.cat([logits, torch.full((1, 1000), float("nan"), device=DEVICE, dtype=dtype)])
-    got, _ = cross_entropy(poisoned, torch.cat([labels, labels[:1]]), torch.cat([weights, weights[:1]]))
+    got, _ = cross_entropy(poisoned, torch.cat([labels, labels[:1]]), torch.cat([weights, weights[:1]]), cap=cap)
     close(got[:6], logp.detach().to, torch.float32)
     assert leaf.grad is not None
     gradient = leaf.grad
@@ -130,9 +162,9 @@ def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_gradient", [False, True])
-@pytest.mark.parametrize("vocabulary", [70, 40_001])  # of one block, and of several
+@pytest.mark.parametrize(("vocabulary", "cap"), [(70, None), (40_001, None), (40_001, 30.0)])  # of one block, and of several
 def test_a_hit_is_the_argmax_and_of_equal_logits_the_lowest_column(
-    dtype: torch.dtype, with_gradient: bool, vocabulary: int
+    dtype: torch.dtype, with_gradient: bool, vocabulary: int, cap: float | None
 ) -> None:
     last = vocabulary - 1
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -140,12 +172,12 @@ def test_a_hit_is_the_argmax_and_of_equal_logits_the_lowest_column(
     logits[2:5, last // 2] = 50.0
     logits[6] = -4.0
     logits[7] = float("nan")
-    logits[8, 5] = float("inf")
+    logits[8, 5] = float("nan") if cap else float("inf")  # a cap makes an infinite logit finite
     labels = torch.tensor([int(logits[0].argmax()), 3, 3, last // 2, last, 5, 0, 0, 5])
     wanted = (logits.argmax(1) == labels).float()
     wanted[7:] = 0  # a loss that is not finite has no hit
     weights = torch.ones(9, device=DEVICE) if with_gradient else None
-    _, hits = cross_entropy(logits.to(DEVICE), labels.to(DEVICE), weights)
+    _, hits = cross_entropy(logits.to(DEVICE), labels.to(DEVICE), weights, cap=cap)
     assert hits.tolist() == wanted.tolist() == [1, 1, 1, 0, 0, 0, 1, 0, 0]
 
 

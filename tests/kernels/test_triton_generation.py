@@ -1,9 +1,6 @@
-"""Generation through the fused layers and the paged kernel, in fp32, against the plain path: logits of every step; and by the
-paged kernel alone for families that the fused layers lack."""
+"""Generation through the fused layers and the paged kernel, in fp32, against the plain path: logits of every step."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from tests.worker.generate.adapted import decode
 from tests.worker.model import tiny
 from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import FusedRunner
-from worker.generate.cuda.paged_pass import PagedPass
 from worker.generate.generator import Generator, Runner
 from worker.generate.page_allocator import PageAllocator
 from worker.generate.paged_cache import PagedCache
@@ -56,23 +52,14 @@ class Compared:
         pytest.param(Qwen3Config(**SIZES), (8, 20), id="qwen3"),
         pytest.param(MistralConfig(**SIZES, sliding_window=PAGE + 2), (100, 24), id="window"),
         pytest.param(LlamaConfig(**SIZES), (8, 130), id="llama", marks=pytest.mark.slow),
+        pytest.param(tiny.configs()["gemma2"], (8, 20), id="gemma2"),
+        pytest.param(tiny.configs()["gemma3"], (8, 20), id="gemma3"),
     ],
 )
 def test_prompts_and_decode_steps_equal_the_plain_path(config: PreTrainedConfig, ranks: tuple[int, ...]) -> None:
+    """With the base and adapters of these ranks."""
     backbone = Backbone.of(tiny.model(config), DEVICE)
-    compared(DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, DEVICE, torch.float32)), FusedRunner, ranks)
-
-
-@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_decode_steps_of_other_families_equal_the_plain_path(name: str) -> None:
-    backbone = Backbone.of(tiny.model(tiny.configs()[name]), DEVICE)
-    assert backbone.beyond_kernels
-    compared(Trainer(backbone, Arena(backbone.targets, 256, DEVICE)), PagedPass, (8, 20))
-
-
-def compared(fused: Trainer, made: Callable[[Any, PagedCache], Runner], ranks: tuple[int, ...]) -> None:
-    """Generate with the base and adapters of these ranks by the runner `made` of this trainer, and compare each step."""
-    backbone = fused.backbone
+    fused = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, DEVICE, torch.float32))
     plain = Trainer(backbone, Arena(backbone.targets, 256, DEVICE))
     moved: dict[object, object] = {None: None}
     for rank in ranks:
@@ -84,7 +71,7 @@ def compared(fused: Trainer, made: Callable[[Any, PagedCache], Runner], ranks: t
     for cache in caches:
         cache.keys.fill_(float("nan"))
         cache.values.fill_(float("nan"))
-    runner = Compared(made(fused, caches[0]), PlainPass(plain, caches[1]), moved)
+    runner = Compared(FusedRunner(fused, caches[0]), PlainPass(plain, caches[1]), moved)
     generator = Generator(runner, PageAllocator(24, PAGE), LIMITS, decode)
     rng = np.random.default_rng(5)
     sequences = [

@@ -100,6 +100,8 @@ INTERPRETED_ALONE = pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RU
         pytest.param(NARROW, 0.0, False, (4, 256, 16, 100), id="rank_classes", marks=INTERPRETED_ALONE),
         pytest.param(NARROW, 0.0, True, (8, 20), id="recomputed", marks=pytest.mark.slow),
         pytest.param(tiny.configs()["llama3_rope"], 0.0, False, (8, 20), id="llama", marks=pytest.mark.slow),
+        pytest.param(tiny.configs()["gemma2"], 0.0, False, (8, 20), id="gemma2"),
+        pytest.param(tiny.configs()["gemma3"], 0.3, True, (8, 20), id="gemma3"),
         pytest.param(tiny.configs()["qwen2_window"], 0.0, False, (8, 20), id="qwen2", marks=pytest.mark.slow),
     ],
 )

@@ -13,6 +13,7 @@ from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import work_table
+from torch.nn.functional import gelu, silu
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, own
 
@@ -164,12 +165,13 @@ class Swiglu:
 
 
 class SwigluCase:
-    """A step of SwiGLU with adapters on gate, up and down, and the same in plain PyTorch."""
+    """A step of SwiGLU or GeGLU with adapters on gate, up and down, and the same in plain PyTorch."""
 
     FEATURES = 80
-    AT = SwigluColumns(0, FEATURES, 2 * FEATURES, down_matrix=6)
+    MATRIX = 6  # down's number
 
-    def __init__(self, dtype: torch.dtype, dropout: float) -> None:
+    def __init__(self, dtype: torch.dtype, dropout: float, activation: str = "silu") -> None:
+        self.at = SwigluColumns(0, self.FEATURES, 2 * self.FEATURES, self.MATRIX, activation)
         lengths = (17, 1, 40) if dropout else (0, 1, 17, 129)  # the mask is dear to interpret, and knows no lengths
         self.case = Case(lengths, width=3 * self.FEATURES, dtype=dtype, tail=30, dropout=dropout)
         self.gate_up, self.dact = self.case.tokens(2 * self.FEATURES), self.case.tokens(self.FEATURES)
@@ -184,25 +186,28 @@ class SwigluCase:
         if span:
             b_gate, b_up, a_down = self.case.rows(span).to(kind).split(features, 1)
             s_gate, s_up = (self.s[part, mat, : span.rank].to(kind) for mat in range(2))
-            ds, seen = self.ds[part, 0, : span.rank].to(kind), self.case.seen(span, self.AT.down_matrix, features, kind)
+            ds, seen = self.ds[part, 0, : span.rank].to(kind), self.case.seen(span, self.MATRIX, features, kind)
             gate, up, dact = gate + s_gate @ b_gate, up + s_up @ b_up, dact + (ds @ a_down) * seen
-        sigmoid = torch.sigmoid(gate)
-        act = gate * sigmoid * up
+        leaf = gate.requires_grad_()
+        opened = silu(leaf) if self.at.activation == "silu" else gelu(leaf, approximate="tanh")
+        (slope,) = torch.autograd.grad(opened.sum(), leaf)
+        opened = opened.detach()
+        act = opened * up
         fed = act * seen if span else act
-        dgate, dup = dact * up * sigmoid * (1 + gate * (1 - sigmoid)), dact * gate * sigmoid
+        dgate, dup = dact * up * slope, dact * opened
         s_down = (fed @ a_down.T) * (span.kept_scale if span else 0.0)
         return Swiglu(act, s_down, torch.cat([dgate, dup], 1), torch.cat([s_gate.T @ dgate, s_up.T @ dup, ds.T @ fed], 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_swiglu_downs_s_and_all_gradients(dtype: torch.dtype, dropout: float) -> None:
-    it = SwigluCase(dtype, dropout)
+@pytest.mark.parametrize(("dropout", "activation"), [(0.0, "silu"), (0.25, "silu"), (0.0, "gelu_pytorch_tanh")])
+def test_swiglu_downs_s_and_all_gradients(dtype: torch.dtype, dropout: float, activation: str) -> None:
+    it = SwigluCase(dtype, dropout, activation)
     case = it.case
-    act, s_down = swiglu(it.gate_up, it.s, case.weights, it.AT, case.table)
+    act, s_down = swiglu(it.gate_up, it.s, case.weights, it.at, case.table)
     assert s_down is not None
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    dgu = swiglu_backward(it.gate_up.clone(), it.dact, it.s, it.ds, case.weights, grad, it.AT, case.table)
+    dgu = swiglu_backward(it.gate_up.clone(), it.dact, it.s, it.ds, case.weights, grad, it.at, case.table)
     untouched = torch.ones(len(grad), dtype=torch.bool)
     for span in [*case.spans, None]:
         part = slice(span.start, span.stop) if span else slice(case.total - 30, case.total)
@@ -228,4 +233,4 @@ def test_swiglu_sums_downs_s_over_pieces_and_without_adapters_is_plain() -> None
     bare, none = swiglu(gate_up, None, case.weights, at, case.table)
     assert none is None
     gate, up = gate_up.double().chunk(2, 1)
-    close(bare, lambda kind: (torch.nn.functional.silu(gate) * up).to(kind), torch.float32)
+    close(bare, lambda kind: (silu(gate) * up).to(kind), torch.float32)

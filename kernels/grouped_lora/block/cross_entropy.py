@@ -8,17 +8,28 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.block.nonlinearities import soft_capped
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.launch_configs import config
 
 _LANES = 1024
 
 
+@triton.jit
+def _logits(ptr, columns, stop, cap, CAPPED: tl.constexpr):
+    """Logits of a row in fp32, soft-capped where the family does so; -inf from column `stop` on."""
+    x = tl.load(ptr + columns, mask=columns < stop, other=float("-inf")).to(tl.float32)
+    if CAPPED:
+        x = tl.where(columns < stop, soft_capped(x, cap), float("-inf"))
+    return x
+
+
 @Kernel
 @triton.jit
 def _cross_entropy(
-    logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, hits_ptr, stride, V, GRADIENT: tl.constexpr, BV: tl.constexpr
-):
+    logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, hits_ptr, stride, V, cap, GRADIENT: tl.constexpr, CAPPED: tl.constexpr,
+    BV: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
     base = logits_ptr + row * stride
@@ -26,7 +37,7 @@ def _cross_entropy(
     total = tl.zeros((BV,), tl.float32)
     for start in range(0, V, BV):
         columns = start + tl.arange(0, BV)
-        x = tl.load(base + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+        x = _logits(base, columns, V, cap, CAPPED)
         higher = tl.maximum(peak, x)
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(peak - safe) + tl.exp(x - safe)
@@ -35,6 +46,8 @@ def _cross_entropy(
     safe_top = tl.where(top == float("-inf"), 0.0, top)
     normaliser = safe_top + tl.log(tl.sum(total * tl.exp(peak - safe_top), 0))
     own = tl.load(base + label).to(tl.float32)
+    if CAPPED:
+        own = soft_capped(own, cap)
     logp = own - normaliser
     tl.store(logp_ptr + row, logp)
     # bf16 logits often tie: torch.argmax takes the lowest column, so where the label's is a largest one, those before it are
@@ -43,7 +56,7 @@ def _cross_entropy(
     stop = tl.where(own >= top, label, 0).to(tl.int32)
     for start in range(0, stop, BV):
         columns = start + tl.arange(0, BV)
-        before = tl.maximum(before, tl.load(base + columns, mask=columns < stop, other=float("-inf")).to(tl.float32))
+        before = tl.maximum(before, _logits(base, columns, stop, cap, CAPPED))
     hit = (own >= top) & (tl.max(before, 0) < own) & (logp == logp)
     tl.store(hits_ptr + row, tl.where(hit, 1.0, 0.0))
     if GRADIENT:
@@ -51,9 +64,11 @@ def _cross_entropy(
         tl.debug_barrier()
         for start in range(0, V, BV):
             columns = start + tl.arange(0, BV)
-            x = tl.load(base + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
-            probability = tl.exp(x - normaliser)
-            tl.store(base + columns, loss_weight * (probability - tl.where(columns == label, 1.0, 0.0)), mask=columns < V)
+            x = _logits(base, columns, V, cap, CAPPED)
+            dx = loss_weight * (tl.exp(x - normaliser) - tl.where(columns == label, 1.0, 0.0))
+            if CAPPED:
+                dx *= 1.0 - (x / cap) * (x / cap)
+            tl.store(base + columns, dx, mask=columns < V)
 
 
 @Kernel
@@ -75,10 +90,12 @@ def cross_entropy(
     loss_weights: torch.Tensor | None,
     logp: torch.Tensor | None = None,
     hits: torch.Tensor | None = None,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logp, hits), each [N] fp32: the log-probability of each label under logits [N, V], and 1 where the label is their
     argmax, of equal logits the lowest column, else 0. With `loss_weights` [N] fp32, logits become
-    loss_weight · (softmax - onehot), the gradient of the sum of -loss_weight · logp.
+    loss_weight · (softmax - onehot), the gradient of the sum of -loss_weight · logp. With a cap, logits are first replaced by
+    cap tanh(logit / cap), and the gradient is of those before it.
 
     A row's NaN stays in its row, and is no hit.
     """
@@ -89,9 +106,9 @@ def cross_entropy(
     cfg = config("cross_entropy")
     _cross_entropy[(logits.shape[0],)](
         logits, labels, loss_weights if loss_weights is not None else logp, logp, hits, logits.stride(0),
-        logits.shape[1],
-        GRADIENT=loss_weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
-        num_stages=cfg.stages,
+        logits.shape[1], 1.0 if cap is None else cap,
+        GRADIENT=loss_weights is not None, CAPPED=cap is not None,
+        BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return logp, hits
 

@@ -12,10 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.block.nonlinearities import soft_capped
 from grouped_lora.block.sequence_table import BLOCK, SequenceTable
 from grouped_lora.cached_launch import Kernel
-from grouped_lora.launch_configs import config
+from grouped_lora.launch_configs import LARGE_HEAD, config
 from grouped_lora.tiles import mma
+
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class BlockSequence(NamedTuple):
@@ -34,10 +37,11 @@ class Keys(NamedTuple):
     column: Any
     scale: Any
     window: Any
+    cap: Any
 
 
 class HeadSizes(NamedTuple):
-    """Heads of q and of k, head size D and its power of two BD, rows B of a tile, and whether there is a window."""
+    """Heads of q and of k, head size D and its power of two BD, rows B of a tile, whether there is a window and a soft cap."""
 
     HQ: Any
     HKV: Any
@@ -45,6 +49,7 @@ class HeadSizes(NamedTuple):
     BD: Any
     B: Any
     WINDOWED: Any
+    CAPPED: Any
 
 
 @triton.jit
@@ -90,10 +95,19 @@ def visible(q_start, k_start, stop, window, sizes):
 
 
 @triton.jit
+def scores(products, keys, sizes):
+    """Scores in base 2 of products q k^T, soft-capped where the family does so (Gemma 2)."""
+    s = products * (keys.scale * LOG2E)
+    if sizes.CAPPED:
+        s = soft_capped(s, keys.cap * LOG2E)
+    return s
+
+
+@triton.jit
 def _attend(q, keys, start, at, stop, peak, total, acc, sizes, MASKED: tl.constexpr):
     """Update the running maximum, sum and output with one block of keys."""
     k = load_rows(keys.ptr, at, stop, keys.width, keys.column, sizes)
-    s = mma(q, tl.trans(k), tl.zeros((sizes.B, sizes.B), tl.float32)) * (keys.scale * 1.4426950408889634)
+    s = scores(mma(q, tl.trans(k), tl.zeros((sizes.B, sizes.B), tl.float32)), keys, sizes)
     if MASKED:
         s = tl.where(visible(start, at, stop, keys.window, sizes), s, float("-inf"))
     higher = tl.maximum(peak, tl.max(s, 1))
@@ -132,36 +146,42 @@ def _forward(out, keys, start, sequence, sizes):
 @Kernel
 @triton.jit
 def _attention(
-    qkv_ptr, out_ptr, lse_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr,
+    qkv_ptr, out_ptr, lse_ptr, blocks_ptr, T, scale, window, cap, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     start, sequence = sequence_of_block(blocks_ptr, tl.program_id(0))
     if sequence.stop == 0:
         return
-    keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + head // (HQ // HKV)) * D, scale, window)
-    _forward(_Out(out_ptr, lse_ptr, head, T), keys, start, sequence, HeadSizes(HQ, HKV, D, BD, B, WINDOWED))
+    keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + head // (HQ // HKV)) * D, scale, window, cap)
+    _forward(_Out(out_ptr, lse_ptr, head, T), keys, start, sequence, HeadSizes(HQ, HKV, D, BD, B, WINDOWED, CAPPED))
 
 
 NO_WINDOW = 1 << 30
 
 
 def attention(
-    qkv: torch.Tensor, table: SequenceTable, heads: tuple[int, int], scale: float, window: int | None = None
+    qkv: torch.Tensor,
+    table: SequenceTable,
+    heads: tuple[int, int],
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [T, Hq D], lse [Hq, T] fp32 in base 2) of qkv [T, (Hq + 2 Hkv) D], contiguous. Rows outside every sequence stay
     unwritten.
 
-    With a window, a token attends to itself and to the window - 1 tokens before it.
+    With a window, a token attends to itself and to the window - 1 tokens before it. With a cap scores become cap tanh(score /
+    cap).
     """
     hq, hkv = heads
     size = qkv.shape[1] // (hq + 2 * hkv)
     out = torch.empty((qkv.shape[0], hq * size), dtype=qkv.dtype, device=qkv.device)
     lse = torch.empty((hq, qkv.shape[0]), dtype=torch.float32, device=qkv.device)
-    cfg = config("attention")
+    cfg = config("attention" if size <= LARGE_HEAD else "attention_large")
     _attention[(table.blocks.shape[0], hq)](
-        qkv, out, lse, table.blocks, qkv.shape[0], scale, NO_WINDOW if window is None else window,
+        qkv, out, lse, table.blocks, qkv.shape[0], scale, NO_WINDOW if window is None else window, 1.0 if cap is None else cap,
         HQ=hq, HKV=hkv, D=size, BD=max(16, triton.next_power_of_2(size)), B=BLOCK, WINDOWED=window is not None,
-        num_warps=cfg.warps, num_stages=cfg.stages,
+        CAPPED=cap is not None, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return out, lse

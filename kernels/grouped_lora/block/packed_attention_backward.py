@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 
 from grouped_lora.block.packed_attention import (
+    LOG2E,
     NO_WINDOW,
     HeadSizes,
     Keys,
     first_key,
     load_rows,
+    scores,
     sequence_of_block,
     store_rows,
     visible,
@@ -26,7 +28,7 @@ from grouped_lora.block.packed_attention import (
 from grouped_lora.block.sequence_table import BLOCK, SequenceTable
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
-from grouped_lora.launch_configs import config
+from grouped_lora.launch_configs import LARGE_HEAD, config
 from grouped_lora.tiles import WorkShare, by_rank, load_ranks, load_shrunk, mma, share_of_span
 from grouped_lora.work_table import WorkTable
 
@@ -81,16 +83,25 @@ def _join(p, share, sizes, R: tl.constexpr):
 
 
 @triton.jit
+def _cap_slope(s, keys):
+    """The derivative of capped scores s by the scores before the cap."""
+    t = s / (keys.cap * LOG2E)
+    return 1.0 - t * t
+
+
+@triton.jit
 def _dq_of(q, dout, lse, delta, acc, keys, start, at, stop, sizes, MASKED: tl.constexpr):
     """Only blocks on the diagonal or at a window's edge need the mask: a block before the diagonal is full and precedes every
     query."""
     k = load_rows(keys.ptr, at, stop, keys.width, keys.column, sizes)
     v = load_rows(keys.ptr, at, stop, keys.width, keys.column + sizes.HKV * sizes.D, sizes)
-    s = mma(q, tl.trans(k), tl.zeros((sizes.B, sizes.B), tl.float32))
-    p = tl.exp2(s * (keys.scale * 1.4426950408889634) - lse[:, None])
+    s = scores(mma(q, tl.trans(k), tl.zeros((sizes.B, sizes.B), tl.float32)), keys, sizes)
+    p = tl.exp2(s - lse[:, None])
     if MASKED:
         p = tl.where(visible(start, at, stop, keys.window, sizes), p, 0.0)
     ds = p * (mma(dout, tl.trans(v), tl.zeros((sizes.B, sizes.B), tl.float32)) - delta[:, None])
+    if sizes.CAPPED:
+        ds *= _cap_slope(s, keys)
     return mma(ds.to(k.dtype), k, acc)
 
 
@@ -126,9 +137,10 @@ def _backward_of_queries(queries, keys, out_ptr, dqkv_ptr, start, sequence, size
 @Kernel
 @triton.jit
 def _dq(
-    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, ds_ptr, w_ptr, keys_ptr, spans_ptr,
-    w_stride, column, matrix, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
-    WINDOWED: tl.constexpr, RMAX: tl.constexpr, LEAST: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr,
+    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, cap, ds_ptr, w_ptr, keys_ptr,
+    spans_ptr, w_stride, column, matrix, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    B: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, RMAX: tl.constexpr, LEAST: tl.constexpr,
+    RCLASS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     start, sequence = sequence_of_block(blocks_ptr, tl.program_id(0))
@@ -141,11 +153,11 @@ def _dq(
         if whole.rank > 0:
             share = WorkShare(start, sequence.stop, whole.row0, whole.rank, whole.accumulate, whole.drop_threshold)
             join = _Join(dout_ptr, head * D, ds_ptr, w_ptr + column, w_stride, keys_ptr, matrix)
-            by_rank(_join, join, share, _JoinSizes(HeadSizes(HQ, HKV, D, BD, B, WINDOWED), RMAX, DROP), RCLASS, False)
+            by_rank(_join, join, share, _JoinSizes(HeadSizes(HQ, HKV, D, BD, B, WINDOWED, CAPPED), RMAX, DROP), RCLASS, False)
         tl.debug_barrier()  # other threads of this program read dout than wrote it
-    keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + head // (HQ // HKV)) * D, scale, window)
+    keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + head // (HQ // HKV)) * D, scale, window, cap)
     queries = _Queries(dout_ptr, lse_ptr, delta_ptr, head, T)
-    _backward_of_queries(queries, keys, out_ptr, dqkv_ptr, start, sequence, HeadSizes(HQ, HKV, D, BD, B, WINDOWED))
+    _backward_of_queries(queries, keys, out_ptr, dqkv_ptr, start, sequence, HeadSizes(HQ, HKV, D, BD, B, WINDOWED, CAPPED))
 
 
 @triton.jit
@@ -157,12 +169,14 @@ def _dkv_of(k, v, dk, dv, queries, keys, at, start, stop, sizes, MASKED: tl.cons
     lse = tl.load(queries.lse_ptr + head.to(tl.int64) * queries.T + rows, mask=rows < stop, other=0.0)
     delta = tl.load(queries.delta_ptr + head.to(tl.int64) * queries.T + rows, mask=rows < stop, other=0.0)
     # Transposed: keys by queries. Queries past the end are zero and add zero.
-    s = mma(k, tl.trans(q), tl.zeros((sizes.B, sizes.B), tl.float32))
-    p = tl.exp2(s * (keys.scale * 1.4426950408889634) - lse[None, :])
+    s = scores(mma(k, tl.trans(q), tl.zeros((sizes.B, sizes.B), tl.float32)), keys, sizes)
+    p = tl.exp2(s - lse[None, :])
     if MASKED:
         p = tl.where(tl.trans(visible(at, start, stop, keys.window, sizes)), p, 0.0)
     dv = mma(p.to(v.dtype), dout, dv)
     ds = p * (mma(v, tl.trans(dout), tl.zeros((sizes.B, sizes.B), tl.float32)) - delta[None, :])
+    if sizes.CAPPED:
+        ds *= _cap_slope(s, keys)
     return mma(ds.to(k.dtype), q, dk), dv
 
 
@@ -188,16 +202,16 @@ def _backward_of_keys(first, keys, dqkv_ptr, start, sequence, sizes):
 @Kernel
 @triton.jit
 def _dkv(
-    qkv_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr, HKV: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr,
+    qkv_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, cap, HQ: tl.constexpr, HKV: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     start, sequence = sequence_of_block(blocks_ptr, tl.program_id(0))
     if sequence.stop == 0:
         return
     group = tl.program_id(1)
-    keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + group) * D, scale, window)
+    keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + group) * D, scale, window, cap)
     first = _Queries(dout_ptr, lse_ptr, delta_ptr, group * (HQ // HKV), T)
-    _backward_of_keys(first, keys, dqkv_ptr, start, sequence, HeadSizes(HQ, HKV, D, BD, B, WINDOWED))
+    _backward_of_keys(first, keys, dqkv_ptr, start, sequence, HeadSizes(HQ, HKV, D, BD, B, WINDOWED, CAPPED))
 
 
 def attention_backward(
@@ -210,6 +224,7 @@ def attention_backward(
     scale: float,
     window: int | None = None,
     incoming: AdapterInputGradient | None = None,
+    cap: float | None = None,
 ) -> torch.Tensor:
     """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D]; the adapters' part is added to dout in place. Rows outside every sequence
     stay unwritten."""
@@ -218,23 +233,24 @@ def attention_backward(
     dqkv = torch.empty_like(qkv)
     delta = torch.empty_like(lse)
     numbers = {
-        "HQ": hq, "HKV": hkv, "D": size, "BD": max(16, triton.next_power_of_2(size)), "B": BLOCK, "WINDOWED": window is not None
+        "HQ": hq, "HKV": hkv, "D": size, "BD": max(16, triton.next_power_of_2(size)), "B": BLOCK,
+        "WINDOWED": window is not None, "CAPPED": cap is not None,
     }  # fmt: skip
-    reach = NO_WINDOW if window is None else window
-    cfg = config("attention_backward")
+    formed = scale, NO_WINDOW if window is None else window, 1.0 if cap is None else cap
+    cfg = config("attention_backward" if size <= LARGE_HEAD else "attention_backward_large")
     ds, adapters, spans, keys, column, matrix, classes = dout, dout, table.blocks, None, 0, 0, [0]
     if incoming is not None:
         ds, adapters, column, matrix = incoming.ds, incoming.adapters, incoming.column, incoming.matrix
         spans, keys, classes = incoming.table.spans, incoming.table.keys, [part.rank_class for part in incoming.table.classes]
     for below, rank in pairwise([-1, *classes]):
         _dq[(table.blocks.shape[0], hq)](
-            qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach, ds, adapters,
+            qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], *formed, ds, adapters,
             keys if keys is not None else spans, spans, adapters.stride(0), column, matrix,
             **numbers, RMAX=classes[-1], LEAST=below + 1, RCLASS=rank, DROP=keys is not None,
             num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip
     _dkv[(table.blocks.shape[0], hkv)](
-        qkv, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach,
+        qkv, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], *formed,
         **numbers, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return dqkv

@@ -13,11 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.block.nonlinearities import soft_capped
+from grouped_lora.block.packed_attention import LOG2E, NO_WINDOW
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.launch_configs import config
 from grouped_lora.tiles import mma
 
-NO_WINDOW = 1 << 30
 LEAST_ROWS = 16  # of a product on the matrix unit
 
 
@@ -36,12 +37,6 @@ def _load_page(page, D: tl.constexpr, BD: tl.constexpr, P: tl.constexpr):
     columns = tl.arange(0, BD)
     mask = (rows < page.stop - page.first)[:, None] & (columns < D)[None, :]
     return tl.load(page.ptr + rows[:, None] * D + columns[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _tanh(x):
-    """Without overflow: 1 where e^2x is infinite, -1 where it is 0."""
-    return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
 
 
 @Kernel
@@ -70,9 +65,9 @@ def _paged_attention(
         page = tl.load(tables_ptr + sequence.to(tl.int64) * table_stride + number).to(tl.int64)
         start = (page * HKV + head) * (P * D)
         k = _load_page(_Page(keys_ptr + start, number * P, length), D, BD, P)
-        s = mma(q, tl.trans(k), tl.zeros((M, P), tl.float32)) * (scale * 1.4426950408889634)
+        s = mma(q, tl.trans(k), tl.zeros((M, P), tl.float32)) * (scale * LOG2E)
         if CAPPED:
-            s = _tanh(s / (cap * 1.4426950408889634)) * (cap * 1.4426950408889634)
+            s = soft_capped(s, cap * LOG2E)
         token = number * P + tl.arange(0, P)
         s = tl.where(((token < length) & (token >= length - window))[None, :], s, float("-inf"))
         higher = tl.maximum(peak, tl.max(s, 1))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
-from grouped_lora.launch_configs import config
+from grouped_lora.launch_configs import LARGE_HEAD, config
 from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, mma, share_of_block
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
@@ -171,7 +171,7 @@ def rotary(
     half = cos.shape[1]
     hq, hkv = heads
     raw = torch.empty((qkv.shape[0], (hq + hkv) * 2 * half), dtype=qkv.dtype, device=qkv.device) if head_norms else None
-    cfg = config("rotary_normed" if head_norms else "rotary")
+    cfg = config("rotary_large" if 2 * half > LARGE_HEAD else "rotary_normed" if head_norms else "rotary")
     group = gcd(GROUP, hq, hkv)
     for part in table.classes:
         _rotary[((hq + 2 * hkv) // group, part.blocks.shape[0])](

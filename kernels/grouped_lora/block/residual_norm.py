@@ -1,8 +1,10 @@
 """Residual add + RMS norm, forward and backward, fused with the adapters' products.
 
-Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and dx
-= dr + the norm's gradient of g, where dr is the residual's gradient. Each program owns a few tokens and reads their columns
-twice. Knows no layer. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
+Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w; where y is normed before the sum (post_norm.py), x' = x + y /
+rms(y) * w_y. Backward: g = dh + Σ dS A over the matrices that read h, and dx = dr + the norm's gradient of g, where dr is the
+residual's gradient. Each program owns a few tokens and reads their columns twice. Knows no layer.
+
+Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
 """
 
 from typing import Any, NamedTuple
@@ -24,13 +26,16 @@ FILLING = 264
 
 
 class _Norm(NamedTuple):
-    """The residual stream x, what is added to it (y, S and an adapter's B), the norm's weight, and the outputs."""
+    """The residual stream x, what is added to it (y, S and an adapter's B; or y times its own norm's factor and weight), the
+    norm's weight, and the outputs."""
 
     x_ptr: Any
     y_ptr: Any
     s_ptr: Any
     b_ptr: Any
     b_stride: Any
+    y_rstd_ptr: Any
+    y_weight_ptr: Any
     w_ptr: Any
     sum_ptr: Any
     h_ptr: Any
@@ -40,6 +45,7 @@ class _Norm(NamedTuple):
 
 class _NormSizes(NamedTuple):
     HAS_Y: Any
+    NORMED_Y: Any
     D: Any
     BT: Any
     BN: Any
@@ -56,11 +62,16 @@ def _forward(p, share, sizes, R: tl.constexpr):
     squares = tl.zeros((BT,), tl.float32)
     if R > 0:
         s = load_shrunk(p.s_ptr, sizes.RMAX, 0, start, end, share.rank, BT, R)
+    if sizes.NORMED_Y:
+        y_rstd = tl.load(p.y_rstd_ptr + tokens, mask=tokens < end, other=0.0)
     for c in tl.range(0, D, sizes.BN, num_stages=sizes.STAGES):
         columns = c + tl.arange(0, sizes.BN)
         x = load_tokens(p.x_ptr, start, end, D, columns, D, BT).to(tl.float32)
         if sizes.HAS_Y:
-            x += load_tokens(p.y_ptr, start, end, D, columns, D, BT).to(tl.float32)
+            y = load_tokens(p.y_ptr, start, end, D, columns, D, BT).to(tl.float32)
+            if sizes.NORMED_Y:
+                y *= y_rstd[:, None] * tl.load(p.y_weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
+            x += y
             if R > 0:
                 x = mma(s, load_ranks(p.b_ptr, p.b_stride, 0, share.row0, share.rank, columns, D, R), x)
             x = x.to(p.sum_ptr.dtype.element_ty).to(tl.float32)
@@ -80,15 +91,17 @@ def _forward(p, share, sizes, R: tl.constexpr):
 @Kernel
 @triton.jit
 def _residual_norm(
-    x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
-    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
-    RCLASS: tl.constexpr,
+    x_ptr, y_ptr, s_ptr, b_ptr, y_rstd_ptr, y_weight_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride,
+    b_column, eps, HAS_Y: tl.constexpr, NORMED_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
 ):  # fmt: skip
     _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1), tl.program_id(0) * BT)
     if share.start >= share.end:
         return
-    operands = _Norm(x_ptr, y_ptr, s_ptr, b_ptr + b_column, b_stride, w_ptr, sum_ptr, h_ptr, rstd_ptr, eps)
-    by_rank(_forward, operands, share, _NormSizes(HAS_Y, D, BT, BN, STAGES, RMAX), RCLASS, True)
+    operands = _Norm(
+        x_ptr, y_ptr, s_ptr, b_ptr + b_column, b_stride, y_rstd_ptr, y_weight_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, eps
+    )
+    by_rank(_forward, operands, share, _NormSizes(HAS_Y, NORMED_Y, D, BT, BN, STAGES, RMAX), RCLASS, True)
 
 
 class _Back(NamedTuple):
@@ -220,11 +233,14 @@ def residual_norm(
     weight: torch.Tensor,
     eps: float,
     table: WorkTable,
+    y_norm: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x', h, rstd): x' = x + y + s @ Bᵀ and h = norm(x') * weight, all [T, D] in x's dtype; rstd [T] fp32.
 
     Without y this is the plain norm and x' is x itself. `b_column`: where B of this layer's matrix starts in `adapters`.
+    y_norm: what post_norm returned of y, and its norm's weight [D]: then x' = x + norm(y) * weight, and s is None.
     """
+    assert y_norm is None or s is None
     total = torch.empty_like(x) if y is not None else x
     h = torch.empty_like(x)
     rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
@@ -232,9 +248,9 @@ def residual_norm(
         rank = part.rank_class if s is not None else 0
         cfg = config("norm", rank)
         _residual_norm[(BLOCK_T // cfg.block_t, part.blocks.shape[0])](
-            x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, part.spans, part.blocks,
-            adapters.stride(0), b_column, eps,
-            HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
+            x, y if y is not None else x, s if s is not None else x, adapters, *(y_norm or (rstd, weight)), weight, total, h,
+            rstd, part.spans, part.blocks, adapters.stride(0), b_column, eps,
+            HAS_Y=y is not None, NORMED_Y=y_norm is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
             RMAX=table.max_rank if s is not None else 0, RCLASS=rank, num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip
     return total, h, rstd

@@ -1,4 +1,4 @@
-"""SwiGLU fused with the adapters of gate, up and down, forward and backward: each direction reads gate and up once.
+"""SwiGLU, or GeGLU, fused with the adapters of gate, up and down, forward and backward: each direction reads gate and up once.
 
 Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ, summed while act is in registers. Backward:
 the gradients of gate and up in place, with down's dS A added to dact; dB of gate and up and dA of down, summed while their
@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.block.nonlinearities import GATES, gated, gated_gradients
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
@@ -37,19 +38,14 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class SwigluColumns:
-    """Where B of gate and up and A of down start in a layer's part of an arena row. down_matrix: down's number, for dropout."""
+    """Where B of gate and up and A of down start in a layer's part of an arena row. down_matrix: down's number, for dropout.
+    activation: of the gate, one of GATES."""
 
     b_gate: int
     b_up: int
     a_down: int
     down_matrix: int = 0
-
-
-@triton.jit
-def _sigmoid(x):
-    """1 / (1 + e^-x) as the square of a reciprocal root, which is one hardware instruction; a division takes eight."""
-    root = tl.rsqrt(1.0 + tl.exp(-x))
-    return root * root
+    activation: str = "silu"
 
 
 class _Swiglu(NamedTuple):
@@ -78,6 +74,7 @@ class _Sizes(NamedTuple):
     STAGES: Any
     RMAX: Any
     DROP: Any
+    GELU: Any
 
 
 @triton.jit
@@ -98,7 +95,7 @@ def _forward(p, share, sizes, R: tl.constexpr):
         if R > 0:
             gate = mma(s_gate, load_ranks(p.gate_ptr, p.w_stride, 0, row0, rank, columns, F, R), gate)
             up = mma(s_up, load_ranks(p.up_ptr, p.w_stride, 0, row0, rank, columns, F, R), up)
-        act = (gate * _sigmoid(gate) * up).to(p.act_ptr.dtype.element_ty)
+        act = gated(gate, up, sizes.GELU).to(p.act_ptr.dtype.element_ty)
         store_tokens(p.act_ptr, start, end, F, columns, F, act, BT)
         if R > 0:
             if sizes.DROP:
@@ -113,7 +110,7 @@ def _forward(p, share, sizes, R: tl.constexpr):
 def _swiglu(
     gu_ptr, s_ptr, w_ptr, act_ptr, partials_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, gate_column, up_column,
     down_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-    RMAX: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr,
+    RMAX: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
@@ -125,15 +122,7 @@ def _swiglu(
         gu_ptr, s_ptr, w_ptr + gate_column, w_ptr + up_column, w_ptr + down_column, w_stride, act_ptr,
         partials_ptr + chunk.to(tl.int64) * T * RMAX, keys_ptr, matrix, f_start, tl.minimum(F, f_start + CHUNK), F, scale,
     )  # fmt: skip
-    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RCLASS, True)
-
-
-@triton.jit
-def _swiglu_gradients(gate, up, dact):
-    """silu(gate) * up, and the gradients of gate and up from dact."""
-    sigmoid = _sigmoid(gate)
-    silu = gate * sigmoid
-    return silu * up, dact * up * (sigmoid + silu * (1.0 - sigmoid)), dact * silu
+    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP, GELU), RCLASS, True)
 
 
 class _SwigluBack(NamedTuple):
@@ -164,7 +153,7 @@ def _backward_without_adapter(p, share, sizes):
         gate = load_tokens(p.gu_ptr, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
         up = load_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
         dact = load_tokens(p.dact_ptr, t, end, F, columns, F, sizes.BT).to(tl.float32)
-        _, dgate, dup = _swiglu_gradients(gate, up, dact)
+        _, dgate, dup = gated_gradients(gate, up, dact, sizes.GELU)
         store_tokens(p.gu_ptr, t, end, 2 * F, columns, F, dgate, sizes.BT)
         store_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, dup, sizes.BT)
 
@@ -205,7 +194,7 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
             dact += tl.where(keep, mma(a_down, tl.trans(ds), tl.zeros((BN, BT), tl.float32)), 0.0)
         else:
             dact = mma(a_down, tl.trans(ds), dact)
-        act, dgate, dup = _swiglu_gradients(gate, up, dact)
+        act, dgate, dup = gated_gradients(gate, up, dact, sizes.GELU)
         act = act.to(dtype)
         dgate = dgate.to(dtype)
         dup = dup.to(dtype)
@@ -234,7 +223,7 @@ def _backward(p, share, sizes, R: tl.constexpr):
 def _swiglu_backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, grad_ptr, keys_ptr, spans_ptr, w_stride, grad_stride, gate_column, up_column,
     down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
-    DROP: tl.constexpr,
+    DROP: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     share = share_of_span(spans_ptr, tl.program_id(1))
     if share.start >= share.end:
@@ -244,7 +233,7 @@ def _swiglu_backward(
         gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, grad_ptr, grad_stride, gate_column, up_column, down_column, keys_ptr,
         matrix, columns, F,
     )  # fmt: skip
-    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RCLASS, True)
+    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP, GELU), RCLASS, True)
 
 
 def swiglu(
@@ -266,7 +255,8 @@ def swiglu(
             gate_up, s if s is not None else gate_up, adapters, act, partials, table.keys if table.keys is not None else act,
             part.spans, part.scales, part.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down_matrix, features,
             tokens, CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n * 2 // gate_up.element_size(), STAGES=cfg.stages, RMAX=rmax,
-            RCLASS=rank, DROP=table.keys is not None, num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+            RCLASS=rank, DROP=table.keys is not None, GELU=GATES[at.activation], num_warps=cfg.warps, num_stages=cfg.stages,
+            maxnreg=cfg.registers,
         )  # fmt: skip
     return act, sum_partials(partials, table, gate_up.dtype) if s is not None else None
 
@@ -295,6 +285,6 @@ def swiglu_backward(
             table.keys if table.keys is not None else dact, part.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
             at.a_down, at.down_matrix, features,
             BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=rmax, RCLASS=rank, DROP=table.keys is not None,
-            num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+            GELU=GATES[at.activation], num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip
     return gate_up
