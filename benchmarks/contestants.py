@@ -134,15 +134,15 @@ class PeerPass:
     def train(self, base: DeviceBatch, labels: Labels) -> Tensor:
         """The sums of log-probabilities; `lora` keeps the gradients."""
         stack, sh, table = self._stack, self._stack.dims, base.table
-        heads, none = (sh.heads, sh.kv_heads), self._fused.embedding
+        heads, none = sh.heads, self._fused.embedding
         x, y = self._fused.embedding.index_select(0, base.tokens), None
         kept = []
         for layer, w in enumerate(stack.layers):
             x, h, rstd = residual_norm(x, y, None, none, 0, w.norm_attention, sh.eps, table)
             qkv = torch.mm(h, w.w_qkv.t())
             self._apply(h, qkv, layer, "qkv")
-            rotary(qkv, None, none, (0, 0, 0), stack.cos, stack.sin, base.positions, heads, table)
-            out, lse = attention(qkv, base.sequences, heads, stack.scale)
+            rotary(qkv, None, none, (0, 0, 0), *stack.rotaries[0], base.positions, heads, table)
+            out, lse = attention(qkv, base.sequences, heads, sh.shape.scale)
             y = torch.mm(out, w.w_o.t())
             self._apply(out, y, layer, "o")
             x_mid, h_mid, rstd_mid = residual_norm(x, y, None, none, 0, w.norm_mlp, sh.eps, table)
@@ -168,8 +168,8 @@ class PeerPass:
             dx = norm_backward(dh, None, None, none, (), x_mid, rstd_mid, w.norm_mlp, dx, table)
             dout = torch.mm(dx, w.w_o)
             self._undo(out, dx, dout, layer, "o")
-            dqkv = attention_backward(dout, qkv, out, lse, base.sequences, heads, stack.scale)
-            rotary_backward(dqkv, stack.cos, stack.sin, base.positions, heads)
+            dqkv = attention_backward(dout, qkv, out, lse, base.sequences, heads, sh.shape.scale)
+            rotary_backward(dqkv, *stack.rotaries[0], base.positions, heads)
             dh = torch.mm(dqkv, w.w_qkv)
             self._undo(h, dqkv, dh, layer, "qkv")
             dx = norm_backward(dh, None, None, none, (), x, rstd, w.norm_attention, dx, table)

@@ -1,6 +1,7 @@
 """Correctness gate of all kernel benchmarks: losses and gradients of a small mixed step against float64, beside bf16
 PyTorch."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -33,25 +34,29 @@ def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
         return value.to(dtype) if isinstance(value, Tensor) else value
 
     layers = tuple(replace(w, **{f.name: turn(getattr(w, f.name)) for f in fields(w)}) for w in backbone.layers)
-    frequencies = 1.0 / 500000.0 ** (torch.arange(0, 64, 2, device="cuda").float() / 64)
+    size = backbone.shape.head_size
+    frequencies = 1.0 / 500000.0 ** (torch.arange(0, size, 2, device="cuda").float() / size)
     return replace(
         backbone, embedding=turn(backbone.embedding), head=turn(backbone.head), norm=turn(backbone.norm), layers=layers,
         rotaries=(RotaryTable(frequencies, 1.0, dtype),),
     )  # fmt: skip
 
 
-def run_gate(longest: int = 0, fp8: bool = False) -> dict[str, Any]:
+def run_gate(
+    longest: int = 0, fp8: bool = False, made: Callable[[LlamaShape], Backbone] = random_backbone, shape: LlamaShape = SMALL
+) -> dict[str, Any]:
     """{tolerance, worst_error, compared, passed}: errors are ours divided by plain bf16's, both against float64.
 
-    longest: tokens of one extra row, first on the axis; with it activations are recomputed. The errors of that many labels
-    nearly cancel in their sum, by chance in one of the two results: so the loss error is divided by at least FLOOR.
+    made, shape: the small base. longest: tokens of one extra row, first on the axis; with it activations are recomputed. The
+    errors of that many labels nearly cancel in their sum, by chance in one of the two results: so the loss error is divided by
+    at least FLOOR.
     """
-    backbone = replace(random_backbone(SMALL), max_positions=max(4096, longest))
+    backbone = replace(made(shape), max_positions=max(4096, longest))
     backbone = in_fp8(backbone) if fp8 else backbone
     ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, GATE_ROWS, "cuda", torch.bfloat16))
-    segments = feed(attach(ours, 6, (*RANKS, 256)), Rows(SMALL.vocabulary), 2)
+    segments = feed(attach(ours, 6, (*RANKS, 256)), Rows(shape.vocabulary), 2)
     if longest:
-        row = long_row(longest, SMALL.vocabulary)
+        row = long_row(longest, shape.vocabulary)
         segments[0] = replace(segments[0], examples=[row, *segments[0].examples], weight=1 / longest)
     ours.arena.master.copy_(ours.arena.master.bfloat16())
     losses = torch.stack([loss.total for loss in ours.train(segments, recompute=longest > 0)]).double()

@@ -69,10 +69,10 @@ def calls() -> list[Measured]:
 
     h, act, gu, qkv = tensors(t, d), tensors(t, f), tensors(t, 2 * f), tensors(t, wide)
     s = {mats: tensors(t, mats, work.max_rank) for mats in (1, 2, 3)}
-    weight, heads = torch.randn(d, device="cuda", dtype=torch.bfloat16), (sh.heads, sh.kv_heads)
-    out, lse = attention(qkv[0], batch.sequences, heads, fused.stack.scale)
+    weight, heads = torch.randn(d, device="cuda", dtype=torch.bfloat16), sh.heads
+    out, lse = attention(qkv[0], batch.sequences, heads, sh.shape.scale)
     gate_up, trio, widths, starts = sh.b("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"), (d, 512, 512), (0, d, d + 512)
-    cos, sin, at = fused.stack.cos, fused.stack.sin, batch.positions
+    (cos, sin), at = fused.stack.rotaries[0], batch.positions
     tokens, row = 2 * t, 2 * ranks  # bytes of one column of activations, and of one column of the compute copy
     own = sh.swiglu(0)
     b_qkv = (sh.b("q_proj")[0], sh.b("k_proj")[0], sh.b("v_proj")[0])
@@ -115,10 +115,10 @@ def calls() -> list[Measured]:
         Measured(
             "rotary", lambda i: rotary(qkv[i], s[3][i], copy[i], b_qkv, cos, sin, at, heads, work), wide * (2 * tokens + row)
         ),
-        Measured("attention", lambda i: attention(qkv[i], batch.sequences, heads, fused.stack.scale), tokens * (wide + d)),
+        Measured("attention", lambda i: attention(qkv[i], batch.sequences, heads, sh.shape.scale), tokens * (wide + d)),
         Measured(
             "attention backward",
-            lambda i: attention_backward(h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale),
+            lambda i: attention_backward(h[i], qkv[i], out, lse, batch.sequences, heads, sh.shape.scale),
             tokens * (2 * wide + 2 * d),
         ),
         Measured(
@@ -130,7 +130,7 @@ def calls() -> list[Measured]:
                 lse,
                 batch.sequences,
                 heads,
-                fused.stack.scale,
+                sh.shape.scale,
                 incoming=AdapterInputGradient(s[1][i], copy[i], sh.a("o_proj")[0], work, 0),
             ),
             tokens * (2 * wide + 3 * d) + row * d,

@@ -4,7 +4,6 @@ New tokens lie on the flat axis of training, each sequence a segment of its own,
 same bits beside any others. Their keys join the cache, and each sequence attends to all of its own. Knows no sampling.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
@@ -24,8 +23,6 @@ from worker.model.plain.attention import BLOCK, Axis, Heads, attend_keys, causal
 from worker.model.plain.decoder_block import run_block
 from worker.model.plain.lm_head import softcapped
 from worker.model.plain.trainer import Trainer
-
-LayerAttention = Callable[[int, Tensor, Axis, Heads], Tensor]  # of a layer, by its number; else as `attend`
 
 
 class PassTables:
@@ -55,10 +52,10 @@ class PlainPass:
             batch = _flat(sequences, pasts, backbone.device)
             pages = [torch.tensor(s.pages, dtype=torch.int64, device=backbone.device) for s in sequences]
             tables = PassTables(batch, self._cache.page_tokens, pages, pasts)
-            adapters, x_TK, attend = trainer.adapters(batch, None), backbone.embed(batch), self._attention(step, tables)
+            adapters, x_TK = trainer.adapters(batch, None), backbone.embed(batch)
             axes = self._axes(batch, pasts, x_TK)
             for layer, (weights, groups) in enumerate(zip(backbone.layers, trainer.arena.layout.layers, strict=True)):
-                attention = partial(attend, layer)
+                attention = partial(_attend_cached, self._cache, tables, layer)
                 x_TK = run_block(
                     x_TK, weights, backbone.shape, axes[weights.rope], batch.activation_ranges, adapters, groups, attention
                 )
@@ -67,10 +64,6 @@ class PlainPass:
             logits = product(h_NK, backbone.head.t())[: len(sequences)]
             wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
             return softcapped(wide, backbone.logit_cap)
-
-    def _attention(self, step: BatchStep, tables: PassTables) -> LayerAttention:
-        """How the layers attend in this pass."""
-        return partial(_attend_cached, self._cache, tables)
 
     def _axes(self, batch: FlatBatch, pasts: Many[int], like: Tensor) -> list[Axis]:
         longest = int(batch.positions.max()) + 1

@@ -17,7 +17,7 @@ from contract.task_spec import Precision
 from worker.model.arena_layout import GROUPS, Layout, Target
 from worker.model.base_weight_reader import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
 from worker.model.config_reader import read_config
-from worker.model.families import FAMILIES, Family, family_of, head_size
+from worker.model.families import Family, family_of, head_size
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.attention import Axis, causal_mask
 from worker.model.plain.decoder_block import BlockShape, BlockWeights, run_block
@@ -79,11 +79,6 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         return self.embedding.device
-
-    @property
-    def beyond_kernels(self) -> tuple[str, ...]:
-        """What the fused kernels lack for this family; empty where they run it."""
-        return FAMILIES[self.family].beyond_kernels
 
     @classmethod
     def load(

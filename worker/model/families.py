@@ -1,6 +1,6 @@
 """The families of base models: one table of how each one's decoder block differs, and what of a configuration is refused.
 
-Names are those of transformers' configurations. Knows no weights, and of kernels only what they can run.
+Names are those of transformers' configurations. Knows no weights and no kernels.
 """
 
 from collections.abc import Mapping
@@ -43,20 +43,6 @@ class Family:
     query_scale: str | None = None
     attention_cap: str | None = None
     logit_cap: str | None = None
-
-    @property
-    def beyond_kernels(self) -> tuple[str, ...]:
-        """What the fused kernels lack for this family; empty for a family that they run."""
-        lacks = {
-            f"{self.activation} in the MLP": self.activation != "silu",
-            "norms behind attention and the MLP": self.post_norms,
-            "rotary frequencies of each layer's own": self.rope_by_layer,
-            "a scaled embedding": self.scaled_embedding,
-            "a query scale of its own": self.query_scale is not None,
-            "capped attention": self.attention_cap is not None,
-            "capped logits": self.logit_cap is not None,
-        }
-        return tuple(what for what, wanted in lacks.items() if wanted)
 
     @property
     def norms(self) -> dict[str, str]:

@@ -168,13 +168,8 @@ def _too_large(ref: BaseModelRef, need: int, memory: int) -> str:
 
 
 def _trainer(source: Path, precision: Precision, device: torch.device, eight_bit: bool, sharding: Sharding | None) -> Trainer:
-    """The fused trainer on a GPU whose kernels run the family, else plain PyTorch. The arena grows as jobs come."""
+    """The fused trainer on a GPU, plain PyTorch on a CPU. The arena grows as jobs come."""
     backbone = Backbone.load(source, device, compute_dtype(device), precision, sharding)
-    if device.type == "cpu" or backbone.beyond_kernels:
-        if device.type == "cuda":
-            log.warning(
-                "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower",
-                *(backbone.family, ", ".join(backbone.beyond_kernels)),
-            )
+    if device.type == "cpu":
         return Trainer(backbone, Arena(backbone.targets, 8, device, eight_bit=eight_bit))
     return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, eight_bit))

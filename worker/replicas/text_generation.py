@@ -16,7 +16,6 @@ from torch import Tensor
 from worker.adapters.arena_growth import NoRows
 from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.cuda.fused_runner import MAX_GRAPHS, FusedRunner
-from worker.generate.cuda.paged_pass import PagedPass
 from worker.generate.generator import Generator, Runner
 from worker.generate.page_allocator import PageAllocator
 from worker.generate.paged_cache import PagedCache
@@ -185,11 +184,7 @@ def generator_of(base: BaseCopy, pages: int, limits: GenerationLimits) -> Genera
     """A generator on this base and its arena, with a cache of so many pages of PAGE_TOKENS tokens."""
     trainer = base.trainer
     cache = PagedCache(trainer.backbone, pages, PAGE_TOKENS)
-    runner: Runner
-    if isinstance(trainer, DeviceTrainer):
-        runner = FusedRunner(trainer, cache)
-    else:
-        runner = (PagedPass if trainer.backbone.device.type == "cuda" else PlainPass)(trainer, cache)
+    runner: Runner = FusedRunner(trainer, cache) if isinstance(trainer, DeviceTrainer) else PlainPass(trainer, cache)
     return Generator(runner, PageAllocator(pages, PAGE_TOKENS), limits, base.decode, base.end_tokens)
 
 

@@ -1,13 +1,15 @@
 """Generation on a GPU in bf16: captured decode steps against launched ones, against the truth, beside NaN, while training."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.worker.generate.adapted import decode
-from tests.worker.model.test_device_trainer import device_trainer, error, fill_slots, llama, plain_trainer, qwen
+from tests.worker.model.test_device_trainer import device_trainer, error, fill_slots, gemma2, gemma3, llama, plain_trainer, qwen
 from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import CAPTURE_AFTER, FusedRunner
 from worker.generate.generator import Generator, Runner
@@ -52,7 +54,7 @@ def forced(trainer: Trainer, runner: Runner, slots: list[Slot], like: list[Seque
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("make", [llama, qwen])
+@pytest.mark.parametrize("make", [llama, qwen, gemma2, gemma3])
 def test_logits_of_every_step_are_no_worse_than_plain_bf16(make: object) -> None:
     assert callable(make)
     ours = device_trainer(make())
@@ -70,8 +72,11 @@ def test_logits_of_every_step_are_no_worse_than_plain_bf16(make: object) -> None
     assert error(fused, truth) <= 1.5 * error(bf16, truth)
 
 
-def test_a_captured_step_has_the_bits_of_a_launched_one_and_a_nan_neighbour_changes_nobody() -> None:
-    trainer = device_trainer(llama())
+@pytest.mark.parametrize("make", [llama, gemma2])
+def test_a_captured_step_has_the_bits_of_a_launched_one_and_a_nan_neighbour_changes_nobody(
+    make: Callable[[], PreTrainedModel],
+) -> None:
+    trainer = device_trainer(make())
     slots = fill_slots(trainer)
     texts = []
     for ruined in (False, False, True):

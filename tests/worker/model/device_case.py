@@ -2,7 +2,17 @@
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
@@ -32,6 +42,19 @@ def llama() -> PreTrainedModel:
 def qwen() -> PreTrainedModel:
     torch.manual_seed(0)
     return Qwen3ForCausalLM(Qwen3Config(**SIZES))
+
+
+def gemma2() -> PreTrainedModel:
+    """With heads as wide as Gemma's, and caps that bend."""
+    torch.manual_seed(0)
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0}
+    sizes = SIZES | {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, **caps, query_pre_attn_scalar=40, sliding_window=30, pad_token_id=0))
+
+
+def gemma3() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, query_pre_attn_scalar=40, sliding_window=30, pad_token_id=0))
 
 
 def examples(seed: int, count: int = 2, longest: int = 150) -> list[Example]:

@@ -14,7 +14,6 @@ from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.base_weight_reader import HEAD
-from worker.model.cuda.fused_pass import FusedPass
 from worker.model.families import FAMILIES, UnsupportedModelError
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
@@ -133,13 +132,6 @@ def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str)
 
 def test_what_may_be_listed_is_what_can_be_trained_on() -> None:
     assert set(MODEL_TYPES) == set(FAMILIES)
-
-
-def test_what_the_fused_kernels_cannot_do_is_said_and_refused() -> None:
-    assert {name for name, family in FAMILIES.items() if not family.beyond_kernels} == {"llama", "mistral", "qwen2", "qwen3"}
-    trainer, _ = _base_alone("gemma3")
-    with pytest.raises(UnsupportedModelError, match=r"does not run gemma3_text \(gelu_pytorch_tanh in the MLP, "):
-        FusedPass(trainer.backbone, trainer.arena.layout, 64)
 
 
 def test_weights_that_are_missing_are_named_and_never_made_up(tmp_path: Path) -> None:

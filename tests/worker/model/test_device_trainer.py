@@ -1,12 +1,25 @@
 """The trainer on a GPU against the plain one in float64: losses, gradients, updates, graphs, neighbours, a growing arena."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from tests.worker.model.device_case import RANKS, device_trainer, error, examples, fill_slots, llama, plain_trainer, qwen
+from tests.worker.model.device_case import (
+    RANKS,
+    device_trainer,
+    error,
+    examples,
+    fill_slots,
+    gemma2,
+    gemma3,
+    llama,
+    plain_trainer,
+    qwen,
+)
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
@@ -19,7 +32,18 @@ from worker.model.row_optimizer import RowUpdate, update_rows
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize(("make", "ranks"), [(llama, RANKS), (qwen, RANKS), (llama, (128, 13, 100)), (qwen, (256, 16, 130))])
+@pytest.mark.parametrize(
+    ("make", "ranks"),
+    [
+        (llama, RANKS),
+        (qwen, RANKS),
+        (llama, (128, 13, 100)),
+        (qwen, (256, 16, 130)),
+        (gemma2, RANKS),
+        (gemma2, (128, 13, 100)),
+        (gemma3, RANKS),
+    ],
+)
 def test_losses_and_gradients_are_no_worse_than_plain_bf16(make: object, ranks: tuple[int, ...]) -> None:
     assert callable(make)
     results = []
@@ -103,8 +127,9 @@ def test_graphs_follow_an_arena_that_grows_and_segments_of_one_slot_are_one() ->
         assert error(trainer.arena.grad[slot.used], grad) < 0.02
 
 
-def test_buckets_that_come_often_are_captured_and_keep_their_bits() -> None:
-    trainer = device_trainer(llama())
+@pytest.mark.parametrize("make", [llama, gemma2])
+def test_buckets_that_come_often_are_captured_and_keep_their_bits(make: Callable[[], PreTrainedModel]) -> None:
+    trainer = device_trainer(make())
     slots = fill_slots(trainer)
     passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (2, 5)]
     seen: list[list[list[Tensor]]] = [[], []]

@@ -28,15 +28,15 @@ class CachedBatch(DeviceBatch):
 class CachedStack(FusedStack):
     def __init__(self, stack: FusedStack, cache: PagedCache) -> None:
         """The layers of `stack`, writing to and reading from `cache`."""
-        super().__init__(stack.layers, stack.final_norm, stack.dims, stack.cos, stack.sin)
+        super().__init__(stack.layers, stack.final_norm, stack.dims, stack.rotaries)
         self._cache = cache
 
     def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, CachedBatch)
         dims, cache = self.dims, self._cache
-        heads = qkv.view(qkv.shape[0], -1, dims.head_size)
-        first = dims.heads + dims.kv_heads
-        cache.write(index, batch.pages, batch.places, heads[:, dims.heads : first], heads[:, first:])
+        heads = qkv.view(qkv.shape[0], -1, dims.shape.head_size)
+        queries, turned = dims.heads[0], sum(dims.heads)
+        cache.write(index, batch.pages, batch.places, heads[:, queries:turned], heads[:, turned:])
         if batch.tables is None or batch.lengths is None:
             return super()._attend(index, qkv, batch)
         attended = paged_attention(
@@ -45,8 +45,9 @@ class CachedStack(FusedStack):
             cache.values[index],
             batch.tables,
             batch.lengths,
-            (dims.heads, dims.kv_heads),
-            self.scale,
+            dims.heads,
+            dims.shape.scale,
             self.layers[index].window,
+            dims.shape.cap,
         )
         return attended, torch.empty(0, device=qkv.device)  # nothing goes backward

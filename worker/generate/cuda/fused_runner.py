@@ -21,6 +21,7 @@ from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.flat_batch import FlatBatch
+from worker.model.plain.lm_head import softcapped
 
 MAX_GRAPHS = 32
 CAPTURE_AFTER = 4  # decode steps of a bucket, the last of which captures it
@@ -39,8 +40,8 @@ class FusedRunner:
 
     def __init__(self, trainer: DeviceTrainer, cache: PagedCache, capture_after: int = CAPTURE_AFTER) -> None:
         self._trainer, self._cache, self._capture_after = trainer, cache, capture_after
-        fused = FusedPass(trainer.backbone, trainer.arena.layout, trainer.backbone.max_positions)
-        self._stack = CachedStack(fused.stack, cache)
+        self._fused = FusedPass(trainer.backbone, trainer.arena.layout, trainer.backbone.max_positions)
+        self._stack = CachedStack(self._fused.stack, cache)
         self._graphs: OrderedDict[DecodeShape, _DecodeGraph] = OrderedDict()
         self._seen = Counter[DecodeShape]()
         self._pool: Any = None
@@ -53,7 +54,8 @@ class FusedRunner:
         return tuple(self._graphs)
 
     def run(self, step: BatchStep) -> Tensor:
-        """Logits of each sequence's last token [sequences, V], in the base's dtype; valid until the next call."""
+        """Logits of each sequence's last token [sequences, V], in the base's dtype, or float32 if the family caps them; valid
+        until the next call."""
         order = by_adapter(step.sequences)
         inverse = np.empty(len(order), np.int64)
         inverse[order] = np.arange(len(order))
@@ -78,7 +80,7 @@ class FusedRunner:
             pages[start:stop] = np.array(sequence.pages)[own // size]
             places[start:stop] = own % size
         cached = CachedBatch(**vars(batch), pages=self._up(pages), places=self._up(places))
-        _, h, _ = self._stack.forward(self._embed(cached), cached, self._adapters(), None)
+        _, h, _ = self._stack.forward(self._fused.embed(cached), cached, self._adapters(), None)
         return self._logits(h[labels.indices[: len(sequences)].long()])
 
     def _decode(self, sequences: list[Sequence]) -> Tensor:
@@ -89,7 +91,7 @@ class FusedRunner:
 
     def _launch(self, shape: DecodeShape, flat: Tensor) -> Tensor:
         batch = unpack_decode(shape, flat, self._cache.page_tokens)
-        _, h, _ = self._stack.forward(self._embed(batch), batch, self._adapters(), None)
+        _, h, _ = self._stack.forward(self._fused.embed(batch), batch, self._adapters(), None)
         return self._logits(h)
 
     def _replay(self, shape: DecodeShape, host: np.ndarray) -> Tensor:
@@ -125,11 +127,10 @@ class FusedRunner:
             logits = self._launch(shape, inputs)
         return _DecodeGraph(graph, inputs, logits)
 
-    def _embed(self, batch: CachedBatch) -> Tensor:
-        return self._trainer.backbone.embedding.index_select(0, batch.tokens)
-
     def _logits(self, h: Tensor) -> Tensor:
-        return torch.mm(h, self._trainer.backbone.head.t())
+        logits, cap = torch.mm(h, self._fused.head.t()), self._trainer.backbone.logit_cap
+        # Not rounded again behind the cap: near it bf16 would make ties of the largest.
+        return logits if cap is None else softcapped(logits.float(), cap)
 
     def _adapters(self) -> Tensor:
         return self._trainer.arena.layered(self._trainer.arena.compute_copy)

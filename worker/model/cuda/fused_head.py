@@ -24,11 +24,13 @@ class Labels:
     bounds: Tensor
 
 
-def head_loss(h: Tensor, head: Tensor, labels: Labels, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def head_loss(
+    h: Tensor, head: Tensor, labels: Labels, with_gradient: bool, cap: float | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(sums, hits, dh): sums [segments] fp32 of log-probabilities; hits [segments] fp32, how many labels are their logits'
     argmax; dh [T, D] of Σ -loss_weight · logp, or None.
 
-    h [T, D] final hidden states, head [V, D].
+    h [T, D] final hidden states, head [V, D]. cap: the logits' soft cap; None: they have none.
     """
     count, tokens = labels.indices.shape[0], h.shape[0]
     logp, hits = torch.empty((2, count), dtype=torch.float32, device=h.device)
@@ -40,7 +42,7 @@ def head_loss(h: Tensor, head: Tensor, labels: Labels, with_gradient: bool) -> t
         part = slice(start, min(start + CHUNK_LABELS, count))
         logits = torch.mm(picked[part], head.t())
         loss_weights = labels.loss_weights[part] if with_gradient else None
-        cross_entropy(logits, labels.tokens[part], loss_weights, logp[part], hits[part])
+        cross_entropy(logits, labels.tokens[part], loss_weights, logp[part], hits[part], cap)
         if dh is not None:  # then `logits` hold their gradient
             dh.index_copy_(0, indices[part], torch.mm(logits, head))
     sums, found = span_sums(logp, labels.bounds), span_sums(hits, labels.bounds)

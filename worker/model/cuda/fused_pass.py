@@ -12,7 +12,6 @@ from worker.model.backbone import Backbone
 from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.fused_head import Labels, head_loss
 from worker.model.cuda.fused_stack import FusedStack, SavedLayer, StackDims
-from worker.model.families import UnsupportedModelError
 from worker.model.sharding.weight_shards import EMBEDDING_UNIT, FORWARD, HEAD_UNIT
 
 
@@ -44,30 +43,20 @@ def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
 
 class FusedPass:
     def __init__(self, backbone: Backbone, layout: Layout, positions: int) -> None:
-        """`positions`: the most positions of a sequence. Raises UnsupportedModelError for a family that no kernel runs."""
-        if backbone.beyond_kernels:
-            lacking = ", ".join(backbone.beyond_kernels)
-            raise UnsupportedModelError(f"the fused pass does not run {backbone.family} ({lacking}); take Trainer")
-        shape, first = backbone.shape, backbone.layers[0]
-        cos, sin = backbone.rotaries[0].table(positions)
-        dims = StackDims(
-            heads=shape.heads,
-            kv_heads=shape.key_heads,
-            head_size=shape.head_size,
-            hidden=first.w_qkv.shape[1],
-            ffn=first.w_down.shape[1],
-            eps=shape.eps,
-            columns=layer_columns(layout),
-        )
-        self.stack = FusedStack(backbone.layers, backbone.norm, dims, cos, sin, backbone.gathers)
+        """`positions`: the most positions of a sequence."""
+        first = backbone.layers[0]
+        dims = StackDims(backbone.shape, first.w_qkv.shape[1], first.w_down.shape[1], layer_columns(layout))
+        rotaries = [rotary.table(positions) for rotary in backbone.rotaries]
+        self.stack = FusedStack(backbone.layers, backbone.norm, dims, rotaries, backbone.gathers)
         self.embedding, self.head, self._gathers = backbone.embedding, backbone.head, backbone.gathers
+        self._embedding_scale, self._cap = backbone.embedding_scale, backbone.logit_cap
 
     def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
         """Forward and backward. adapters (compute copy) and grad (fp32): [layers, rows, C] views of the arena."""
         saved_layers: list[SavedLayer] = []
-        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, saved_layers, recompute)
+        x, h, rstd = self.stack.forward(self.embed(batch), batch, adapters, saved_layers, recompute)
         self._gathers.use(HEAD_UNIT, FORWARD)
-        sums, hits, dh = head_loss(h, self.head, labels, with_gradient=True)
+        sums, hits, dh = head_loss(h, self.head, labels, True, self._cap)
         del h
         assert dh is not None
         dx = self.stack.final_backward(dh, x, rstd, batch)
@@ -77,11 +66,13 @@ class FusedPass:
 
     def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
         """Forward alone."""
-        _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None)
+        _, h, _ = self.stack.forward(self.embed(batch), batch, adapters, None)
         self._gathers.use(HEAD_UNIT, FORWARD)
-        sums, hits, _ = head_loss(h, self.head, labels, with_gradient=False)
+        sums, hits, _ = head_loss(h, self.head, labels, False, self._cap)
         return PassResult(sums, hits)
 
-    def _embed(self, batch: DeviceBatch) -> Tensor:
+    def embed(self, batch: DeviceBatch) -> Tensor:
+        """The first layer's input, [T, D]."""
         self._gathers.use(EMBEDDING_UNIT, FORWARD)
-        return self.embedding.index_select(0, batch.tokens)
+        x = self.embedding.index_select(0, batch.tokens)
+        return x if self._embedding_scale is None else x.mul_(self._embedding_scale)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
+from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from worker.model.cuda.base_products import linear, linear_backward
 from worker.model.cuda.device_batch import DeviceBatch
+from worker.model.cuda.saved_activations import NormedOutput, PendingResidual, SavedActivations, SavedLayer
 from worker.model.cuda.side_streams import GradientProduct, SideStreams
-from worker.model.plain.decoder_block import BlockWeights
+from worker.model.plain.decoder_block import BlockShape, BlockWeights
 from worker.model.sharding.weight_shards import ALL_RESIDENT, BACKWARD, FORWARD, Gathers, layer_unit
 
 
@@ -30,21 +32,27 @@ class StackDims:
     """What every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, in the
     order that numbers the matrices for dropout."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
+    shape: BlockShape
     hidden: int
     ffn: int
-    eps: float
     columns: dict[str, tuple[int, int]]
 
     @property
+    def heads(self) -> tuple[int, int]:
+        """Heads of q and of k."""
+        return self.shape.heads, self.shape.key_heads
+
+    @property
+    def eps(self) -> float:
+        return self.shape.eps
+
+    @property
     def q_width(self) -> int:
-        return self.heads * self.head_size
+        return self.shape.heads * self.shape.head_size
 
     @property
     def kv_width(self) -> int:
-        return self.kv_heads * self.head_size
+        return self.shape.key_heads * self.shape.head_size
 
     def a(self, *modules: str) -> tuple[int, ...]:
         return tuple(self.columns[module][0] for module in modules)
@@ -58,61 +66,26 @@ class StackDims:
 
     def swiglu(self, layer: int) -> SwigluColumns:
         gate, up = self.b("gate_proj", "up_proj")
-        return SwigluColumns(gate, up, self.columns["down_proj"][0], self.matrix(layer, "down_proj"))
-
-
-@dataclass(frozen=True)
-class SavedActivations:
-    """What one layer's backward needs beside its input: h, the input of q, k and v; raw, q and k before their
-    own norms, if they have any; x_mid, the residual stream between attention and MLP; h_mid, its norm; s, each group's S."""
-
-    rstd: Tensor
-    h: Tensor
-    qkv: Tensor
-    raw: Tensor | None
-    attended: Tensor
-    lse: Tensor
-    x_mid: Tensor
-    rstd_mid: Tensor
-    h_mid: Tensor
-    gate_up: Tensor
-    s: dict[str, Tensor | None]
-
-
-@dataclass(frozen=True)
-class SavedLayer:
-    """A layer's input x [T, D] and, unless the layer is recomputed, what its backward needs."""
-
-    x: Tensor
-    saved: SavedActivations | None = None
-
-
-@dataclass(frozen=True)
-class PendingResidual:
-    """A layer's output not summed yet: x_mid + y + s @ B of down. The next norm adds it in its own pass."""
-
-    x: Tensor
-    y: Tensor | None = None
-    s: Tensor | None = None
+        down = self.columns["down_proj"][0], self.matrix(layer, "down_proj")
+        return SwigluColumns(gate, up, *down, self.shape.activation)
 
 
 class FusedStack:
     """The layers of one backbone over the arena's compute copy and gradient, both [layers, rows, C] (views, any strides).
-    gathers: brings a sharded layer's weights before its products are launched."""
+    rotaries: tables of cos and sin, of which each layer takes one. gathers: brings a sharded layer's weights before its
+    products are launched."""
 
     def __init__(
         self,
         layers: Sequence[BlockWeights],
         final_norm: Tensor,
         dims: StackDims,
-        cos: Tensor,
-        sin: Tensor,
+        rotaries: Sequence[tuple[Tensor, Tensor]],
         gathers: Gathers = ALL_RESIDENT,
     ) -> None:
         self.layers, self.final_norm, self.dims = layers, final_norm, dims
-        self.cos, self.sin, self._gathers = cos, sin, gathers
-        self.scale = dims.head_size**-0.5
-        self._streams = SideStreams(cos.device)
+        self.rotaries, self._gathers = rotaries, gathers
+        self._streams = SideStreams(final_norm.device)
 
     def forward(
         self, x: Tensor, batch: DeviceBatch, adapters: Tensor, saved_layers: list[SavedLayer] | None, recompute: bool = False
@@ -128,14 +101,25 @@ class FusedStack:
             pending, kept = self._forward_layer(index, pending, batch, adapters)
             if saved_layers is not None:
                 saved_layers.append(SavedLayer(kept.x) if recompute else kept)
-        return self._add_and_norm(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
+        return self._add_and_norm(pending, adapters[-1], "down_proj", self.final_norm, batch.table)
+
+    def _pending(
+        self, x: Tensor, y: Tensor, s: Tensor | None, lora: Tensor, module: str, norm: Tensor | None, table: WorkTable
+    ) -> PendingResidual:
+        """x plus y, the base's part of the output of `module` (o or down), to be summed by the next norm."""
+        if norm is None:
+            return PendingResidual(x, y, s)
+        rstd = post_norm(y, s, lora, self.dims.columns[module][1], self.dims.eps, table)
+        return PendingResidual(x, y, normed=NormedOutput(y, rstd, norm))
 
     def _add_and_norm(
-        self, pending: PendingResidual, adapters: Tensor, below: int, weight: Tensor, table: WorkTable
+        self, pending: PendingResidual, lora: Tensor, module: str, weight: Tensor, table: WorkTable
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add up what layer `below` left pending (-1: the embedding, where nothing is), and normalise it."""
-        b_down, eps = self.dims.columns["down_proj"][1], self.dims.eps
-        return residual_norm(pending.x, pending.y, pending.s, adapters[max(below, 0)], b_down, weight, eps, table)
+        """Add up what is pending behind `module`, with the adapters `lora` of its layer, and normalise it."""
+        normed = pending.normed
+        y_norm = (normed.rstd, normed.weight) if normed is not None else None
+        b_column, eps = self.dims.columns[module][1], self.dims.eps
+        return residual_norm(pending.x, pending.y, pending.s, lora, b_column, weight, eps, table, y_norm)
 
     def _forward_layer(
         self, index: int, pending: PendingResidual, batch: DeviceBatch, adapters: Tensor
@@ -149,30 +133,32 @@ class FusedStack:
             widths, matrix = (source.shape[1],) * len(modules), dims.matrix(index, modules[0])
             return self._streams.shrink(source, lora, table, dims.a(*modules), widths, dropout_matrix=matrix)
 
-        x, h, rstd = self._add_and_norm(pending, adapters, index - 1, w.norm_attention, table)
+        # The first layer adds nothing: the embedding leaves nothing pending.
+        x, h, rstd = self._add_and_norm(pending, adapters[max(index - 1, 0)], "down_proj", w.norm_attention, table)
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
         qkv = linear(h, w.w_qkv, w.b_qkv)
         b_qkv = dims.columns["q_proj"][1], dims.columns["k_proj"][1], dims.columns["v_proj"][1]
         self._streams.join()
-        heads = (dims.heads, dims.kv_heads)
-        raw = rotary(qkv, s_qkv, lora, b_qkv, self.cos, self.sin, batch.positions, heads, table, self._norms(w))
+        raw = rotary(qkv, s_qkv, lora, b_qkv, *self.rotaries[w.rope], batch.positions, dims.heads, table, self._norms(w))
         attended, lse = self._attend(index, qkv, batch)
         s_o = shrunk(attended, "o_proj")
         y = linear(attended, w.w_o, w.b_o)
         self._streams.join()
-        x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, lora, dims.columns["o_proj"][1], w.norm_mlp, dims.eps, table)
+        mid = self._pending(x, y, s_o, lora, "o_proj", w.norm_attended, table)
+        x_mid, h_mid, rstd_mid = self._add_and_norm(mid, lora, "o_proj", w.norm_mlp, table)
         s_gu = shrunk(h_mid, "gate_proj", "up_proj")
         gate_up = linear(h_mid, w.w_gate_up, w.b_gate_up)
         self._streams.join()
         act, s_down = swiglu(gate_up, s_gu, lora, dims.swiglu(index), table)
+        left = self._pending(x_mid, linear(act, w.w_down, w.b_down), s_down, lora, "down_proj", w.norm_mixed, table)
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
-        kept = SavedLayer(x, SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
-        return PendingResidual(x_mid, linear(act, w.w_down, w.b_down), s_down), kept
+        saved = SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s, mid.normed, left.normed)
+        return left, SavedLayer(x, saved)
 
     def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """(attention's output [T, Hq D], its log-sum-exp) of layer `index`; generation attends to a cache instead."""
-        heads = (self.dims.heads, self.dims.kv_heads)
-        return attention(qkv, batch.sequences, heads, self.scale, self.layers[index].window)
+        shape = self.dims.shape
+        return attention(qkv, batch.sequences, self.dims.heads, shape.scale, self.layers[index].window, shape.cap)
 
     def abandon(self) -> None:
         """Drop a pass that ended in an error. The device is idle."""
@@ -210,12 +196,13 @@ class FusedStack:
         dims, table, w = self.dims, batch.table, self.layers[index]
         adapted, modules = table.max_rank > 0, ("gate_proj", "up_proj")
         matrix = dims.matrix(index, "gate_proj")
+        dy = dx if saved.normed_down is None else saved.normed_down.backward(dx, table)
         ds_down = ds_gu = None
         if adapted:
             assert saved.s["down"] is not None
-            ds_down = self._streams.shrink(dx, lora, table, dims.b("down_proj"), (dims.hidden,))
-            products.append(GradientProduct(saved.s["down"], dx, dims.b("down_proj"), (dims.hidden,)))
-        dact = linear_backward(dx, w.w_down)
+            ds_down = self._streams.shrink(dy, lora, table, dims.b("down_proj"), (dims.hidden,))
+            products.append(GradientProduct(saved.s["down"], dy, dims.b("down_proj"), (dims.hidden,)))
+        dact = linear_backward(dy, w.w_down)
         self._streams.join()
         # Also writes dB of gate and up and dA of down to `grad`: the only factor gradients that SideStreams does not make.
         dgu = swiglu_backward(saved.gate_up, dact, saved.s["gate_up"], ds_down, lora, grad, dims.swiglu(index), table)
@@ -244,20 +231,19 @@ class FusedStack:
         dims, table, w = self.dims, batch.table, self.layers[index]
         adapted, modules = table.max_rank > 0, ("q_proj", "k_proj", "v_proj")
         o_matrix, q_matrix = dims.matrix(index, "o_proj"), dims.matrix(index, "q_proj")
+        dy = dx if saved.normed_o is None else saved.normed_o.backward(dx, table)
         ds_qkv = incoming = None
         if adapted:
             assert saved.s["o"] is not None
-            ds_o = self._streams.shrink(dx, lora, table, dims.b("o_proj"), (dims.hidden,))
-            products.append(GradientProduct(saved.s["o"], dx, dims.b("o_proj"), (dims.hidden,)))
+            ds_o = self._streams.shrink(dy, lora, table, dims.b("o_proj"), (dims.hidden,))
+            products.append(GradientProduct(saved.s["o"], dy, dims.b("o_proj"), (dims.hidden,)))
             products.append(GradientProduct(ds_o, saved.attended, dims.a("o_proj"), (dims.q_width,), dropout_matrix=o_matrix))
             incoming = AdapterInputGradient(ds_o, lora, dims.columns["o_proj"][0], table, o_matrix)
-        dout = linear_backward(dx, w.w_o)
+        dout = linear_backward(dy, w.w_o)
         self._streams.join()
-        heads = (dims.heads, dims.kv_heads)
-        dqkv = attention_backward(
-            dout, saved.qkv, saved.attended, saved.lse, batch.sequences, heads, self.scale, w.window, incoming
-        )
-        rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, saved.raw, self._norms(w))
+        formed = dims.heads, dims.shape.scale, w.window, incoming, dims.shape.cap
+        dqkv = attention_backward(dout, saved.qkv, saved.attended, saved.lse, batch.sequences, *formed)
+        rotary_backward(dqkv, *self.rotaries[w.rope], batch.positions, dims.heads, saved.raw, self._norms(w))
         if adapted:
             assert saved.s["qkv"] is not None
             widths, starts = (dims.q_width, dims.kv_width, dims.kv_width), (0, dims.q_width, dims.q_width + dims.kv_width)
