@@ -38,7 +38,8 @@ GONE = 410  # the receiver wants no more messages
 
 # The first due messages of each webhook, in round-robin order: the n-th of all before the next ones. A skip scan finds the
 # webhooks with pending messages, and the same index has each one's first, those of failed attempts apart: the cost grows with
-# these webhooks, not with their messages. (Postgres makes `attempts <= 0` of NOT, which is not in the index.)
+# these webhooks, not with their messages. (Postgres makes `attempts <= 0` of NOT, which is not in the index; and where all
+# messages have failed, or none has, it overrates what IS FALSE and IS TRUE find by it, and reads the whole table.)
 _COLUMNS = "SELECT id, tenant_id, webhook_id, next_at, attempts > 0 AS failed FROM webhook_deliveries"
 _OF_WEBHOOK = "webhook_id = w.id AND status = 'pending' AND next_at <= :now"
 _FIRST_DUE = text(
@@ -50,9 +51,10 @@ _FIRST_DUE = text(
     ), ranked AS (
         SELECT first.*, row_number() OVER (PARTITION BY first.webhook_id ORDER BY first.next_at, first.id) AS nth
         FROM waiting JOIN webhooks w ON w.id = waiting.webhook_id CROSS JOIN LATERAL (
-            ({_COLUMNS} WHERE {_OF_WEBHOOK} AND (attempts > 0) IS FALSE ORDER BY next_at, id LIMIT :each)
+            ({_COLUMNS} WHERE {_OF_WEBHOOK} AND (attempts > 0) < TRUE ORDER BY attempts > 0, next_at, id LIMIT :each)
             UNION ALL
-            ({_COLUMNS} WHERE {_OF_WEBHOOK} AND (attempts > 0) IS TRUE AND NOT :no_slow ORDER BY next_at, id LIMIT :each)
+            ({_COLUMNS} WHERE {_OF_WEBHOOK} AND (attempts > 0) >= TRUE AND NOT :no_slow
+             ORDER BY attempts > 0, next_at, id LIMIT :each)
         ) first
         WHERE w.disabled IS NULL AND w.tenant_id <> ALL(:tenants) AND w.id <> ALL(:webhooks)
     )

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import text, update
+from sqlalchemy import delete, text, update
 
 from service.database.engine import clock
 from service.http.outbound import Outbound
@@ -151,6 +151,25 @@ def test_the_first_due_messages_are_found_without_reading_the_others(tenant, dat
         first += [(nth, one.attempts > 0, one.next_at, one.id) for nth, one in enumerate(own[:OF_WEBHOOK])]
     assert [at[:3] for at in sorted(first)[:10]] == [at[:3] for at in sorted(at for at in first if at[3] in found)]
     assert rows_read(plan[0]["Plan"]) <= 2 * OF_WEBHOOK * len(hooks) + 2 * waiting
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_messages_that_have_all_failed_or_none_yet_are_not_all_read(tenant, database, attempts):
+    webhook_id = hook(tenant, "https://1.1.1.1/")
+    said = {"tenant_id": tenant.tenant_id, "webhook_id": webhook_id, "type": "webhook.test", "payload": "{}"}
+    with database.begin() as session:
+        session.execute(delete(Delivery))  # no others in the statistics
+        now = clock(session)
+        session.add_all(Delivery(id=f"msg_{n:04}", attempts=attempts, next_at=now, **said) for n in range(4000))
+    with database.begin() as session:
+        session.execute(text("ANALYZE webhook_deliveries"))
+    given = {"now": now, "each": OF_WEBHOOK, "most": 10, "tenants": [], "webhooks": [], "no_slow": False}
+    with database.begin() as session:
+        found = [row.id for row in session.execute(_FIRST_DUE, given)]
+        ((plan,),) = session.execute(text(f"EXPLAIN (ANALYZE, FORMAT JSON) {_FIRST_DUE.text}"), given)
+        session.execute(delete(Delivery))
+    assert found == [f"msg_{n:04}" for n in range(OF_WEBHOOK)]
+    assert rows_read(plan[0]["Plan"]) <= 2 * OF_WEBHOOK + 2
 
 
 def rows_read(node: dict[str, Any]) -> float:
