@@ -23,6 +23,7 @@ from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import Start
+from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_sentences
@@ -145,7 +146,7 @@ class DraftPlan:
     def estimate(self, dependencies: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
         """The estimate of one of the tasks."""
         seen, start = self._seen, self._by_task.get(task.id)
-        kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, node)}
+        kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, shape_of(node))}
         found = {kind: seen.work.estimate(task, kind, spec.gpus) for kind in kinds} or {
             "": seen.work.estimate(task, _ANY, spec.gpus)
         }

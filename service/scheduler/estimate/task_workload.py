@@ -91,9 +91,9 @@ class Workload:
         held = self.held_bytes(task, shape_of(node), gpus)
         return held is not None and held < self.bytes_per_gpu(task)
 
-    def fits(self, task: Task, node: Node) -> bool:
-        """Whether the task fits the node at its narrowest width."""
-        return self.held_bytes(task, shape_of(node), task.gpus) is not None
+    def fits(self, task: Task, shape: Shape) -> bool:
+        """Whether the task fits such a node at its narrowest width."""
+        return self.held_bytes(task, shape, task.gpus) is not None
 
     def left(self, task: Task) -> int:
         """The number of jobs that have not ended."""

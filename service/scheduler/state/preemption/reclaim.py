@@ -11,6 +11,7 @@ from service.dependencies import Dependencies
 from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption.owed_gpus import Held, Preemption, Preemptor, preemption
 from service.scheduler.core.problem import NEVER
+from service.scheduler.estimate.node_shapes import Shape, shape_of
 from service.scheduler.explain.waiting_sentences import task_words
 from service.scheduler.state.executors import executor_of, grouped
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation
@@ -38,7 +39,7 @@ def reclaim(dependencies: Dependencies, token: str, seen: Snapshot) -> GpuReserv
 
 def due(seen: Snapshot, bound: float) -> Preemption | None:
     """The preemption that is due now, if any."""
-    if sum(share.active for share in seen.shares) < 2:
+    if sum(share.active for share in seen.shares) < 2 or max(seen.waited.values(), default=0.0) < bound:
         return None
     held = _held(seen)
     known = {one.task for one in held}
@@ -52,12 +53,18 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
 
 def _held(seen: Snapshot) -> list[Held]:
     """What may be taken back: executors, each with all who share it, named after the first who came."""
-    open_ = [node for node in seen.nodes.values() if node.id not in seen.closed]
-    found = []
+    open_: dict[Shape, list[str]] = defaultdict(list)
+    for node in seen.nodes.values():
+        if node.id not in seen.closed:
+            open_[shape_of(node)].append(node.id)
+    found, alike = [], dict[tuple[Shape, ...], frozenset[str]]()
     for (node_id, indexes), there in grouped(seen.placements.values()).items():
         if any(placed.leaving is not None for placed in there):
             continue
         tasks = [seen.tasks[placed.task_id] for placed in there]
+        fit = tuple(shape for shape in open_ if all(seen.work.fits(task, shape) for task in tasks))
+        if fit not in alike:
+            alike[fit] = frozenset(id for shape in fit for id in open_[shape])
         found.append(
             Held(
                 tasks[0].id,
@@ -66,7 +73,7 @@ def _held(seen: Snapshot) -> list[Held]:
                 len(indexes),
                 max(task.priority for task in tasks),
                 (seen.at - there[0].created_at).total_seconds(),
-                frozenset(node.id for node in open_ if all(seen.work.fits(task, node) for task in tasks)),
+                alike[fit],
                 max(0, len(indexes) - tasks[0].gpus) if len(there) == 1 else 0,
             )
         )
