@@ -14,12 +14,12 @@ from service.tasks.plan_status.unplanned_reasons import NOT_PLANNED
 
 def plan_causes(session: Session) -> PlanCauses:
     """Why plans are requested now. The session must see all tenants' rows."""
-    devices = select(func.unnest(Placement.device_indexes)).where(Placement.ended_at.is_(None)).distinct()
-    held = devices.where(Placement.node_id == Node.id).correlate(Node).subquery()
-    of_node = select(func.count()).select_from(held).scalar_subquery()
-    free = func.max(func.jsonb_array_length(Node.devices) - func.coalesce(of_node, 0))
+    devices = select(Placement.node_id, func.unnest(Placement.device_indexes).label("device"))
+    live = devices.where(Placement.ended_at.is_(None)).subquery()
+    held = select(live.c.node_id, func.count(live.c.device.distinct()).label("devices")).group_by(live.c.node_id).subquery()
+    free = func.max(func.jsonb_array_length(Node.devices) - func.coalesce(held.c.devices, 0))
     open_ = Node.status == "ready", Node.drained_at.is_(None), Node.stopping_since.is_(None)
-    most = select(free).where(*open_).scalar_subquery()
+    most = select(free).outerjoin_from(Node, held, held.c.node_id == Node.id).where(*open_).scalar_subquery()
     unseen = or_(Task.waiting.is_(None), Task.waiting["code"].astext == NOT_PLANNED)
     least = select(func.min(Task.gpus)).where(Task.status == TaskStatus.QUEUED, unseen).scalar_subquery()
     changed = select(PlanRequest.id).where(PlanRequest.reason != ARRIVED).exists()

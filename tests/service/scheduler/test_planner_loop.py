@@ -3,6 +3,9 @@
 import json
 from dataclasses import replace
 
+from sqlalchemy import update
+
+from service.fleet.models import Placement
 from service.messaging.queue import Queue, QueueJob
 from service.messaging.wakeups import NodeWakeups, stream_of
 from service.scheduler import planner
@@ -10,8 +13,10 @@ from service.scheduler.core.problem import objective
 from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.models import Plan, PlanRequest, ThroughputProfile
+from service.scheduler.pending_requests import plan_causes
 from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace, PlanCauses
+from service.tasks.models import Task
 from service.tasks.submission.stored_file_check import validate_due
 from tests.service.fleet.scripted import completed, moved, throughput
 from tests.service.scheduler.planned import live, rows, validated
@@ -90,6 +95,25 @@ def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, dependenci
     assert (kept["method"], kept["solver_status"], kept["bound"]) == ("cpsat", "OPTIMAL", kept["objective"])
     assert kept["decision"]["started"]
     assert len(node.desired().placements) == len(kept["decision"]["started"])
+
+
+def test_an_arrival_has_room_where_one_node_has_as_many_free_devices(database, dependencies, tenant, new_node):
+    def room(gpus):
+        with database.begin() as session:
+            session.execute(update(Task).where(Task.id == arrived).values(gpus=gpus))
+        with database.begin() as session:
+            return plan_causes(session).room
+
+    small, large = new_node(slots=1), new_node(slots=3)
+    for _ in range(2):  # on two devices, which they may share
+        validated(dependencies, tenant, isolation="dedicated")
+    replan(dependencies)
+    free = max(node.slots - len(node.desired().placements) for node in (small, large))
+    arrived = validated(dependencies, tenant)
+    assert (room(free), room(free + 1)) == (True, False)
+    with database.begin() as session:  # a device that several tasks share is held once
+        session.execute(update(Placement).values(device_indexes=[0], node_id=large.id))
+    assert (room(2), room(3)) == (True, False)
 
 
 class Recorded(Queue):
