@@ -149,9 +149,9 @@ def end_expired_leases(dependencies: Dependencies) -> None:
 
 def requeue_running_without_placement(dependencies: Dependencies) -> None:
     """Requeue tasks that are running without a live placement."""
-    live = select(Placement.id).where(Placement.task_id == Task.id, Placement.ended_at.is_(None)).exists()
+    live = select(Placement.task_id).where(Placement.ended_at.is_(None))  # read once, not for each task
     with dependencies.db.begin() as session:
-        ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, ~live)))
+        ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, Task.id.not_in(live))))
     for task_id in ids:
         with dependencies.db.begin() as session:
             task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
