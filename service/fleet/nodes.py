@@ -1,43 +1,28 @@
-"""Nodes: registration, heartbeats that renew leases, and loss. Each step is a short transaction of its own."""
+"""Nodes: registration and loss. Each step is a short transaction of its own."""
 
 import logging
-from datetime import datetime
 
 from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from contract.compatibility.protocol import PROTOCOL, refusal
-from contract.messages.node_messages import (
-    Heartbeat,
-    HeartbeatAnswer,
-    LeaseGrant,
-    NodeRegistration,
-    NodeWelcome,
-    PlacementsLost,
-    Pulse,
-)
+from contract.messages.node_messages import NodeRegistration, NodeWelcome, PlacementsLost
 from contract.states import RequeueReason
 from service.database.engine import after_commit, clock, new_id
 from service.dependencies import Dependencies
 from service.fleet import answer_sessions, join_tokens
-from service.fleet.errors import NodeUnknown, ProtocolUnsupported
-from service.fleet.lease_clock import lease_until
+from service.fleet.errors import ProtocolUnsupported
 from service.fleet.merges import merge_leases
 from service.fleet.models import NODE_LOCK, AnswerSession, Node, Placement
-from service.fleet.node_health.quarantine import ExecutorLoss, note_applied, note_waits, release_lost, trouble_of
-from service.fleet.worker_authentication import check_node, credential_hash, mint_credential, placement_token
+from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
+from service.fleet.worker_authentication import check_node, credential_hash, mint_credential
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QueueJob
 from service.messaging.wakeups import stream_of
-from service.settings import Settings
-from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import lock_placement
-from service.tasks.lifecycle.task_trace import pulled
 
 log = logging.getLogger(__name__)
-
-_STALL_STEPS = 20
 
 
 def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
@@ -112,117 +97,6 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
     node.credential_hash = credential_hash
     node.desired_version += 1
     node.joined_at = node.heartbeat_at = clock(session)
-
-
-def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
-    """Renew the leases of placements with a pulse, acknowledge new ones, and release those whose executors stall.
-
-    A placement that was asked to leave gets its remaining lease in the answer, but no renewal.
-    """
-    check_protocol(said.protocol, f"node {node_id}")
-    with dependencies.db.begin() as session:
-        node = check_node(session, node_id, bearer)
-        if node.boot_id != said.boot_id:
-            raise NodeUnknown(f"Node {node.name} has booted again since; end all executors and register.")
-        stalled, leases, told = [], [], dict[str, Pulse]()
-        now = clock(session)
-        for placement, pulse in _pulsing(session, node_id, said.pulses):
-            if _stalls(dependencies.settings, placement, pulse):
-                devices = tuple(sorted(placement.device_indexes))
-                stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s", devices))
-            else:
-                if placement.acknowledged_at is None:
-                    placement.acknowledged_at = now
-                    pulled(session, placement, now)
-                placement.heartbeat_at = now
-                if placement.leaving is None:
-                    placement.lease_until = lease_until(now, dependencies.settings)
-                leases.append(_grant(dependencies.settings, placement, now))
-                if (placement.waits_for, placement.loading) != (pulse.waits_for, pulse.loading):
-                    told[placement.id] = pulse
-        session.flush()
-        version = _record_heartbeat(dependencies, session, node, said, now)
-        held = [one for one in said.pulses if one.waits_for is None and not _hangs(dependencies.settings, one, 0.0)]
-        leases += answer_sessions.renew(session, dependencies.settings, node_id, held, now)
-        leases += merge_leases.renew(session, dependencies.settings, node_id, held, now)
-    counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
-    for placement_id, detail, devices in stalled:
-        loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
-        if lose(dependencies, placement_id, RequeueReason.EXECUTOR_LOST, detail, loss):
-            counted.add(devices)
-    for placement_id, pulse in told.items():
-        _note_wait(dependencies, placement_id, pulse)
-    return HeartbeatAnswer(leases=leases, desired_version=version)
-
-
-def _pulsing(session: Session, node_id: str, pulses: list[Pulse]) -> list[tuple[Placement, Pulse]]:
-    """The node's live placements that these pulses are about, locked. Ignores pulses of an older fence."""
-    said = {pulse.placement_id: pulse for pulse in pulses}
-    live = (Placement.node_id == node_id, Placement.ended_at.is_(None), Placement.id.in_(list(said)))
-    locked = session.scalars(select(Placement).where(*live).order_by(Placement.id).with_for_update())
-    return [(placement, said[placement.id]) for placement in locked if said[placement.id].fence == placement.fence]
-
-
-def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
-    """Whether the executor made no progress for longer than the limit and than 20 of its own steps. Loading has no limit."""
-    return _hangs(settings, pulse, placement.train_seconds / placement.steps if placement.steps else 0.0)
-
-
-def _hangs(settings: Settings, pulse: Pulse, per_step: float) -> bool:
-    return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
-
-
-def _note_wait(dependencies: Dependencies, placement_id: str, pulse: Pulse) -> None:
-    """Record what a live placement waits for, and how far its base is, where its task's readers see it. A transaction
-    of its own, since the task is locked before its placement."""
-    with dependencies.db.begin() as session:
-        found = lock_placement(session, placement_id)
-        if found is not None and found[1].ended_at is None:
-            task, placement = found
-            placement.waits_for, placement.loading = pulse.waits_for, pulse.loading
-            bump_version_and_notify(session, task)
-
-
-def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGrant:
-    return LeaseGrant(
-        placement_id=placement.id,
-        fence=placement.fence,
-        seconds=max(0.0, (placement.lease_until - now).total_seconds()),
-        token=placement_token(settings, placement.id, placement.fence),
-    )
-
-
-def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
-    """Record heartbeat and applied version; returns the desired version. Raises NodeUnknown if the node was lost meanwhile."""
-    boot = node.boot_id
-    session.refresh(node, with_for_update=NODE_LOCK)
-    if (node.boot_id, node.status) != (boot, "ready"):
-        raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
-    if _forget_before_joining(node):
-        request_plan(session, dependencies.queue, "node_joined")
-    before = trouble_of(node, now, dependencies.settings)
-    note_applied(node, said.applied_version, said.applied_age, now)
-    ids = [pulse.placement_id for pulse in said.pulses]
-    beside = answer_sessions.among(session, node.id, ids) | merge_leases.among(session, node.id, ids)
-    note_waits(node, [pulse.waits_for for pulse in said.pulses if pulse.placement_id not in beside], now)
-    node.heartbeat_at = now
-    node.bases, node.base_rate = said.bases, said.base_bytes_per_second
-    after = trouble_of(node, now, dependencies.settings)
-    if before is not None and before.status in ("not_applying", "disk_full") and after is None:
-        request_plan(session, dependencies.queue, "node_applies" if before.status == "not_applying" else "node_has_room")
-    elif before is None and after is not None and after.status == "disk_full":
-        request_plan(session, dependencies.queue, "node_disk_full")  # those that wait are told
-    return node.desired_version
-
-
-def _forget_before_joining(node: Node) -> bool:
-    """Whether the node had stopped, or been removed, before it joined. A process of the version before, which may have welcomed
-    it, knows of neither."""
-    stopped = node.stopping_since is not None and node.stopping_since < node.joined_at
-    removed = node.removed_at is not None and node.removed_at < node.joined_at
-    node.stopping_since = None if stopped else node.stopping_since
-    node.removed_at = None if removed else node.removed_at
-    return stopped or removed
 
 
 def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:

@@ -20,9 +20,10 @@ from service.fleet.base_models.model_catalog import is_file_of
 from service.fleet.cached_files import unwanted
 from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import BaseObjectLost, FenceStale, ObjectUnknown
+from service.fleet.heartbeats.lease_renewal import accept_heartbeat
 from service.fleet.merges import merge_leases, merge_reports
 from service.fleet.worker_authentication import check_node
-from service.http.concurrency_limits import Completing, Reporting
+from service.http.concurrency_limits import Beating, Completing, Reporting
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, read_json
 from service.settings import Settings
@@ -66,9 +67,9 @@ def register(
 
 @router.post("/nodes/{node_id}/heartbeats")
 def heartbeat(
-    node_id: str, said: Heartbeat, bearer: Bearer, dependencies: DependenciesDep, throttled: Throttled
+    node_id: str, said: Heartbeat, bearer: Bearer, dependencies: DependenciesDep, throttled: Throttled, limited: Beating
 ) -> HeartbeatAnswer:
-    return nodes.heartbeat(dependencies, node_id, bearer, said)
+    return accept_heartbeat(dependencies, node_id, bearer, said)
 
 
 @router.get("/nodes/{node_id}/desired")

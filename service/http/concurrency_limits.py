@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 # two concurrent submission transactions under full load doubled the latency of polls
-LIMITS = {"submissions": 1, "reports": 2, "estimates": 1, "completions": 2, "imports": 4, "assemblies": 2}
+# heartbeats of a large fleet come whatever the load: all threads full of them would take every connection from the others
+LIMITS = {"submissions": 1, "reports": 2, "heartbeats": 4, "estimates": 1, "completions": 2, "imports": 4, "assemblies": 2}
 
 
 def make() -> dict[str, asyncio.Semaphore]:
@@ -28,6 +29,7 @@ def _limited(kind: str) -> Callable[[Request], AsyncIterator[None]]:
 Submitting = Annotated[None, Depends(_limited("submissions"), scope="function")]
 Estimating = Annotated[None, Depends(_limited("estimates"), scope="function")]
 Reporting = Annotated[None, Depends(_limited("reports"), scope="function")]
+Beating = Annotated[None, Depends(_limited("heartbeats"), scope="function")]
 Importing = Annotated[None, Depends(_limited("imports"), scope="function")]  # they wait for the source
 Completing = Annotated[None, Depends(_limited("completions"), scope="function")]  # uploads hashed at a time
 Assembling = Annotated[None, Depends(_limited("assemblies"), scope="function")]  # a tenant's parts checked and put together

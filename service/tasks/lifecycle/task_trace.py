@@ -54,9 +54,10 @@ def waited(session: Session, task: Task, until: datetime) -> None:
         _export(session, [_within(context, "wait", since.timestamp(), until.timestamp(), {"motet.gpus": task.gpus})])
 
 
-def pulled(session: Session, placement: Placement, at: datetime) -> None:
+def pulled(session: Session, placement_id: str, at: datetime) -> None:
     """The placement's node said for the first time that it has it."""
-    if span_exporter.on() and (task := session.get(Task, placement.task_id)) is not None:
+    placement = session.get(Placement, placement_id) if span_exporter.on() else None
+    if placement is not None and (task := session.get(Task, placement.task_id)) is not None:
         _phase(session, task, placement, "pull", placement.created_at, at)
 
 
