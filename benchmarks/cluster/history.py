@@ -94,7 +94,7 @@ _TABLES: dict[str, tuple[str, dict[str, str], str]] = {
     ),
     "webhook_deliveries": (
         "deliveries",
-        {"id": _numbered("msg"), "created_at": _AGE},
+        {"id": _numbered("msg"), "created_at": _AGE, "status": "'failed'"},  # as none of that age is still tried
         _LAST.format(table="webhook_deliveries", which=_TENANTS),
     ),
     "plans": ("plans", {"id": _numbered("plan"), "created_at": _AGE}, _LAST.format(table="plans", which="true")),
