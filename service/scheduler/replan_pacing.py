@@ -1,7 +1,8 @@
-"""Debounces plans: immediate where a plan can change what runs, delayed where arrivals would only lengthen the queue.
+"""Debounces plans: immediate after a change of what runs, soon where an arrival may start, delayed where arrivals would only
+lengthen the queue.
 
-A burst of submissions to a full fleet then costs a bounded share of a core. Values only: knows no rows, and no clock except the
-one it is given.
+A burst of submissions then costs a bounded share of a core, also where each of them starts. Values only: knows no rows, and no
+clock except the one it is given.
 """
 
 import time
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 _FIRST_SECONDS = 0.25  # the pause after one plan that moved nothing; doubles with each further one,
 _MOST_SECONDS = 3.0  # up to this
-_SHARE = 8  # a pause is at least this many times the last plan's duration, within that bound
+_ROOM_SHARE = 2  # the pause before arrivals that may start, in durations of the last plan, which more of them then share
+_SHARE = 8  # another pause is at least this many times the last plan's duration, within that bound
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Pace:
 
     def wait(self, causes: PlanCauses) -> float:
         """Seconds until a plan for this request is due; 0 if it is due now."""
-        if causes.changed or not self._idle:
+        if causes.changed:
             return 0.0
         took = self._ended - self._began
-        pause = took if causes.room else max(_SHARE * took, _FIRST_SECONDS * 2 ** (self._idle - 1))
+        room = causes.room or not self._idle
+        pause = _ROOM_SHARE * took if room else max(_SHARE * took, _FIRST_SECONDS * 2 ** (self._idle - 1))
         return max(0.0, self._ended + min(pause, _MOST_SECONDS) - self._clock())

@@ -104,7 +104,8 @@ class Workload:
         spec, of_class = self.specs[task.id], self._lives[shape_class(self.specs[task.id])]
         jobs, model = self._jobs[task.id], self._model(task.base_model, spec.precision, kind)
         file = self._files[task.train_file_id]
-        validation = _rows_an_evaluation(spec, *rows_of(task, spec, file, self._files.get(task.validation_file_id or "")))
+        rows = rows_of(task, spec, file, self._files.get(task.validation_file_id or ""))
+        validation: int = self._cache.get(("evaluated", task.id, rows), lambda: _rows_an_evaluation(spec, *rows))
         tokens, texts = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len), self.texts(task)
 
         def work_out() -> Estimate:

@@ -33,9 +33,17 @@ def plan(pace, clock, took=0.01, moved=False):
 
 
 @pytest.mark.parametrize("asked", [CHANGED, ROOM, FULL])
-def test_the_first_plan_and_one_after_a_plan_that_moved_something_are_due_at_once(pace, clock, asked):
+def test_the_first_plan_is_due_at_once(pace, asked):
     assert pace.wait(asked) == 0
-    plan(pace, clock, moved=True)
+
+
+@pytest.mark.parametrize("asked", [ROOM, FULL])
+def test_arrivals_after_a_plan_that_moved_something_wait_for_twice_its_duration(pace, clock, asked):
+    """Or a stream of arrivals that each start would be planned one by one, and a large fleet's plans would fill a core."""
+    plan(pace, clock, took=0.03, moved=True)
+    assert pace.wait(CHANGED) == 0
+    assert pace.wait(asked) == pytest.approx(0.06)
+    clock.now += 0.06
     assert pace.wait(asked) == 0
 
 
@@ -46,11 +54,11 @@ def test_a_change_is_planned_at_once_whatever_came_before(pace, clock):
         assert pace.wait(FULL) > 0
 
 
-def test_where_an_arrival_may_fit_the_pause_is_as_long_as_the_plan_before(pace, clock):
+def test_where_an_arrival_may_fit_the_pause_is_twice_as_long_as_the_plan_before(pace, clock):
     for _ in range(20):
         plan(pace, clock, took=0.03)
-        assert pace.wait(ROOM) == pytest.approx(0.03)
-    clock.now += 0.02
+        assert pace.wait(ROOM) == pytest.approx(0.06)
+    clock.now += 0.05
     assert pace.wait(ROOM) == pytest.approx(0.01)
 
 
