@@ -143,9 +143,12 @@ async def _storage(request: Request) -> Storage:
     return state_of(request).storage
 
 
-async def _dependencies(request: Request) -> Dependencies:
-    state = state_of(request)
+def dependencies_of(state: State) -> Dependencies:
     return Dependencies(state.settings, state.system, state.storage, state.queue, state.wakeups, state.estimate_cache)
+
+
+async def _dependencies(request: Request) -> Dependencies:
+    return dependencies_of(state_of(request))
 
 
 async def _profile_updates(request: Request) -> ProfileUpdates:

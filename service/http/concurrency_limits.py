@@ -29,7 +29,6 @@ def _limited(kind: str) -> Callable[[Request], AsyncIterator[None]]:
 Submitting = Annotated[None, Depends(_limited("submissions"), scope="function")]
 Estimating = Annotated[None, Depends(_limited("estimates"), scope="function")]
 Reporting = Annotated[None, Depends(_limited("reports"), scope="function")]
-Beating = Annotated[None, Depends(_limited("heartbeats"), scope="function")]
 Importing = Annotated[None, Depends(_limited("imports"), scope="function")]  # they wait for the source
 Completing = Annotated[None, Depends(_limited("completions"), scope="function")]  # uploads hashed at a time
 Assembling = Annotated[None, Depends(_limited("assemblies"), scope="function")]  # a tenant's parts checked and put together

@@ -114,3 +114,15 @@ def test_a_pulse_renews_no_placement_of_another_node_and_none_under_an_old_crede
         assert (refused.status_code, refused.json()["code"]) == (401, "node_unknown")
     assert node.beat(placement.pulse(), boot_id="another boot").json()["code"] == "node_unknown"
     assert heard() == before
+
+
+def test_a_heartbeat_that_cannot_be_read_is_refused_by_its_field(new_node):
+    node = new_node()
+    wrong = node.beat({"placement_id": "placement_x", "fence": "first", "phase": "training", "progress_age": 0.0})
+    assert wrong.status_code == 422
+    assert "pulses" in wrong.json()["errors"][0]["field"]
+    headers = {"Authorization": f"Bearer {node.credential}", "Content-Type": "application/json"}
+    path = f"/internal/v1/nodes/{node.id}/heartbeats"
+    for broken in (b"{", b'{"boot_id": "\xff"}'):
+        assert node.client.post(path, headers=headers, content=broken).status_code == 400
+    assert node.beat().status_code == 200
