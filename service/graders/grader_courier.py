@@ -42,6 +42,7 @@ class GraderCourier(ClaimCourier[ClaimedText]):
         self._claims.release(claimed)
 
     def sweep(self) -> None:
+        self._claims.give_up_poison()
         for grading_id in self._claims.over():
             self._conclude(grading_id)
 

@@ -60,6 +60,7 @@ class GradedText(Base):
     score: Mapped[float | None] = mapped_column(Double)
     error: Mapped[str | None] = mapped_column(Text)  # of the last attempt
     attempts: Mapped[int] = mapped_column(default=0, server_default="0")  # that failed
+    unrecorded: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts in a row without an outcome
     next_at: Mapped[At] = mapped_column(server_default=func.clock_timestamp())  # next attempt
     held_until: Mapped[At | None]  # during an attempt, the end of its visibility timeout, as `next_at` is then
 

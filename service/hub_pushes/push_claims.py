@@ -44,10 +44,12 @@ class PushClaims:
                 row = _ROWS.due(session, one_a_tenant=True)
                 if row is None:
                     return None
-                if row.attempts < ATTEMPTS:
-                    return _claimed(row, _ROWS.take(session, row))
                 died = Unavailable("The process that pushed it died each time; push it again.")
-                _ROWS.end(session, row, FAILED, error_of(died))
+                claim = _ROWS.take(session, row) if row.attempts < ATTEMPTS else None
+                if claim is None:
+                    _ROWS.end(session, row, FAILED, error_of(died))
+            if claim is not None:
+                return _claimed(row, claim)  # the attempt is counted by now, should its row be unreadable
 
     def renew(self, claimed: ClaimedPush) -> None:
         """Note the progress. Raises Lost."""

@@ -1,10 +1,11 @@
 """Task mirrors in their table: claimed for a visit, and what becomes of them after it. Each step is a transaction.
 
 A claim hides a mirror from other couriers until its visibility timeout, which each recorded step of the visit renews; if its
-courier dies, another goes on from there. An advisory lock puts claims in turn, so a tenant's visits at once, and those of slow
-servers, are bounded over all processes.
+courier dies, another goes on from there, unless its couriers die again and again (poison_rows.py). An advisory lock puts claims
+in turn, so a tenant's visits at once, and those of slow servers, are bounded over all processes.
 """
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,7 +16,11 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import Database, clock
 from service.messaging.claim_courier import Taken
+from service.messaging.poison_rows import GIVEN_UP as POISON
+from service.messaging.poison_rows import MOST_UNRECORDED
 from service.mirrors.models import TaskMirror, TrackingServer
+
+log = logging.getLogger(__name__)
 
 OF_TENANT = 4  # visits at once
 SLOW_AT_ONCE = 8  # visits of servers whose last visit failed or took long, of all tenants
@@ -29,12 +34,12 @@ _CLAIMS = 0x6D697272  # "mirr"; an advisory lock of this database
 # Due mirrors of tasks that have changed since their last visit, or whose visit failed; tenants with the fewest visits first.
 _DUE = text(
     """WITH ranked AS (
-        SELECT m.id, m.tenant_id, m.next_at, s.slow,
+        SELECT m.id, m.tenant_id, m.next_at, m.unrecorded > 0 AS suspect, s.slow,
             row_number() OVER (PARTITION BY m.tenant_id ORDER BY m.next_at, m.id) AS nth
         FROM task_mirrors m JOIN tracking_servers s ON s.id = m.server_id
         JOIN tasks t ON t.id = m.task_id AND t.deleted_at IS NULL
         WHERE m.state = 'active' AND m.next_at <= :now AND (m.seen_version <> t.version OR m.attempts > 0)
-            AND m.tenant_id <> ALL(:full) AND NOT (s.slow AND :no_slow)
+            AND m.tenant_id <> ALL(:full) AND NOT (s.slow AND :no_slow) AND NOT (m.unrecorded > 0 AND :no_suspect)
     )
     SELECT ranked.* FROM ranked
     LEFT JOIN unnest(CAST(:busy AS text[]), CAST(:visits AS bigint[])) AS busy (tenant_id, visits) USING (tenant_id)
@@ -85,6 +90,7 @@ class MirrorClaims:
                 held_until=None,
                 error=None,
                 attempts=0,
+                unrecorded=0,
                 failing_since=None,
             )
 
@@ -102,6 +108,7 @@ class MirrorClaims:
                 state="failed" if final else over,
                 error=error,
                 attempts=TaskMirror.attempts + 1,
+                unrecorded=0,
                 failing_since=since,
                 next_at=func.greatest(waits, now + wait) if wait is not None else waits,
                 held_until=None,
@@ -118,7 +125,8 @@ class MirrorClaims:
         with self._db.begin() as session:
             given = update(TaskMirror).where(TaskMirror.id == claimed.id, TaskMirror.claim == claimed.claim)
             now = func.clock_timestamp()
-            session.execute(given.values(claim=TaskMirror.claim + 1, held_until=None, next_at=now))
+            back = func.greatest(TaskMirror.unrecorded - 1, 0)
+            session.execute(given.values(claim=TaskMirror.claim + 1, held_until=None, next_at=now, unrecorded=back))
 
 
 def record(session: Session, claimed: ClaimedMirror, **values: Any) -> None:
@@ -131,24 +139,30 @@ def record(session: Session, claimed: ClaimedMirror, **values: Any) -> None:
 
 
 def _allowed(session: Session, now: datetime, most: int) -> list[str]:
-    """Ids of due mirrors that the tenants' bound and that of slow servers allow."""
-    held = select(TaskMirror.tenant_id, TrackingServer.slow, func.count()).join(
+    """Ids of due mirrors that the tenants' bound, that of slow servers, and that of suspects allow."""
+    again = func.count().filter(TaskMirror.unrecorded > 1)  # whose visit before this one has no outcome
+    held = select(TaskMirror.tenant_id, TrackingServer.slow, func.count(), again).join(
         TrackingServer, TrackingServer.id == TaskMirror.server_id
     )
-    busy, slow = Counter[str](), 0
-    for tenant, is_slow, count in session.execute(
+    busy, slow, suspects = Counter[str](), 0, 0
+    for tenant, is_slow, count, suspected in session.execute(
         held.where(TaskMirror.held_until > now).group_by(TaskMirror.tenant_id, TrackingServer.slow)
     ):
         busy[tenant] += count
         slow += count if is_slow else 0
+        suspects += suspected
     full = [tenant for tenant, count in busy.items() if count >= OF_TENANT]
     bounds = {"full": full, "busy": list(busy), "visits": list(busy.values()), "no_slow": slow >= SLOW_AT_ONCE}
+    bounds["no_suspect"] = suspects > 0
     allowed = list[str]()
     for row in session.execute(_DUE, {"now": now, "each": OF_TENANT, "most": _LOOKED_AT, **bounds}):
+        if row.suspect and suspects:
+            continue
         if len(allowed) < most and busy[row.tenant_id] < OF_TENANT and not (row.slow and slow >= SLOW_AT_ONCE):
             allowed.append(row.id)
             busy[row.tenant_id] += 1
             slow += row.slow
+            suspects += row.suspect
     return allowed
 
 
@@ -161,5 +175,10 @@ def _claim(session: Session, id: str, now: datetime) -> ClaimedMirror | None:
     if mirror is None or server is None:
         return None
     mirror.claim += 1
+    if mirror.unrecorded >= MOST_UNRECORDED:
+        mirror.state, mirror.error, mirror.held_until = "failed", POISON, None
+        log.error("mirror %s: %s", mirror.id, POISON)
+        return None
+    mirror.unrecorded += 1
     mirror.held_until = mirror.next_at = now + HELD
     return ClaimedMirror(id, mirror.claim, mirror.task_id, server.id, server.type, server.url, server.credentials)

@@ -50,6 +50,7 @@ class TaskMirror(Base):
     error: Mapped[str | None] = mapped_column(Text)  # of the last visit
     attempts: Mapped[int] = mapped_column(default=0, server_default="0")  # visits that failed in a row,
     failing_since: Mapped[At | None]  # the first of them
+    unrecorded: Mapped[int] = mapped_column(default=0, server_default="0")  # visits in a row without an outcome
     seen_version: Mapped[Big] = mapped_column(default=0, server_default="0")  # of the task, when all of it was there
     claim: Mapped[Big] = mapped_column(default=0, server_default="0")
     next_at: Mapped[Now]  # next visit

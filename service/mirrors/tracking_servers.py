@@ -174,7 +174,7 @@ def change(session: Session, box: SecretBox, server: TrackingServer, wanted: Tra
         server.credentials = _sealed(box, wanted.credentials)
     again = update(TaskMirror).where(TaskMirror.server_id == server.id, TaskMirror.state.in_(("active", "failed")))
     anew = {"state": "active", "attempts": 1, "failing_since": None, "next_at": func.clock_timestamp(), "held_until": None}
-    session.execute(again.values(**anew, claim=TaskMirror.claim + 1))
+    session.execute(again.values(**anew, unrecorded=0, claim=TaskMirror.claim + 1))
 
 
 def delete(session: Session, server: TrackingServer) -> None:

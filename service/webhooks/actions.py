@@ -110,7 +110,7 @@ def replay(session: Session, queue: Queue, principal: Principal, webhook_id: str
     if delivery is None:
         raise missing("delivery", delivery_id)
     delivery.status, delivery.attempts, delivery.next_at = "pending", 0, clock(session)
-    delivery.delivered_at = None
+    delivery.delivered_at, delivery.unrecorded = None, 0
     after_commit(session, lambda: queue.wake(QueueJob.DELIVER))
     return delivery
 

@@ -1,15 +1,16 @@
 """Webhook courier: takes due messages from their table, signs and sends them, and records the results. At-least-once delivery.
 
 Any number of couriers may run: taking a message hides it from the others for 60 s (a visibility timeout), after which another
-courier retries it if its courier died. No transaction is open during a POST. delivery_slots.py limits concurrent deliveries per
-tenant and webhook, so that no tenant's receivers delay another's.
+courier retries it if its courier died; one whose couriers die again and again is failed (poison_rows.py). No transaction is
+open during a POST. delivery_slots.py limits concurrent deliveries per tenant and webhook, so that no tenant's receivers delay
+another's.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import Database, clock
 from service.http.outbound import Failed, Outbound, Refused
+from service.messaging.poison_rows import GIVEN_UP, MOST_UNRECORDED
 from service.secret_box import SecretBox, Unsealable
 from service.webhooks.actions import MAILTO, give_up_waiting
 from service.webhooks.delivery_slots import OF_WEBHOOK, SLOTS, DeliverySlots, Due
@@ -64,13 +66,14 @@ _FIRST_DUE = text(
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """One message to send, with its webhook's URL, format and secrets."""
+    """One message to send, with its webhook's URL, format and secrets. suspect: its last attempt has no outcome."""
 
     due: Due
     url: str
     format: str
     payload: str
-    secrets: tuple[str, ...]  # of the format `standard`
+    sealed: tuple[bytes, ...]  # secrets of the format `standard`
+    suspect: bool
 
 
 class Courier:
@@ -85,6 +88,7 @@ class Courier:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards all below
         self._slots = DeliverySlots()
+        self._suspect = False  # whether one is in flight: it is alone among its like
         self._look = False  # since the last query a message may be due or a slot free
 
     def wake(self) -> None:
@@ -115,7 +119,7 @@ class Courier:
         while self._something_to_do():
             due_deliveries = self._take()
             for due_delivery in due_deliveries:
-                self._pool.submit(self._run, due_delivery)
+                self._pool.submit(self._run, due_delivery).add_done_callback(_show_unforeseen)
             if due_deliveries:
                 self._look_again()
             done += len(due_deliveries)
@@ -144,6 +148,7 @@ class Courier:
             raise
         finally:
             with self._changed:
+                self._suspect |= any(due_delivery.suspect for due_delivery in due_deliveries)
                 for id in given.keys() - {
                     due_delivery.due.id for due_delivery in due_deliveries
                 }:  # taken by another courier, or no longer due
@@ -155,11 +160,24 @@ class Courier:
         own = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
         own = own.where(Delivery.id.in_(given), _is_due(now)).with_for_update(skip_locked=True, of=Delivery)
         due_deliveries = []
+        with self._changed:
+            suspects = int(self._suspect)
         for delivery, webhook in session.execute(own):
+            if delivery.unrecorded >= MOST_UNRECORDED:
+                delivery.status, delivery.last_status, delivery.last_error = "failed", None, GIVEN_UP
+                log.error("message %s of webhook %s: %s", delivery.id, webhook.id, GIVEN_UP)
+                self._look_again()  # others may be due behind it
+                continue
+            suspect = delivery.unrecorded > 0
+            if suspect and suspects:
+                continue
+            suspects += suspect
             delivery.next_at = now + _HELD
             delivery.attempts += 1
-            secrets = self._secrets(webhook, now) if webhook.format == "standard" else ()
-            due_deliveries.append(DueDelivery(given[delivery.id], webhook.url, webhook.format, delivery.payload, secrets))
+            delivery.unrecorded += 1
+            sealed = _sealed(webhook, now) if webhook.format == "standard" else ()
+            one = DueDelivery(given[delivery.id], webhook.url, webhook.format, delivery.payload, sealed, suspect)
+            due_deliveries.append(one)
         return due_deliveries
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
@@ -170,26 +188,16 @@ class Courier:
         rows = session.execute(_FIRST_DUE, {"now": now, "each": OF_WEBHOOK, "most": _LOOKED_AT} | closed)
         return [Due(row.id, row.tenant_id, row.webhook_id, row.failed) for row in rows]
 
-    def _secrets(self, webhook: Webhook, now: datetime) -> tuple[str, ...]:
-        sealed = [webhook.secret]
-        if webhook.secret_before is not None and webhook.secret_before_until is not None and webhook.secret_before_until > now:
-            sealed.append(webhook.secret_before)
-        try:
-            return tuple(self._box.open(one) for one in sealed)
-        except Unsealable as error:
-            log.error("webhook %s: %s", webhook.id, error)
-            return ()
-
     def _run(self, due_delivery: DueDelivery) -> None:
         began, status, error = time.monotonic(), None, None
         try:
-            if due_delivery.format == "standard" and not due_delivery.secrets:
+            try:
+                status = self._send(due_delivery)
+            except (Refused, Failed) as failure:
+                error = str(failure)
+            except Unsealable as failure:
+                log.error("webhook %s: %s", due_delivery.due.webhook, failure)
                 error = "the webhook's secret cannot be read on our side; rotate it"
-            else:
-                try:
-                    status = self._send(due_delivery)
-                except (Refused, Failed) as failure:
-                    error = str(failure)
             with self._db.begin() as session:
                 _note(session, due_delivery.due.id, status, error)
         except SQLAlchemyError as failure:
@@ -198,10 +206,11 @@ class Courier:
             slow = time.monotonic() - began > _SLOW_SECONDS
             with self._changed:
                 self._slots.give_back(due_delivery.due, slow)
+                self._suspect &= not due_delivery.suspect
             self._look_again()
 
     def _send(self, one: DueDelivery) -> int:
-        """The receiver's status. Raises Refused or Failed."""
+        """The receiver's status. Raises Refused, Failed or Unsealable."""
         if one.format == "email":
             if self._mailer is None:
                 raise Failed("no SMTP server is set (MOTET_SMTP_URL)")
@@ -210,8 +219,21 @@ class Courier:
         if one.format == "slack":
             plain = {"Content-Type": "application/json", "User-Agent": USER_AGENT}
             return self._outbound.post(one.url, slack_body(one.payload, self._public_url), plain).status
-        body = one.payload.encode()
-        return self._outbound.post(one.url, body, headers(one.secrets, one.due.id, int(time.time()), body)).status
+        body, secrets = one.payload.encode(), [self._box.open(secret) for secret in one.sealed]
+        return self._outbound.post(one.url, body, headers(secrets, one.due.id, int(time.time()), body)).status
+
+
+def _sealed(webhook: Webhook, now: datetime) -> tuple[bytes, ...]:
+    """The secrets that sign now."""
+    if webhook.secret_before is not None and webhook.secret_before_until is not None and webhook.secret_before_until > now:
+        return webhook.secret, webhook.secret_before
+    return (webhook.secret,)
+
+
+def _show_unforeseen(attempt: "Future[None]") -> None:
+    """Log what ended an attempt that nobody waits for. It has no outcome, so it counts as if it had ended its process."""
+    if (error := attempt.exception()) is not None:
+        log.critical("an attempt to deliver a message broke off", exc_info=error)
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:
@@ -224,6 +246,7 @@ def _note(session: Session, delivery_id: str, status: int | None, error: str | N
     if delivery is None:
         return  # deleted with its webhook
     now = clock(session)
+    delivery.unrecorded = 0
     delivery.last_status, delivery.last_error = status, error
     if status is not None and 200 <= status < 300:
         delivery.status, delivery.delivered_at = "delivered", now

@@ -35,6 +35,7 @@ class Delivery(Base):
     payload: Mapped[str] = mapped_column(Text)
     status: Mapped[str] = mapped_column(String(16), default="pending")  # pending, delivered or failed
     attempts: Mapped[int] = mapped_column(default=0)
+    unrecorded: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts in a row without an outcome
     next_at: Mapped[At]  # next attempt; during an attempt, the end of its visibility timeout
     last_status: Mapped[int | None]  # HTTP status
     last_error: Mapped[str | None] = mapped_column(Text)

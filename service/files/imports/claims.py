@@ -57,20 +57,14 @@ class Claims:
                 row = _ROWS.due(session)
                 if row is None:
                     return None
-                if row.attempts < ATTEMPTS:
-                    row.received_bytes = 0
-                    return Claimed(
-                        id=row.id,
-                        tenant_id=row.tenant_id,
-                        claim=_ROWS.take(session, row),
-                        source=row.source,
-                        pins=Pins(**row.pins),
-                        total=row.total_bytes,
-                        attempts=row.attempts,
-                        sealed=row.sealed or b"",
-                    )
                 died = Unavailable("The process that fetched it died each time; import it again, or upload it.")
-                _ROWS.end(session, row, FAILED, died.kept())
+                claim = _ROWS.take(session, row) if row.attempts < ATTEMPTS else None
+                if claim is None:
+                    _ROWS.end(session, row, FAILED, died.kept())
+                else:
+                    row.received_bytes = 0
+            if claim is not None:
+                return _claimed(row, claim)  # the attempt is counted by now, should its row be unreadable
 
     def renew(self, claimed: Claimed, committing: bool = False) -> None:
         """Note the progress, and reserve what has come beyond the announced size. Raises Lost, QuotaExceeded."""
@@ -113,6 +107,19 @@ class Claims:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
                 _ROWS.release(row)
+
+
+def _claimed(row: FileImport, claim: str) -> Claimed:
+    return Claimed(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        claim=claim,
+        source=row.source,
+        pins=Pins(**row.pins),
+        total=row.total_bytes,
+        attempts=row.attempts,
+        sealed=row.sealed or b"",
+    )
 
 
 def _owner(row: FileImport) -> Principal:

@@ -52,7 +52,8 @@ def due(database) -> Callable[[], None]:
     def act() -> None:
         with database.begin() as session:
             now = func.clock_timestamp() - timedelta(seconds=1)
-            session.execute(update(GradedText).where(~GradedText.done).values(next_at=now, held_until=None))
+            session.execute(update(GradedText).where(~GradedText.done).values(next_at=now))
+            session.execute(update(GradedText).where(GradedText.held_until.is_not(None)).values(held_until=now))
             session.execute(update(EndpointGrader).values(next_call_at=None))
 
     return act

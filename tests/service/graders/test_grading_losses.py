@@ -14,6 +14,7 @@ from service.background.reconciler import grader_courier_of
 from service.graders.grader_courier import SLOTS
 from service.graders.models import GradedText
 from service.graders.text_claims import OF_TENANT
+from service.messaging.poison_rows import GIVEN_UP, MOST_UNRECORDED
 from tests.service.graders.conftest import evaluations, wrote
 from tests.service.graders.grader_server import Answer, by_length
 from tests.service.live_server import PATIENCE
@@ -58,6 +59,47 @@ def test_a_courier_that_is_killed_leaves_texts_that_another_grades(
     assert (base["scores"]["judge"], base["notes"], base["pending"]) == (pytest.approx(0.55), [], {})
     sent = Counter(asked["trace_id"] for asked in grader.asked)
     assert (before, len(sent), sorted(sent.values())) == (28, 40, [1] * 32 + [2] * 8)
+
+
+def test_a_text_that_ends_its_process_is_given_up_and_the_others_are_graded(
+    tenant, placed, grader, courier, due, settings, environment_of
+):
+    """Those that were in flight beside it are not taken for such ones."""
+    taken, beside, killed = placed(), threading.Barrier(OF_TENANT), threading.Event()
+    texts = ["poison", *("x" * length for length in range(1, 11)), "x"]
+
+    def answers(asked):
+        if not killed.is_set():
+            beside.wait(PATIENCE)
+        if asked["sample"]["output_text"] == "poison":
+            os.kill(processes[-1].pid, signal.SIGKILL)
+            killed.set()
+        killed.wait(PATIENCE)
+        return by_length(asked)
+
+    grader.answers = answers
+    taken.report(wrote(None, *texts))
+    processes: list[subprocess.Popen[bytes]] = []
+    while not processes or processes[-1].wait(2 * PATIENCE) == -signal.SIGKILL:
+        assert len(processes) <= MOST_UNRECORDED
+        due()
+        processes.append(subprocess.Popen([sys.executable, "-c", _COURIER], env=environment_of(settings)))
+    assert len(processes) == MOST_UNRECORDED + 1
+    (base,) = evaluations(tenant, taken)
+    assert base["scores"]["judge"] == pytest.approx(sum(len(text) for text in texts[1:]) / 10 / 11)
+    assert base["pending"] == {}
+    assert GIVEN_UP in base["notes"][0]
+
+
+def test_a_stopped_attempt_counts_as_none(placed, courier, database, due):
+    taken = placed()
+    taken.report(wrote(None, "maybe"))
+    for _ in range(MOST_UNRECORDED + 1):
+        (claimed,) = courier.take(1).rows
+        courier.release(claimed)
+        due()
+    with database.begin() as session:
+        assert session.scalars(select(GradedText.unrecorded)).one() == 0
 
 
 def test_a_process_that_dies_between_the_last_score_and_the_evaluation_loses_nothing(tenant, placed, courier, dependencies):

@@ -8,6 +8,7 @@ import threading
 
 from sqlalchemy.exc import OperationalError
 
+from service.messaging.poison_rows import GIVEN_UP, MOST_UNRECORDED
 from service.mirrors import mirrored_task
 from service.mirrors.mirror_claims import record
 from tests.service.fleet.scripted import points
@@ -164,3 +165,40 @@ def test_a_courier_that_is_killed_is_followed_by_another(tenant, placed, tracker
     stuck.set()
     whole(tracker, taken)
     assert mirror_of(tenant, taken)["points"] == 5
+
+
+def test_a_visit_that_ends_its_process_is_given_up_and_the_others_go_on(
+    tenant, placed, mlflow, courier, due, settings, environment_of
+):
+    """A mirror that is visited beside it is not taken for such a one."""
+    poison, other = placed(), placed(experiment="other")
+    report_some(poison)
+    report_some(other)
+    beside, killed = threading.Barrier(2), threading.Event()
+
+    def answers(call, asked):
+        if call != "experiments/get-by-name":
+            return None
+        if not killed.is_set():
+            beside.wait(PATIENCE)
+        if asked["experiment_name"] == "voices":
+            os.kill(processes[-1].pid, signal.SIGKILL)
+            killed.set()
+        killed.wait(PATIENCE)
+        return None
+
+    mlflow.fault = answers
+    processes: list[subprocess.Popen[bytes]] = []
+    while not processes or processes[-1].wait(2 * PATIENCE) == -signal.SIGKILL:
+        assert len(processes) <= MOST_UNRECORDED
+        due()
+        processes.append(subprocess.Popen([sys.executable, "-c", _COURIER], env=environment_of(settings)))
+    assert len(processes) == MOST_UNRECORDED + 1
+    seen = mirror_of(tenant, poison)
+    assert (seen["state"], seen["error"]) == ("failed", GIVEN_UP)
+    assert mirror_of(tenant, other)["state"] == "finished"
+    (server,) = tenant.get("/v1/tracking-servers").json()["data"]
+    mlflow.fault = lambda *_: None
+    assert tenant.patch(f"/v1/tracking-servers/{server['id']}", json={"url": mlflow.url}).status_code == 200
+    courier.work_off_due()
+    assert mirror_of(tenant, poison)["state"] == "finished", "a change of the server begins anew"

@@ -156,6 +156,21 @@ def test_an_import_whose_process_died_is_begun_anew_by_another(tenant, importer,
         Importer(dependencies)._claims.renew(died)
 
 
+def test_an_import_that_no_process_can_read_is_failed_and_the_others_go_on(tenant, importer, database):
+    unreadable, good = named(tenant, split="train"), named(tenant, split="test")
+    with database.begin() as session:
+        session.execute(update(FileImport).where(FileImport.id == unreadable["id"]).values(pins={"of_tomorrow": 1}))
+    for _ in range(ATTEMPTS):
+        with pytest.raises(TypeError):
+            importer.run_due()
+        with database.begin() as session:
+            session.execute(update(FileImport).where(FileImport.id == unreadable["id"]).values(claimed_until=clock(session)))
+    assert importer.run_due() == 1
+    failed = seen(tenant, unreadable["id"])
+    assert (failed["status"], failed["attempts"], "died each time" in failed["error"]["detail"]) == ("failed", ATTEMPTS, True)
+    assert seen(tenant, good["id"])["status"] == "ready"
+
+
 def test_a_stopping_process_gives_back_what_it_fetches(tenant, dependencies, hub, monkeypatch):
     monkeypatch.setattr("service.files.imports.importer._NOTE_SECONDS", 0.0)
     made = named(tenant, split="train")
