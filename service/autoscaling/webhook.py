@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 EVENT = "autoscaling.state"
 _CALL_SECONDS = 15.0
-_CLOSE_SECONDS = 1.0
 
 
 class AutoscalingWebhook:
@@ -47,12 +46,16 @@ class AutoscalingWebhook:
             self._thread = threading.Thread(target=self._work, name="autoscaling webhook", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """Tell nothing more; a call in flight may end within a second."""
+    def stop(self) -> None:
+        """Tell nothing more; returns at once."""
         self._closing = True
         self._woken.set()
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Stop; a call in flight may end within so many seconds."""
+        self.stop()
         if self._thread is not None:
-            self._thread.join(_CLOSE_SECONDS)
+            self._thread.join(seconds)
 
     def _work(self) -> None:
         while True:

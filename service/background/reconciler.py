@@ -20,6 +20,7 @@ from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.autoscaling.webhook import AutoscalingWebhook
 from service.background.liveness import show_alive
 from service.background.retention import forget_surplus_plans
+from service.background.stopping import stop_all
 from service.completions.session_starts import start_for_who_asks
 from service.database.engine import clock
 from service.dependencies import Dependencies
@@ -86,8 +87,7 @@ def run(settings: Settings) -> None:
         if time.monotonic() - swept > _SWEEP_SECONDS:
             dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
-    for work in in_threads:
-        work.close()
+    stop_all((courier, *in_threads))
     span_exporter.stop()
 
 

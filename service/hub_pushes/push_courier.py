@@ -46,9 +46,9 @@ class HubPushCourier(ClaimCourier[ClaimedPush]):
     def release(self, claimed: ClaimedPush) -> None:
         self._claims.release(claimed)
 
-    def close(self, seconds: float = 5.0) -> None:
+    def stop(self) -> None:
         self._ending.set()
-        super().close(seconds)
+        super().stop()
 
     def work_off(self, claimed: ClaimedPush) -> None:
         """Bring one push to its end, or to its next attempt."""

@@ -66,12 +66,17 @@ class ClaimCourier(ABC, Generic[Claimed]):
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
 
-    def close(self, seconds: float = 5.0) -> None:
-        """Claim no more rows; those that are not done within so many seconds are released."""
-        until = time.monotonic() + seconds
+    def stop(self) -> None:
+        """Claim no more rows; returns at once."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Stop; rows that are not done within so many seconds are released."""
+        until = time.monotonic() + seconds
+        self.stop()
+        with self._changed:
             self._changed.wait_for(lambda: not self._in_flight, timeout=max(0.0, until - time.monotonic()))
             left = list(self._in_flight.values())
         try:

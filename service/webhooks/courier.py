@@ -89,6 +89,7 @@ class Courier:
         self._changed = threading.Condition()  # guards all below
         self._slots = DeliverySlots()
         self._suspect = False  # whether one is in flight: it is alone among its like
+        self._stopping = False
         self._look = False  # since the last query a message may be due or a slot free
 
     def wake(self) -> None:
@@ -98,6 +99,18 @@ class Courier:
             self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
             self._thread.start()
 
+    def stop(self) -> None:
+        """Take no more messages; returns at once."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Stop, and wait for those in flight. The end of the process waits for what is left, as long as a call may take."""
+        self.stop()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._slots, timeout=seconds)
+
     def _look_again(self) -> None:
         with self._changed:
             self._look = True
@@ -106,7 +119,9 @@ class Courier:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._look)
+                self._changed.wait_for(lambda: self._look or self._stopping)
+                if self._stopping:
+                    return
             try:
                 self.deliver_due()
             except SQLAlchemyError as error:
@@ -128,8 +143,8 @@ class Courier:
     def _something_to_do(self) -> bool:
         """Wait until the table should be queried again; False once no delivery is in flight and nothing has changed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._look or not self._slots)
-            due, self._look = self._look, False
+            self._changed.wait_for(lambda: self._look or self._stopping or not self._slots)
+            due, self._look = self._look and not self._stopping, False
         return due
 
     def _take(self) -> list[DueDelivery]:

@@ -53,10 +53,14 @@ class Importer:
             self._threads[-1].start()
         self._due.set()
 
-    def close(self, seconds: float = 5.0) -> None:
-        """End the threads, and give back what they fetch."""
+    def stop(self) -> None:
+        """Ask the threads to end, and to give back what they fetch; returns at once."""
         self._stopping.set()
         self._due.set()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Stop, and wait for the threads at most so many seconds."""
+        self.stop()
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))

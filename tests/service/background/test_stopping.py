@@ -1,0 +1,93 @@
+"""Background threads are stopped together: what one of them does last may take as long as a stop may, for all of them."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from service.background.stopping import stop_all
+from service.http.outbound import Outbound
+from service.messaging.claim_courier import ClaimCourier, Taken
+from service.webhooks.courier import Courier
+from service.webhooks.factories import box_of
+from tests.service.live_server import PATIENCE, until
+from tests.service.webhooks import test_webhook_fairness
+from tests.service.webhooks.test_webhook_fairness import hook, messages
+
+settings = test_webhook_fairness.settings
+black_hole = test_webhook_fairness.black_hole
+
+
+class OneRow(ClaimCourier[str]):
+    """Its only row is done once every one of `asked` is asked to stop."""
+
+    name, slots = "one row", 1
+
+    def __init__(self, asked: threading.Barrier) -> None:
+        super().__init__()
+        self._asked, self._rows = asked, ["row"]
+        self.began, self.stopping = threading.Event(), threading.Event()
+        self.done, self.released = list[str](), list[str]()
+
+    def take(self, most: int) -> Taken[str]:
+        return Taken([self._rows.pop()] if self._rows else [])
+
+    def work_off(self, claimed: str) -> None:
+        self.began.set()
+        self.stopping.wait(PATIENCE)
+        self._asked.wait(PATIENCE)
+        self.done.append(claimed)
+
+    def release(self, claimed: str) -> None:
+        self.released.append(claimed)
+
+    def stop(self) -> None:
+        super().stop()
+        self.stopping.set()
+
+
+def test_all_are_asked_to_stop_before_one_is_waited_for():
+    asked = threading.Barrier(3)
+    works = [OneRow(asked) for _ in range(3)]
+    for work in works:
+        work.wake()
+        assert work.began.wait(PATIENCE)
+    stop_all(works, seconds=PATIENCE / 3)
+    assert [(work.done, work.released) for work in works] == [(["row"], [])] * 3
+
+
+def test_what_does_not_end_is_given_back_within_one_limit_for_all():
+    works = [OneRow(threading.Barrier(2)) for _ in range(3)]
+    for work in works:
+        work.wake()
+        assert work.began.wait(PATIENCE)
+    stop_all(works, seconds=0.0)
+    assert [(work.done, work.released) for work in works] == [([], ["row"])] * 3
+    for work in works:
+        work._asked.wait(PATIENCE)
+        until(lambda done=work.done: done)
+
+
+@pytest.fixture
+def courier(settings, database) -> Iterator[Courier]:
+    made = Courier(database, Outbound(settings.webhook_networks, seconds=2 * PATIENCE), box_of(settings))
+    yield made
+    until(lambda: not made._slots)
+
+
+def test_a_stopped_courier_takes_no_more_messages(new_tenant, black_hole, courier):
+    """Those in flight may end."""
+    one, other = new_tenant(), new_tenant()
+    messages(one, hook(one, black_hole.url), 1)
+    courier.wake()
+    until(lambda: len(black_hole.taken) == 1)
+    courier.stop()
+    messages(other, hook(other, black_hole.url), 1)
+    courier.wake()
+    assert courier.deliver_due() == 0
+    courier._thread.join(PATIENCE)
+    assert not courier._thread.is_alive()
+    assert len(black_hole.taken) == 1
+    black_hole.let_go()
+    courier.close(PATIENCE)
+    assert not courier._slots
