@@ -50,6 +50,7 @@ export function patch(fresh, without = []) {
   let changed = false;
   for (const old of document.querySelectorAll("[data-live]")) {
     const next = without.includes(old.id) ? null : fresh.getElementById(old.id);
+    if (next) keepOpen(old, next);
     if (next && !old.contains(document.activeElement) && old.innerHTML !== next.innerHTML) {
       old.replaceChildren(...next.childNodes);
       changed = true;
@@ -78,6 +79,7 @@ function patchRows(old, next) {
     }
     if (own === place) place = place.nextElementSibling;
     else { old.insertBefore(own, place); changed = true; }
+    keepOpen(own, row);
     if (own.dataset.facts !== row.dataset.facts || text(own) !== text(row)) {
       const ticked = own.querySelector("input[type=checkbox]")?.checked;
       const focused = own.contains(document.activeElement) && own !== document.activeElement;
@@ -91,6 +93,24 @@ function patchRows(old, next) {
     }
   }
   return changed;
+}
+
+// Leaves each <details> of the new content open or closed as the reader left it.
+function keepOpen(old, next) {
+  const before = disclosures(old);
+  for (const [name, details] of disclosures(next)) if (before.has(name)) details.open = before.get(name).open;
+}
+
+// <details> by their ids or by what their summaries say; where several say the same, nobody knows which is which.
+function disclosures(block) {
+  const found = new Map(), several = new Set();
+  for (const details of block.querySelectorAll("details")) {
+    const name = details.id || details.querySelector("summary").textContent.trim();
+    if (found.has(name)) several.add(name);
+    found.set(name, details);
+  }
+  for (const name of several) found.delete(name);
+  return found;
 }
 
 // what a row says, but for relative times, which a script keeps right

@@ -88,6 +88,19 @@ def test_texts_come_as_they_are_generated_the_winners_beside_the_bases(visitor, 
     assert answer.text().count("rouge") == 7
 
 
+def test_prompts_stay_open_or_closed_as_the_reader_left_them(visitor, database, asking):
+    report(database, asking, said(None, 0.125, "SELECT 4"))
+    page = visitor.open(f"/tasks/{asking}")
+    drawn(page)
+    assert page.locator("#texts details").evaluate_all("all => all.map((one) => one.open)") == [True, False]
+    for prompt in page.locator("#texts summary").all():
+        prompt.click()
+    page.locator("h1").click()  # what has the focus is not patched
+    report(database, asking, said(2, 0.25, "2 sheep"))
+    page.wait_for_selector("#texts >> text=2 sheep", state="attached")
+    assert page.locator("#texts details").evaluate_all("all => all.map((one) => one.open)") == [False, True]
+
+
 def test_scores_at_milestones_are_a_table_of_their_own(visitor, tenant, database):
     task = tenant.task(search_space=GRID, evaluation={**ASKED, "milestones": [0.5]})["id"]
     sweeps.begin(database, task)

@@ -177,6 +177,16 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
     page.wait_for_selector("text=No files yet")
 
 
+def test_an_opened_question_of_a_row_stays_open_while_the_list_follows_the_service(visitor, tenant):
+    tenant.file()
+    page = visitor.open("/files")
+    page.click("#rows summary")
+    page.locator("h1").click()  # what has the focus is not patched
+    tenant.file(chat_rows(30))
+    eventually(page, "document.querySelectorAll('#rows > tr').length === 2")
+    assert page.locator("#rows details").evaluate_all("all => all.map((one) => one.open)").count(True) == 1
+
+
 def test_an_adapter_is_merged_from_its_task_and_the_model_downloaded_and_deleted(visitor, tenant, database, storage):
     task = tenant.task(name="to be merged")
     with database.begin() as session:
