@@ -26,6 +26,10 @@ class StorageResource(BaseModel):
     may_pass: bool | None = Field(description="Whether the problem may go away by itself; null without a problem")
     seconds: float = Field(description="What the try took")
     free_bytes: int | None = Field(description="Null for a bucket")
+    transfer_port: int | None = Field(description="MOTET_TRANSFER_PORT; null where the API sends a folder's objects itself")
+    transfer_url: str | None = Field(
+        description="MOTET_TRANSFER_URL, below which tenants reach that port: `/transfers/livez` answers whether they do"
+    )
 
 
 @router.get(
@@ -46,5 +50,7 @@ def get_storage(admin: AdminDb, settings: Config, storage: Store) -> StorageReso
             "may_pass": may_pass,
             "seconds": time.monotonic() - began,
             "free_bytes": None if math.isinf(free) else int(free),
+            "transfer_port": settings.transfer_port,
+            "transfer_url": settings.transfer_url and settings.transfer_url.rstrip("/"),
         }
     )

@@ -44,6 +44,7 @@ router = APIRouter()
 
 
 @router.get("/livez")
+@router.get(f"{PREFIX}/livez")  # as those reach it who come by a proxy
 async def livez() -> dict[str, str]:
     return {"status": "ok"}
 

@@ -3,6 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
 
 from contract.gpu_counts import device_word, gpu_count
 from contract.processes import reproducibility
@@ -10,7 +13,7 @@ from contract.states import TaskStatus
 from contract.wording.duration_words import duration
 from motet.api.client import Client
 from motet.api.errors import ApiError, NoCredentials, NotMotet, Unreachable
-from motet.api.resources import Node, Task
+from motet.api.resources import Node, Storage, Task
 
 _LOSES = 3  # executors lost in a row before a GPU is named
 _LOOKED_AT = 50  # tasks per status, at most
@@ -21,6 +24,13 @@ _STORAGE_SLOW = "uploads and downloads are as slow; look at the bucket's own mea
 _BACKUP_OLD = "take one (`motet admin backup`), or see why the chart's CronJob failed; what came since would be lost"
 _STORAGE_AWAY = "nothing is lost: workers try again; see that its server runs and that the API reaches it"
 _STORAGE_REFUSES = "see MOTET_STORAGE_URL, its region and its credentials (docs/OPERATIONS.md, Storage); the API's log has more"
+_TRANSFER_SECONDS = 10.0
+_TRANSFERS_AWAY = (
+    "see that `python -m service api` runs with MOTET_TRANSFER_PORT={port}, and that firewalls and proxies let {address} "
+    "through to it (docs/OPERATIONS.md, Storage); until then what is sent there fails"
+)
+_WITHOUT_URL = "; without MOTET_TRANSFER_URL the API sends tenants their files itself"
+_WITHOUT_PORT = "; without MOTET_TRANSFER_PORT the API sends and takes workers' objects itself"
 
 _TROUBLES = {  # of nodes that send heartbeats, and how to fix them
     "quarantined": (
@@ -87,6 +97,39 @@ def _storage(client: Client) -> Iterator[Finding]:
     else:
         mend = _STORAGE_AWAY if found.may_pass else _STORAGE_REFUSES
         yield Finding(False, f"storage at {found.address} does not work: {found.problem}", mend)
+    yield from _transfers(found, client.api_url)
+
+
+def _transfers(found: Storage, api_url: str) -> Iterator[Finding]:
+    """Whether the transfer port answers: as tenants reach it, or, where only workers do, under the host of the API."""
+    if found.transfer_port is None:
+        return
+    api = urlsplit(api_url)
+    if found.transfer_url is not None:
+        base, without = found.transfer_url, _WITHOUT_URL
+    elif api.scheme == "http":
+        host = f"[{api.hostname}]" if ":" in (api.hostname or "") else api.hostname
+        base, without = f"http://{host}:{found.transfer_port}", _WITHOUT_PORT
+    else:
+        said = "is not tried: only workers use it, under the http:// host of their MOTET_API_URL"
+        yield Finding(True, f"the transfer port {found.transfer_port} {said}")
+        return
+    address = f"{base}/transfers/"
+    if (wrong := _no_answer(f"{address}livez")) is None:
+        yield Finding(True, f"the transfer port answers at {address}")
+    else:
+        mend = _TRANSFERS_AWAY.format(port=found.transfer_port, address=address) + without
+        yield Finding(False, f"the transfer port does not answer at {address}: {wrong}", mend)
+
+
+def _no_answer(url: str) -> str | None:
+    try:
+        answer = httpx.get(url, timeout=_TRANSFER_SECONDS)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    if answer.status_code == 200 and answer.headers.get("content-type") == "application/json":
+        return None
+    return f"something else is there, which says {answer.status_code}"
 
 
 def _backup(client: Client) -> Iterator[Finding]:

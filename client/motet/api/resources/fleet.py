@@ -66,6 +66,8 @@ class Storage(Message):
     may_pass: bool | None = None
     seconds: float = 0.0
     free_bytes: int | None = None
+    transfer_port: int | None = None
+    transfer_url: str | None = None
 
 
 class NewestBackup(Message):
