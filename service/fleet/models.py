@@ -201,6 +201,7 @@ class Placement(Base):
         Index("uq_placements_live_task", "task_id", unique=True, postgresql_where=text("ended_at IS NULL")),
         Index("ix_placements_live_node", "node_id", postgresql_where=text("ended_at IS NULL")),
         Index("ix_placements_ended", "ended_at"),
+        Index("ix_placements_node_ended", "node_id", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
         Index("ix_placements_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
     )
 
@@ -230,6 +231,7 @@ class AnswerSession(Base):
     __table_args__ = (
         Index("uq_answer_sessions_live", "node_id", "device_index", unique=True, postgresql_where=text("ended_at IS NULL")),
         Index("ix_answer_sessions_tenant_id", "tenant_id"),
+        Index("ix_answer_sessions_node_ended", "node_id", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     )
 
 

@@ -45,4 +45,5 @@ class MergedModel(Base):
     __table_args__ = (
         Index("ix_merged_models_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
         Index("ix_merged_models_open", "next_at", postgresql_where=text("status IN ('queued', 'running')")),
+        Index("ix_merged_models_node_ended", "node_id", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     )
