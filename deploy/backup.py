@@ -7,6 +7,7 @@ deploy.backup --restore FOLDER` creates the state folder from it, if there is no
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -39,6 +40,7 @@ def back_up(state: State, target: Path) -> None:
     if state.running is None:
         raise StackError("nothing runs there", "start it with `motet up`, or copy the whole folder of a stack that is stopped")
     private_folder(target)
+    _check_own(state, target)
     draft = target / f"{_DUMP}.new"
     postgres, words = postgres_of(state, choose_account()), ("--format=custom", f"--lock-wait-timeout={_LOCK_SECONDS}s")
     _tool(postgres, "pg_dump", *words, f"--file={draft}", grows=draft)
@@ -52,6 +54,14 @@ def back_up(state: State, target: Path) -> None:
             private_folder(copy.parent)
             shutil.copy2(path, copy.with_suffix(".new"))
             copy.with_suffix(".new").replace(copy)
+
+
+def _check_own(state: State, target: Path) -> None:
+    """Raise StackError where the folder holds a backup of another stack, which this one would replace. A stack keeps its
+    database's password for life, and who is restored from a backup has the same."""
+    kept = target / "secrets.json"
+    if kept.exists() and json.loads(kept.read_text())["postgres"] != state.secrets().postgres:
+        raise StackError(f"{target} holds a backup of another stack", "name another folder; nothing was changed in this one")
 
 
 def in_bucket() -> str | None:

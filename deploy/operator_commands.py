@@ -26,7 +26,7 @@ from deploy.devstack.stack_errors import StackError, trouble_of
 from deploy.devstack.state_folder import State, default_folder
 from service.background.resealing import reseal
 from service.backup.backup_creation import fingerprint, take
-from service.backup.catalogue import Manifest
+from service.backup.catalogue import Manifest, catalogue_in
 from service.backup.restore import bring_back
 from service.backup.verification import manifests, verified
 from service.settings import Settings, SettingsError
@@ -79,17 +79,22 @@ def back_up(url: str | None, name: str | None) -> Result:
         raise StackError(f"nothing runs in {target.state.folder}", "start it with `motet up`")
     settings = target.settings(url, name)
     made, removed = take(settings)
-    kept = target.state is not None and _keep_secrets(target.state, settings)
+    kept = target.state is not None and _keep_secrets(target.state, settings.backup_url or "", made)
     return _said(target, settings) | {"backup": _told(made), "removed_objects": removed, "with_secrets": kept}
 
 
-def _keep_secrets(state: State, settings: Settings) -> bool:
+def _keep_secrets(state: State, url: str, made: Manifest) -> bool:
     """Put the stack's secrets beside a backup in a folder, readable by its owner alone. Whether they are there."""
-    folder = Path((settings.backup_url or "").removeprefix("file://"))
-    if not (settings.backup_url or "").startswith("file://"):
+    if not url.startswith("file://"):
         return False
-    private_file(folder / _SECRETS, (state.folder / _SECRETS).read_text())
+    private_file(_secrets_of(url, made), (state.folder / _SECRETS).read_text())
     return True
+
+
+def _secrets_of(url: str, made: Manifest) -> Path:
+    """Where the secrets of a backup in a folder are. A file for each secret key: a stack forgets keys that it has replaced,
+    under which earlier backups are sealed, and several stacks may back up into one folder."""
+    return Path(url.removeprefix("file://")) / f"secrets-{made.secret_key}.json"
 
 
 def restore(url: str | None, name: str | None) -> Result:
@@ -103,9 +108,10 @@ def restore(url: str | None, name: str | None) -> Result:
     if not state.lock():
         raise StackError(f"a stack runs in {state.folder}", "name a new folder with MOTET_STATE_DIR")
     place = url or os.environ.get("MOTET_BACKUP_URL", "")
-    beside = Path(place.removeprefix("file://")) / _SECRETS
-    if not (state.folder / _SECRETS).exists() and place.startswith("file://") and beside.is_file():
-        state.take_secrets(beside)
+    if not (state.folder / _SECRETS).exists() and place.startswith("file://"):
+        made = catalogue_in(Path(place.removeprefix("file://"))).read(name or os.environ.get("MOTET_BACKUP_NAME"))
+        if (beside := _secrets_of(place, made)).is_file():
+            state.take_secrets(beside)
     target = _stack(state)
     with running_postgres(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()

@@ -143,7 +143,7 @@ def test_the_walk_with_curl(running: dict[str, str], folder: Path) -> None:
     assert '"object":"preview"' in said
     assert '"field":"search_space.rank[0]"' in said
     assert re.search(r'motet_tasks{status="succeeded"} [12]\.0', said)
-    assert (folder / "my-backup" / "secrets.json").is_file()
+    assert list((folder / "my-backup").glob("secrets-*.json"))
     restored_and_runs(folder / "restored", running)
 
 

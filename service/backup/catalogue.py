@@ -83,8 +83,13 @@ class Catalogue:
 
 def catalogue_at(url: str, settings: Settings) -> Catalogue:
     if url.startswith("file://"):
-        return Catalogue(_Folder(Path(url.removeprefix("file://")) / _FOLDER))
+        return catalogue_in(Path(url.removeprefix("file://")))
     return Catalogue(_InBucket(url, settings))
+
+
+def catalogue_in(folder: Path) -> Catalogue:
+    """Of backups in a folder, which takes no settings."""
+    return Catalogue(_Folder(folder / _FOLDER))
 
 
 class _Folder:

@@ -1,10 +1,13 @@
 """A backup of a Postgres that hangs ends in words: at once where it takes no connection, and when the dump grows no further."""
 
+import shutil
+
 import psycopg
 import pytest
 
 from deploy import backup
 from deploy.devstack.stack_errors import StackError
+from deploy.devstack.state_folder import State
 
 
 def test_a_postgres_that_takes_no_connection_is_no_wait_for_ever(stack, tmp_path, monkeypatch):
@@ -31,3 +34,16 @@ def test_a_dump_that_grows_no_further_is_given_up(stack, tmp_path, monkeypatch):
 def test_a_dump_says_what_is_wrong(stack, tmp_path):
     with pytest.raises(StackError, match="pg_dump failed"):
         backup._tool(stack.postgres, "pg_dump", f"--file={tmp_path / 'no' / 'folder'}")
+
+
+def test_a_backup_of_another_stack_is_not_replaced(tmp_path):
+    mine, other, target = State(tmp_path / "mine"), State(tmp_path / "other"), tmp_path / "backup"
+    target.mkdir()
+    mine.announce({})
+    other.secrets()
+    kept = shutil.copy2(other.folder / "secrets.json", target / "secrets.json")
+    with pytest.raises(StackError, match="holds a backup of another stack"):
+        backup.back_up(mine, target)
+    assert kept.read_bytes() == (other.folder / "secrets.json").read_bytes()
+    mine.take_secrets(kept)  # as one that was restored from it
+    backup._check_own(mine, target)

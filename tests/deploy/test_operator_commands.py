@@ -17,11 +17,15 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from deploy import operator_commands
 from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.stack import postgres_of
 from deploy.devstack.state_folder import State
+from service.backup.backup_creation import fingerprint
+from service.backup.catalogue import Manifest, StoredPart, catalogue_in
 from service.database.engine import Database
 from service.secret_box import SecretBox, Unsealable
+from service.settings import Settings
 from service.webhooks.factories import PURPOSE
 from service.webhooks.models import Webhook
 from tests.deploy.watching import Events
@@ -130,7 +134,8 @@ def test_a_backup_is_listed_and_read_where_nothing_else_is_and_damage_is_named(f
     elsewhere, place, name = folder / "elsewhere", backed_up.place, backed_up.taken["backup"]["name"]
     assert motet(elsewhere, "admin", "backups", str(place), "--json").json["backups"] == [backed_up.taken["backup"]]
     assert "it is whole" in motet(elsewhere, "admin", "verify", str(place), "--name", name).out
-    assert (place / "secrets.json").stat().st_mode & 0o077 == 0
+    (kept,) = place.glob("secrets-*.json")
+    assert kept.stat().st_mode & 0o077 == 0
     damaged = folder / "damaged"
     shutil.copytree(place, damaged)
     sha256 = backed_up.file["sha256"]
@@ -177,6 +182,36 @@ def test_a_key_before_is_forgotten_a_day_after_everything_was_sealed_anew(tmp_pa
     assert state.earlier_keys() == [second], "replaced while all was sealed anew, under it"
     assert first not in (tmp_path / "secrets.json").read_text()
     assert SecretStr(state.secrets().secret_key) not in (SecretStr(first), SecretStr(second))
+
+
+def test_a_later_backup_leaves_an_earlier_one_the_secrets_that_it_needs(tmp_path: Path, monkeypatch: Any) -> None:
+    """A key that the stack has forgotten since, and another stack's."""
+    url, catalogue = f"file://{tmp_path}/backups", catalogue_in(tmp_path / "backups")
+
+    def taken(state: State, name: str) -> str:
+        part = StoredPart(sha256="0" * 64, bytes=0)
+        key = state.secrets().secret_key
+        made = Manifest(
+            name=name, motet="0", revision="0", dump=part, listing=part, objects=0, object_bytes=0, rows={}, secret_key=of(key)
+        )  # fmt: skip
+        catalogue.write(made)
+        assert operator_commands._keep_secrets(state, url, made)
+        return key
+
+    def of(key: str) -> str:
+        return fingerprint(Settings.model_construct(secret_key=SecretStr(key)))
+
+    stack, other = State(tmp_path / "stack"), State(tmp_path / "other")
+    keys = [taken(stack, "1")]
+    stack.rotate_key()
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    stack.note_resealed(keys)
+    monkeypatch.setattr("time.time", lambda: 1e9 + 100 * 3600)
+    stack.note_resealed([])
+    keys += [taken(stack, "2"), taken(other, "3")]
+    for name, key in zip("123", keys, strict=True):
+        kept = operator_commands._secrets_of(url, catalogue.read(name))
+        assert json.loads(kept.read_text())["secret_key"] == key, name
 
 
 def test_a_restored_folder_has_a_mark_of_its_own_and_every_earlier_key(tmp_path: Path, monkeypatch: Any) -> None:
