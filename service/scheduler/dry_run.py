@@ -17,6 +17,7 @@ from contract.states import JobStatus, TaskStatus
 from contract.task_spec import TaskSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
+from service.fleet.base_models.gpu_fit import memory_of
 from service.fleet.models import Node
 from service.http.problems import FieldError
 from service.scheduler.core.decision import Decision, ShortPreemption
@@ -95,7 +96,9 @@ class EstimateResource(BaseModel):
     slowdown: float = Field(description="How many times slower than alone it would begin, beside others; 1: it would be alone")
     sharing: str | None = Field(description="With how many tasks it would share GPUs, and what that means, in a sentence")
     sharding: str | None = Field(
-        default=None, description="How its GPUs share the base, in a sentence; null where each holds a copy"
+        default=None,
+        description="How its GPUs share the base, in a sentence; null where a copy fits on each. A worker that finds no room "
+        "beside it for the task's passes shares some layers all the same, which the task's events tell",
     )
     base_download: str | None = Field(
         description="What its node fetches from the hub, or from storage, before it can train, in a sentence"
@@ -200,8 +203,9 @@ class DraftPlan:
     def _sharding(self, task: Task, gpus: int, node: Node | None) -> str | None:
         if node is None or not self._seen.work.sharded(task, node, gpus):
             return None
-        copy, held = f"{self._seen.work.bytes_per_gpu(task) / 2**30:.1f} GiB", gpu_count(gpus, node.device_type)
-        return f"A copy of the base takes {copy} and fits on none of its GPUs: {held} share it, and gather it layer by layer."
+        copy, memory = (f"{size / 2**30:.1f} GiB" for size in (self._seen.work.bytes_per_gpu(task), memory_of(node)))
+        shared = f"{gpu_count(gpus, node.device_type)} share the layers that do not fit, and gather each as passes need it"
+        return f"A copy of the base takes {copy}, and each has {memory} for it and for passes: {shared}."
 
     def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
         names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")

@@ -23,6 +23,8 @@ BYTES_PER_WEIGHT: Mapping[Precision, float] = {
 
 # Of a GPU's memory, how much its shard of a base may take: beside it lie two gathered layers and a pass.
 _SHARD_SHARE = 0.75
+# and how much of it workers use at most for a base and a pass together (worker/policy/base_sharding.py)
+USABLE_SHARE = 0.9
 
 
 @dataclass(frozen=True)

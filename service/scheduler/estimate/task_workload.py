@@ -18,7 +18,7 @@ from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.base_models.base_refs import fetch_capabilities
-from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, held_bytes
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, USABLE_SHARE, held_bytes
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
@@ -87,9 +87,12 @@ class Workload:
         return held_bytes(self.bytes_per_gpu(task), shape.memory, gpus, shards) if gpus <= shape.gpus else None
 
     def sharded(self, task: Task, node: Node, gpus: int) -> bool:
-        """Whether its base would be sharded over `gpus` GPUs of the node."""
-        held = self.held_bytes(task, shape_of(node), gpus)
-        return held is not None and held < self.bytes_per_gpu(task)
+        """Whether its base would be sharded over `gpus` GPUs of the node, at least partly, by its weights alone: how much room
+        a pass takes beside them, only the worker knows."""
+        shape = shape_of(node)
+        if gpus < 2 or not shape.shards or self.specs[task.id].evaluation is not None:
+            return False
+        return self.held_bytes(task, shape, gpus) is not None and self.bytes_per_gpu(task) > USABLE_SHARE * shape.memory
 
     def fits(self, task: Task, shape: Shape) -> bool:
         """Whether the task fits such a node at its narrowest width."""

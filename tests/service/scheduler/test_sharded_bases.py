@@ -4,9 +4,10 @@ import pytest
 from sqlalchemy import select
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
-from service.fleet.base_models.gpu_fit import held_bytes, least_gpus
+from service.fleet.base_models.gpu_fit import USABLE_SHARE, held_bytes, least_gpus
 from service.fleet.models import BaseModel
 from tests.service.scheduler.test_widths import EIGHT
+from worker.policy import base_sharding
 
 GIB = 2**30
 ABLE = {"capabilities": sorted(understood())}
@@ -37,7 +38,7 @@ def test_a_task_is_placed_where_its_gpus_share_the_base_and_its_estimate_says_so
     assert (narrow["device_type"], narrow["sharding"]) == (None, None)
     wide = tenant.post("/v1/tasks/estimate", json=spec | {"gpus": 4}).json()
     assert (wide["waiting"], wide["gpus"]) == (None, 4)
-    assert "4 CPU slots share it, and gather it layer by layer." in wide["sharding"]
+    assert "4 CPU slots share the layers that do not fit, and gather each as passes need it." in wide["sharding"]
     made = [tenant.task(**EIGHT | {"gpus": gpus})["id"] for gpus in (2, 4)]
     plan()
     assert [placement.task_id for placement in node.desired().placements] == made[1:]
@@ -64,3 +65,25 @@ def test_where_a_copy_fits_each_gpu_holds_one(tenant, new_node, plan, memory):
     estimate = tenant.post("/v1/tasks/estimate", json=tenant.spec(tenant.file(), **EIGHT, gpus=4)).json()
     assert estimate["sharding"] is None
     assert estimate["device_type"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("said", "changes", "copy_share", "shares"),
+    [
+        (ABLE, {}, 0.95, True),
+        (ABLE, {}, 0.8, False),  # by its weights alone it fits
+        (OLDER, {}, 0.95, False),  # such a worker holds copies, or refuses the base
+        (ABLE, {"evaluation": {"metrics": [{"type": "exact_match"}]}}, 0.95, False),  # texts need a copy
+    ],
+)
+def test_an_estimate_tells_of_a_copy_that_leaves_no_room_for_a_pass(
+    tenant, new_node, nothing_left, memory, said, changes, copy_share, shares
+):
+    """The worker shards some layers of such a base, though a copy alone would fit."""
+    assert base_sharding._MARGIN == USABLE_SHARE
+    copy = 2 * memory  # bytes, in bf16
+    new_node(slots=4, memory=round(copy / copy_share), said=said)
+    spec = tenant.spec(tenant.file(), **EIGHT, gpus=4) | changes
+    estimate = tenant.post("/v1/tasks/estimate", json=spec).json()
+    assert estimate["device_type"] == "cpu"
+    assert ("share the layers that do not fit" in (estimate["sharding"] or "")) == shares
