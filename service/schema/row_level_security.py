@@ -10,7 +10,7 @@ from service.schema.roles import APP, SYSTEM
 _TENANT = "(SELECT current_setting('motet.tenant', true))"
 # the app role's rights on tables without a tenant; on others without a tenant it has none
 _SHARED: Mapping[str, str] = {
-    "base_models": "SELECT",
+    "base_models": "SELECT, UPDATE (created_at)",  # of any column, or its rows could not be locked against removal
     **dict.fromkeys(("base_model_files", "base_copies"), "SELECT"),
     **dict.fromkeys(("gpu_prices", "usage_rolled_up_through"), "SELECT"),
     "nodes": "SELECT, UPDATE (desired_version)",

@@ -25,7 +25,7 @@ from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
 from service.tasks.models import Task
-from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, columns_of
+from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, base_changed, columns_of
 from service.tasks.submission.task_insertion import insert_tasks, new_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
@@ -82,6 +82,7 @@ def create_all(
     ]
     if new:
         insert_tasks(session, new)
+        made = [base_changed() if isinstance(task, Task) and task.created_at is None else task for task in made]
         for task, request in zip(made, requests, strict=True):
             if isinstance(task, Task):
                 graders.store(session, task.tenant_id, task.id, request.spec)

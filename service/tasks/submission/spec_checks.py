@@ -108,6 +108,12 @@ class SpecChecker:
         return ResolvedRefs(train, validation, model, prompts)
 
 
+def base_changed() -> SpecRefused:
+    """The refusal of a task whose base was removed, or got another revision, between its check and its insertion."""
+    message = "was removed, or got other weights, as the task was posted; GET /v1/models lists what there is"
+    return SpecRefused([FieldError(field="base_model", code="model_changed", message=message)])
+
+
 def for_preview(
     session: Session, principal: Principal, file_id: str, base_model: str, objective: Objective, max_seq_len: int
 ) -> tuple[File, BaseModelRow]:

@@ -28,17 +28,21 @@ _INSERT = PreparedStatement(
         f"""WITH new_tasks AS MATERIALIZED (
         SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
             AS new_tasks({", ".join(f"{name} {type_}" for name, type_ in _COLUMNS.items())}, jobs jsonb)
+    ), bases AS MATERIALIZED (
+        SELECT name, revision FROM base_models WHERE enabled AND name IN (SELECT base_model FROM new_tasks) FOR KEY SHARE
     ), inserted AS (
         INSERT INTO tasks ({", ".join(_COLUMNS)}, fence, losses, last_event, told_status)
-        SELECT {", ".join(_COLUMNS)}, 0, 0, 1, status FROM new_tasks ORDER BY id
+        SELECT {", ".join(f"new_tasks.{name}" for name in _COLUMNS)}, 0, 0, 1, new_tasks.status
+        FROM new_tasks JOIN bases ON bases.name = new_tasks.base_model AND bases.revision = new_tasks.base_revision
+        ORDER BY new_tasks.id
         RETURNING id, tenant_id, status, created_at
     ), new_events AS (
         INSERT INTO task_events (task_id, number, tenant_id, kind, data)
         SELECT id, 1, tenant_id, '{EventKind.STATUS}', jsonb_build_object('status', status) FROM inserted
     ), new_jobs AS (
         INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
-        SELECT job.one->>'id', tenant_id, new_tasks.id, job.at - 1, job.one->'config', '{JobStatus.PENDING}', 0, false
-        FROM new_tasks, jsonb_array_elements(jobs) WITH ORDINALITY AS job(one, at)
+        SELECT job.one->>'id', inserted.tenant_id, inserted.id, job.at - 1, job.one->'config', '{JobStatus.PENDING}', 0, false
+        FROM new_tasks JOIN inserted USING (id), jsonb_array_elements(jobs) WITH ORDINALITY AS job(one, at)
     )
     SELECT id, created_at FROM inserted"""
     )
@@ -52,7 +56,8 @@ def new_task(**columns: Any) -> Task:
 
 def insert_tasks(session: Session, new: Sequence[tuple[Task, list[dict[str, Any]]]]) -> None:
     """Insert new tasks, each with its jobs' configurations, and their first events in one statement: row by row, a burst took
-    several times as long. Sets each task's `created_at`; the objects stay outside the session."""
+    several times as long. Sets each task's `created_at`; the objects stay outside the session. One whose base was removed, or
+    got another revision, since it was checked is not inserted, and has none: bases are locked against that from here on."""
     rows = {task.id: task for task, _ in new}
     tasks = [
         {name: getattr(task, name) for name in _COLUMNS}
