@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 
 _PATIENCE, _HANGS = 120.0, 45.0
 
@@ -46,7 +46,7 @@ class Collector:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                content = self.rfile.read(int(self.headers["Content-Length"]))
+                content = read_body(self)
                 status = collector.status  # once: what is answered 200 is kept, whenever a test changes it
                 collector._take(self.path, {name.lower(): value for name, value in self.headers.items()}, content, status)
                 collector.held.wait(_HANGS)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -34,7 +34,7 @@ def serving(script: Script) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
-            script.bodies.append(self.rfile.read(int(self.headers.get("content-length", 0))))
+            script.bodies.append(read_body(self))
             script.keys.append(self.headers.get("idempotency-key"))
             script.headers.append({name.lower(): value for name, value in self.headers.items()})
             given = script.next(f"{self.command} {self.path}")

@@ -22,6 +22,8 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
+from tests.http_server import read_body
+
 CHANGING = threading.RLock()
 TOKENS = ("hf_test_token", "hf_reads_only")
 EXTENSIONS = (".safetensors", ".bin")
@@ -48,7 +50,7 @@ class Writable(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self.begin():
             return
-        path, body = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path, body = unquote(urlsplit(self.path).path), read_body(self)
         routes = {
             "/api/repos/create": self._create,
             "/api/validate-yaml": self._validate,

@@ -29,7 +29,7 @@ from contract.messages.placement_messages import AnswersOnly, FileRef, MergeWork
 from contract.messages.report_messages import Detached, Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import JOB_TERMINAL
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 from tests.worker.reported import Reported
 
 JOIN_TOKEN = "join-" + "x" * 32
@@ -73,23 +73,12 @@ class Fleet:
             protocol_version = "HTTP/1.1"
 
             def _serve(self) -> None:
-                size = int(self.headers.get("Content-Length") or 0)
-                body = self.rfile.read(size) if size else self._chunked()
+                body = read_body(self)
                 status, answer = fleet.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
-
-            def _chunked(self) -> bytes:
-                if self.headers.get("Transfer-Encoding") != "chunked":
-                    return b""
-                body = b""
-                while length := int(self.rfile.readline(), 16):
-                    body += self.rfile.read(length)
-                    self.rfile.readline()
-                self.rfile.readline()
-                return body
 
             do_GET = do_POST = do_PUT = _serve
 

@@ -14,7 +14,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 from service.autoscaling import announcement_pace
 from service.autoscaling.webhook import AutoscalingWebhook
 from service.settings import Settings
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 from tests.service.background.queue_processes import Service
 from tests.service.webhooks.serving import serving
 
@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Scaler
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = read_body(self)
         self.server.note({name.lower(): value for name, value in self.headers.items()}, body)
         self.server.held.wait(PATIENCE)
         self.send_response(self.server.status)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: GraderServer
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        asked = json.loads(read_body(self))
         with self.server.lock:
             self.server.asked.append(asked)
             self.server.headers.append({name.lower(): value for name, value in self.headers.items()})

@@ -13,6 +13,7 @@ import pytest
 from service.http import checked_connections, outbound
 from service.http.outbound import Failed, Outbound, Refused
 from service.http.public_addresses import is_public
+from tests.http_server import HangUpServer, read_body
 from tests.service.live_server import until
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -99,7 +100,7 @@ class Receiver(http.server.BaseHTTPRequestHandler):
     """Keeps what it is sent; answers as `answer` of its server says."""
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = read_body(self)
         self.server.got.append((self.path, dict(self.headers), body))  # type: ignore[attr-defined]
         self.server.answer(self)  # type: ignore[attr-defined]
 
@@ -117,8 +118,8 @@ def receive() -> Iterator[Callable]:
     """Start a receiver that answers so; its server, whose `got` is what came."""
     servers = []
 
-    def start(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> http.server.ThreadingHTTPServer:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    def start(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> HangUpServer:
+        server = HangUpServer(("127.0.0.1", 0), Receiver)
         server.daemon_threads = True
         server.got, server.answer = [], answer  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -11,12 +11,14 @@ import secrets
 import sys
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
+
+from tests.http_server import HangUpServer, read_body
 
 CLIENT, SECRET = "motet", "s3cret of the client"
 
@@ -167,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(404, {})
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        body = read_body(self).decode()
         it = self.provider
         if self.path == "/control":
             said = json.loads(body)
@@ -201,7 +203,7 @@ def main() -> None:
     """Serve on a free port of this machine, said on standard output, until standard input closes."""
     provider = Provider()
     handler = type("Of", (Handler,), {"provider": provider})
-    with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0), handler) as server:
+    with HangUpServer(("127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0), handler) as server:
         provider.url = f"http://127.0.0.1:{server.server_port}"
         sys.stdout.write(provider.url + "\n")
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 
 LOST = "lost"  # of `fault`: the call is carried out, and its answer gets lost
 
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve({})
 
     def do_POST(self) -> None:
-        self._serve(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self._serve(json.loads(read_body(self)))
 
     def _serve(self, body: dict[str, Any]) -> None:
         parts = urlsplit(self.path)

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from service.storage.object_store import StorageAway, StorageRefused
-from tests.http_server import HangUpServer
+from tests.http_server import HangUpServer, read_body
 from tests.service.storage.test_contract import LARGE, SMALL
 
 
@@ -16,7 +16,7 @@ class _Answers(BaseHTTPRequestHandler):
     """Answers every request with the server's `status` and `said`."""
 
     def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        read_body(self)
         said = f"<Error><Code>{self.server.said}</Code></Error>".encode()  # type: ignore[attr-defined]
         self.send_response(self.server.status)  # type: ignore[attr-defined]
         self.send_header("Content-Length", str(len(said)))

@@ -4,8 +4,10 @@ import socketserver
 import ssl
 from base64 import b64decode
 
+from tests.http_server import QuietHangUps, read_line
 
-class SmtpServer(socketserver.ThreadingTCPServer):
+
+class SmtpServer(QuietHangUps, socketserver.ThreadingTCPServer):
     """Answers DATA with the next of `answers`, then 250. `tls`: its certificate, for STARTTLS, or from the first byte where
     `smtps`. `login`: what it asks for before it takes a message. `recipient`: its answer to RCPT."""
 
@@ -66,7 +68,7 @@ class _Session(socketserver.StreamRequestHandler):
                 self._answer(self.server.recipient)
             elif verb == "DATA":
                 self._answer("354 go on")
-                content = b"".join(iter(self.rfile.readline, b".\r\n"))
+                content = b"".join(iter(lambda: read_line(self.rfile), b".\r\n"))
                 if self.server.login and not authenticated:
                     self._answer("530 who are you?")
                 else:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import socket
 import socketserver
 import ssl
 import threading
@@ -21,6 +22,7 @@ from service.http.outbound import Failed
 from service.setting_types import SmtpUrl
 from service.webhooks.mail import SENT, Mailer
 from service.webhooks.message_formats import email
+from tests.service.live_server import PATIENCE
 from tests.service.webhooks.serving import serving
 from tests.service.webhooks.smtp_server import SmtpServer
 
@@ -106,6 +108,15 @@ def test_a_refused_recipient_fails_the_attempt_with_the_servers_words():
     with serving(SmtpServer(recipient="550 5.1.1 nobody here")) as server, pytest.raises(Failed, match="nobody here"):
         send(Mailer.of(server.url, None))
     assert server.got == []
+
+
+def test_a_client_that_hangs_up_within_a_message_has_sent_none():
+    with serving(SmtpServer()) as server, socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as client:
+        client.sendall(b"DATA\r\nhalf a message\r\n")
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(2**10):
+            pass  # until the server ends the session
+        assert server.got == []
 
 
 class _Stubborn(socketserver.BaseRequestHandler):

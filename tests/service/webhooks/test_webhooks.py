@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from ipaddress import IPv4Network
 
 import openai
@@ -19,12 +19,13 @@ from service.webhooks.courier import WAITS, Courier
 from service.webhooks.factories import box_of, outbound_of
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.webhook_messages import EventType
+from tests.http_server import HangUpServer, read_body
 from tests.service.webhooks.serving import serving
 
 HERE = IPv4Network("127.0.0.0/8")
 
 
-class Receiver(ThreadingHTTPServer):
+class Receiver(HangUpServer):
     """Keeps what it is sent; answers with the next of `answers`, then 200."""
 
     daemon_threads = True
@@ -43,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = read_body(self)
         self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
         self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
         self.end_headers()

@@ -4,12 +4,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from contract.messages.report_messages import Checkpointed
+from tests.http_server import HangUpServer
 from tests.worker.processes import gone
 from tests.worker.running_node import LONG, PATIENCE, SPACE, await_touch, fleet_with_placements, refused, running, trains
 from worker.node.preemption_notice import CLOUDS, PreemptionNotice, Unclear, UrlSource, source_of
@@ -39,7 +40,7 @@ class Metadata:
 
             def log_message(self, *_: object) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = HangUpServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
