@@ -20,7 +20,7 @@ _SWITCHES = (
     *("--no-sandbox", "--no-first-run", "--disable-sync", "--disable-quic"),
     *("--disable-background-networking", "--disable-component-update"),
 )
-_PATIENCE_MS = 60_000
+_PATIENCE_MS = 120_000
 _PAUSE_MS = 50
 
 

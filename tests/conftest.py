@@ -39,6 +39,7 @@ settings.register_profile("long", settings.get_profile("motet"), derandomize=Fal
 settings.load_profile("motet")
 
 _READY_SECONDS, _END_SECONDS = 240.0, 120.0  # a busy machine takes a minute; a test, which includes the start, has 300 s
+PATIENT_REDIS = "&socket_timeout=120&socket_connect_timeout=120"  # of a URL: a server that stands still has not failed
 _LONGEST = (  # they come first, in this order: short files fill the time beside the last of them
     *(
         "walk/test_crashes.py",
@@ -84,7 +85,7 @@ class TestStack:
 
     @property
     def redis_url(self) -> str:
-        return self.valkey.url()
+        return self.valkey.url() + PATIENT_REDIS
 
     def new_database(self, template: str = "template1") -> str:
         """The URL of a fresh database: empty, or a copy of the database named `template` (which nobody may have open)."""

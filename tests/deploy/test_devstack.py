@@ -70,7 +70,9 @@ def credentials(state: Path) -> dict[str, str]:
 
 def get(state: Path, path: str, key: str) -> httpx.Response:
     said = credentials(state)
-    return httpx.get(said["api_url"] + path, headers={"Authorization": f"Bearer {said[key]}"}, trust_env=False)
+    return httpx.get(
+        said["api_url"] + path, headers={"Authorization": f"Bearer {said[key]}"}, trust_env=False, timeout=PATIENCE_SECONDS
+    )
 
 
 def tasks_of_demo(state: Path) -> httpx.Response:
@@ -90,12 +92,12 @@ def test_it_says_where_it_is_and_answers_there(running: tuple[Events, dict[str, 
     assert ready["attached"] is False
     assert ready["state_dir"] == str(folder / "state")
     assert set(ready["pids"]) == NAMES
-    assert httpx.get(ready["api_url"] + "/readyz", trust_env=False).status_code == 200
+    assert httpx.get(ready["api_url"] + "/readyz", trust_env=False, timeout=PATIENCE_SECONDS).status_code == 200
     assert not ready["api_url"].endswith(":8321")
     assert ready["instead_of_port"] == 8321
     transfers = ready["options"]["transfer_port"]
     assert transfers not in (0, 8323), "that one is taken"
-    assert httpx.get(f"http://127.0.0.1:{transfers}/livez", trust_env=False).status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{transfers}/livez", trust_env=False, timeout=PATIENCE_SECONDS).status_code == 200
     assert tasks_of_demo(folder / "state").json()["data"] == []
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.devstack.programs import SOURCE_ROOT
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 
 def await_end(pid: int) -> None:

@@ -28,6 +28,7 @@ from service.tenants.api_keys import Principal, Scope, mint_key
 from service.tenants.member_roles import Role
 from service.tenants.models import Tenant
 from tests import free_ports
+from tests.conftest import PATIENT_REDIS
 from tests.service.adapters.adapter_uploads import BASE
 from tests.service.api import Caller
 from tests.service.live_server import PATIENCE, Server, live
@@ -86,7 +87,7 @@ def settings_for(stack, template) -> Callable[..., Settings]:
             "database_url": stack.postgres.url(name, roles.SYSTEM),
             "app_database_url": stack.postgres.url(name, roles.APP),
             "owner_database_url": url,
-            "redis_url": stack.valkey.url("service"),
+            "redis_url": stack.valkey.url("service") + PATIENT_REDIS,
             "secret_key": SecretStr(secrets.token_hex(32)),
             "storage_dir": folder / "storage",
             "state_dir": folder / "state",

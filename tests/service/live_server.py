@@ -10,7 +10,8 @@ from service.app import create_app
 from service.app_state import State
 from service.settings import Settings
 
-PATIENCE = 45.0  # seconds after which a test gives up; what it waits for takes a moment, what it asks for takes longer
+PATIENCE = 120.0  # seconds after which a test gives up, here and as the limit of a request
+BEFORE_A_POLL_ENDS = 55.0  # a request's limit where its answer has to come before the 60 s are over that it asks to wait
 
 
 class Server(uvicorn.Server):

@@ -4,13 +4,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from service.settings import Settings
+from tests.service.live_server import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,10 @@ def serving(settings: Settings, environment: dict[str, str], log: Path) -> Itera
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     pause = threading.Event()
-    with httpx.Client() as client:  # one for all tries: each new one reads the system's certificates
+    with httpx.Client(timeout=PATIENCE) as client:  # one for all tries: each new one reads the system's certificates
         while process.poll() is None:
-            try:
-                assert client.get(f"{url}/readyz").status_code == 200
-                return
-            except httpx.TransportError:
-                pause.wait(0.05)
+            with suppress(httpx.TransportError):
+                if client.get(f"{url}/readyz").status_code == 200:
+                    return
+            pause.wait(0.05)
     raise AssertionError(f"the API ended with {process.returncode}: {log.read_text()}")

@@ -17,9 +17,8 @@ from service.bootstrap import FILE_NAME
 from service.schema import schema_upgrade
 from service.settings import Settings
 from tests.service.api import chat_rows, jsonl
+from tests.service.live_server import BEFORE_A_POLL_ENDS, PATIENCE
 from tests.service.processes import Api, serving
-
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -144,7 +143,7 @@ def test_told_to_stop_the_api_answers_who_waits_and_ends(run, settings, api):
         sent = threading.Event()
         trace = {"trace": lambda event, _: sent.set() if event == "http11.send_request_body.complete" else None}
         path = f"/v1/tasks/{task_id}?wait=60"
-        waiter = threading.Thread(target=lambda: answers.append(client.get(path, extensions=trace)))
+        waiter = threading.Thread(target=lambda: answers.append(client.get(path, extensions=trace, timeout=BEFORE_A_POLL_ENDS)))
         waiter.start()
         assert sent.wait(PATIENCE)
         assert (

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from service.tenants.api_keys import Scope
 from tests.service.api import Caller
-from tests.service.live_server import Server
+from tests.service.live_server import PATIENCE, Server
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 STEPS = 10  # requests of one scenario, at most
@@ -45,7 +45,7 @@ def walk(server: Server, owners: list[Caller], others: list[dict[str, str]], at_
 
     A wrong answer does not end the walk: what the database holds by then, no second try would find again.
     """
-    document = json.loads(requests.get(f"{server.url}/openapi.json", timeout=30).text)
+    document = json.loads(requests.get(f"{server.url}/openapi.json", timeout=PATIENCE).text)
     schema = schemathesis.openapi.from_dict(document).exclude(operation_id=list(LEFT_OUT))
     count, called, wrong, turns, session = 0, set(), [], [], requests.Session()
 
@@ -58,7 +58,7 @@ def walk(server: Server, owners: list[Caller], others: list[dict[str, str]], at_
             return self.sent_by(owners[len(turns) % len(owners)].headers)
 
         def sent_by(self, headers: dict[str, str]) -> dict[str, Any]:
-            return {"base_url": server.url, "session": session, "headers": headers, "timeout": 60}
+            return {"base_url": server.url, "session": session, "headers": headers, "timeout": PATIENCE}
 
         def after_call(self, response: Any, case: Any) -> None:
             nonlocal count

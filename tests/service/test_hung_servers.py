@@ -31,6 +31,12 @@ def impatient(database_url, settings_for, tmp_path):
 
 
 @pytest.fixture
+def redis_url(stack) -> str:
+    """Valkey, by the service's own timeouts."""
+    return stack.valkey.url("service")
+
+
+@pytest.fixture
 def calls(impatient, tenant) -> Iterator[httpx.Client]:
     """A server of these settings, and the tenant over its socket, each call on a connection of its own: one that stood idle
     may be closed by the server just as the next call is sent."""
@@ -43,10 +49,10 @@ def calls(impatient, tenant) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def patient_calls(database_url, settings_for, tmp_path, tenant) -> Iterator[httpx.Client]:
-    """As `calls`, with timeouts that no stall of a busy disk reaches."""
+def patient_calls(database_url, settings_for, tmp_path, tenant, redis_url) -> Iterator[httpx.Client]:
+    """As `calls`, with timeouts of Postgres that no stall of a busy disk reaches."""
     with (
-        live(settings_for(database_url, tmp_path)) as server,
+        live(settings_for(database_url, tmp_path, redis_url=redis_url)) as server,
         httpx.Client(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as http,
     ):
         yield http
@@ -218,11 +224,11 @@ def count_sends(client: redis.Redis, name: str, asked: list[str]) -> None:
     client.connection_pool.connection_class = Counted
 
 
-def test_a_hung_valkey_is_asked_once_and_then_left_alone(stack, settings, monkeypatch):
+def test_a_hung_valkey_is_asked_once_and_then_left_alone(stack, redis_url, monkeypatch):
     asked: list[str] = []
     now = time.monotonic()
     monkeypatch.setattr(circuit_breaker, "time", SimpleNamespace(monotonic=lambda: now))
-    wakeups, queue, rates = NodeWakeups(settings.redis_url), Queue(settings.redis_url), Rates(settings.redis_url)
+    wakeups, queue, rates = NodeWakeups(redis_url), Queue(redis_url), Rates(redis_url)
     for name, client in (("wakeups", wakeups._redis), ("queue", queue._redis), ("rates", rates._redis)):
         count_sends(client, name, asked)
 
@@ -238,7 +244,7 @@ def test_a_hung_valkey_is_asked_once_and_then_left_alone(stack, settings, monkey
 
     with stack.hung_valkey():
         with pytest.raises(redis.TimeoutError):
-            connect(settings.redis_url).ping()
+            connect(redis_url).ping()
         wakeups.desired_changed("node_x")
         queue.wake(QueueJob.SWEEP)
         assert asyncio.run(take(8)) == 5, "counted by this process alone, and bounded"

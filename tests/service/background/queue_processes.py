@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 
 from service.settings import Settings
+from tests.service.live_server import PATIENCE
 
 
 class Service:
@@ -34,17 +35,17 @@ class Service:
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
-            process.wait(60)
+            process.wait(PATIENCE)
         self._running.clear()
 
     def said(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text()
 
     def _await_api(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                if httpx.get(self.url + "/readyz").status_code == 200:
+                if httpx.get(self.url + "/readyz", timeout=PATIENCE).status_code == 200:
                     return
             except httpx.TransportError:
                 assert self._running["api"].poll() is None, self.said("api")

@@ -23,9 +23,10 @@ from sqlalchemy import func, select
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QUEUE_NAME, pending_key
 from service.scheduler.models import PlanRequest
+from tests.service.live_server import PATIENCE
 
 
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for another process to make it so."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -47,7 +48,7 @@ class Worker:
 
     def end(self, number: int = signal.SIGKILL) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")

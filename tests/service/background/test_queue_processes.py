@@ -17,6 +17,7 @@ from tests.service.background.queue_processes import Service
 from tests.service.background.test_queue import until
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode, completed, moved, points
+from tests.service.live_server import PATIENCE
 
 SERVICE = ("api", "queue", "reconcile")
 
@@ -46,7 +47,7 @@ def caller(service, settings, small_model) -> Iterator[Caller]:
             session.flush()
         _, key = mint_key(session, "tenant_wired", "test", (Scope.READ, Scope.WRITE))
     database.engine.dispose()
-    with httpx.Client(base_url=service.url, timeout=30) as client:
+    with httpx.Client(base_url=service.url, timeout=PATIENCE) as client:
         yield Caller(client, "tenant_wired", key)
 
 

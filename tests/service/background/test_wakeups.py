@@ -8,6 +8,7 @@ import redis
 from service.messaging import queue as queue_module
 from service.messaging.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, pending_key
 from service.messaging.wakeups import NodeWakeups
+from tests.service.live_server import PATIENCE
 
 
 def test_what_only_wakes_never_raises_and_never_waits_long(stack):
@@ -57,7 +58,7 @@ def test_what_is_put_off_is_sent_once_and_at_the_earliest_moment_it_was_put_off_
     queue.wake_later(QueueJob.REPLAN, 3600.0)
     queue.wake_later(QueueJob.REPLAN, 0.0)
     queue.wake_later(QueueJob.REPLAN, 3600.0)
-    _, job_id = connection.blpop(f"rq:queue:{QUEUE_NAME}", timeout=30)
+    _, job_id = connection.blpop(f"rq:queue:{QUEUE_NAME}", timeout=PATIENCE)
     assert NamedQueueJob.fetch(job_id.decode(), connection).func_name == "replan"
     assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 0
     connection.flushall()
@@ -74,5 +75,5 @@ def test_in_a_storm_wake_ups_are_sent_at_a_pace_and_the_last_one_is_not_lost(sta
     assert connection.llen(name) <= 12 * (time.monotonic() - began + 1) + paced + 1
     connection.delete(name)
     queue.wake(QueueJob.REPLAN)
-    assert connection.blpop(name, timeout=30)
+    assert connection.blpop(name, timeout=PATIENCE)
     connection.flushall()

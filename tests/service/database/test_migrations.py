@@ -13,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
 from service.schema import schema_upgrade
+from tests.service.live_server import PATIENCE
 from tests.service.migration_rules import broken_rules, recorded
 
 SCRIPTS = [script.revision for script in ScriptDirectory.from_config(schema_upgrade.config("")).walk_revisions()]
@@ -81,13 +82,13 @@ def test_a_migration_waits_for_a_lock_only_so_long_and_tries_again(stack, templa
     with engine.connect() as holder, ThreadPoolExecutor(1) as other:
         holder.execute(text("LOCK TABLE tasks IN ACCESS SHARE MODE"))
         upgraded = other.submit(schema_upgrade.upgrade, url)
-        assert tried.wait(60)
+        assert tried.wait(PATIENCE)
         with engine.begin() as meanwhile:
-            meanwhile.execute(text("SET LOCAL lock_timeout = '30s'"))
+            meanwhile.execute(text("SET LOCAL lock_timeout = '120s'"))
             meanwhile.execute(text("SELECT count(*) FROM tasks"))
         assert not upgraded.done()
         holder.rollback()
-        upgraded.result(60)
+        upgraded.result(PATIENCE)
     engine.dispose()
 
 

@@ -53,7 +53,7 @@ def log(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def api(settings, environment_of, log):
     with serving(settings, environment_of(settings), log) as started:
-        httpx.get(f"http://127.0.0.1:{settings.transfer_port}/livez").raise_for_status()
+        httpx.get(f"http://127.0.0.1:{settings.transfer_port}/livez", timeout=PATIENCE).raise_for_status()
         yield started
 
 
@@ -82,7 +82,9 @@ def link(api) -> PlacementLink:
 
 @pytest.fixture
 def placement(api, tenant, plan, database):
-    node = ScriptedNode(httpx.Client(base_url=api.url), join_token(database, "by-a-port"), "by-a-port").register()
+    node = ScriptedNode(
+        httpx.Client(base_url=api.url, timeout=PATIENCE), join_token(database, "by-a-port"), "by-a-port"
+    ).register()
     task = tenant.task(dataset={"file_id": tenant.upload(ROWS).json()["id"]})
     plan()
     return node.take(task["id"])
@@ -91,7 +93,7 @@ def placement(api, tenant, plan, database):
 def serving_port(api: Api, port: int) -> int:
     """The member of the API's processes that accepted a connection on this port."""
     local = f"0100007F:{port:04X}"
-    with httpx.Client() as client:  # which stays connected meanwhile
+    with httpx.Client(timeout=PATIENCE) as client:  # which stays connected meanwhile
         client.get(f"http://127.0.0.1:{port}/livez").raise_for_status()
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         accepted = {f"socket:[{words[9]}]" for words in lines if (words[1], words[3]) == (local, "01")}
@@ -178,7 +180,7 @@ def test_a_tenant_downloads_a_file_past_the_api(tenant, public, api, log, past_t
     """By plain HTTP, and by OpenAI's SDK as it is; the log has no link that may still work."""
     file_id = tenant.upload(ROWS).json()["id"]
     location = public.get(f"/v1/files/{file_id}/content").headers["location"]
-    assert httpx.get(location).content == ROWS
+    assert httpx.get(location, timeout=PATIENCE).content == ROWS
     with OpenAI(base_url=f"{api.url}/openai/v1", api_key=tenant.key, max_retries=0) as sdk:
         assert sdk.files.content(file_id).content == ROWS
     until(lambda: '"/transfers/objects/{secret}"' in log.read_text())

@@ -25,7 +25,7 @@ HERE = IPv4Network("127.0.0.0/8")
 @pytest.fixture(scope="module")
 def settings(settings_for, database_url, tmp_path_factory):
     """Graders on this machine may be called."""
-    return settings_for(database_url, tmp_path_factory.mktemp("service"), grader_networks=(HERE,), grader_seconds=20)
+    return settings_for(database_url, tmp_path_factory.mktemp("service"), grader_networks=(HERE,), grader_seconds=600)
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ def test_a_tenants_calls_at_once_are_bounded_and_delay_no_other_tenants(new_tena
 
 
 def test_a_slot_that_becomes_free_goes_to_the_tenant_with_the_fewest_calls(new_tenant, placed, dependencies):
-    claims, texts = TextClaims(dependencies.db, 20), ["slow"] * (OF_TENANT + 2)
+    claims, texts = TextClaims(dependencies.db, 3600), ["slow"] * (OF_TENANT + 2)
     for _ in range(2):
         placed(new_tenant()).report(wrote(None, *texts))
     full = claims.take(SLOTS).rows
@@ -117,7 +117,7 @@ def test_a_claim_and_a_report_lock_graders_before_texts(placed, database, settin
     with database.begin() as session:
         waiting_texts.lock_graders(session, EndpointGrader.id == grader)
         with pytest.raises(OperationalError, match="lock timeout"):
-            TextClaims(waits, 20).take(1)
+            TextClaims(waits, 3600).take(1)
     waits.engine.dispose()
 
 
@@ -131,7 +131,7 @@ def test_texts_of_a_task_that_the_version_before_deleted_are_not_sent(placed, gr
 
 def test_a_graders_rate_lets_one_text_go_at_a_time(placed, dependencies, due, database):
     placed(rate_limit=4).report(wrote(None, "one", "two"))
-    claims = TextClaims(dependencies.db, 20)
+    claims = TextClaims(dependencies.db, 3600)
     first = claims.take(16)
     assert len(first.rows) == 1
     with database.begin() as session:  # however long that took

@@ -47,7 +47,7 @@ class Service:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{self._port}/readyz", trust_env=False).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{self._port}/readyz", trust_env=False, timeout=PATIENCE).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -14,7 +14,7 @@ from service.hub_pushes.push_courier import HubPushCourier
 from service.settings import Settings
 from tests.hub.hub_process import TOKEN, hub_process
 from tests.service.hub_pushes.pushing import asked, content, history, new_name, requests, seen, tree
-from tests.service.live_server import until
+from tests.service.live_server import PATIENCE, until
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -140,12 +140,12 @@ def test_two_that_commit_at_once_make_one_commit(tenant, hub, courier, dependenc
     def hang(*words):
         noted(*words)
         hanging.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
 
     monkeypatch.setattr(first._claims, "note_commit", hang)
     slow = threading.Thread(target=first.work_off_due)
     slow.start()
-    assert hanging.wait(60)
+    assert hanging.wait(PATIENCE)
     due_now()  # its claim runs out just before it commits
     courier.work_off_due()
     done = seen(tenant, made)

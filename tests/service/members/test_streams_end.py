@@ -22,7 +22,7 @@ class Stream:
 
     def __init__(self, url: str, **how: object) -> None:
         self.text = ""
-        self._client = httpx.Client(timeout=PATIENCE, **how)
+        self._client = httpx.Client(timeout=httpx.Timeout(PATIENCE, read=None), **how)  # it may be silent
         self._thread = threading.Thread(target=self._read, args=(url,), daemon=True)
         self._thread.start()
         until(lambda: "status" in self.text)

@@ -36,6 +36,7 @@ def settings(settings_for, database_url, tmp_path_factory):
 def long_waits(monkeypatch) -> None:
     """No time for another visit comes by itself, however slow a test is: `due` lets it come. No call that stalls has failed."""
     monkeypatch.setattr(tracking_servers, "_CALL_SECONDS", PATIENCE)
+    monkeypatch.setattr(mirror_claims, "HELD", timedelta(hours=3))
     monkeypatch.setattr(mirror_claims, "WAITS", (timedelta(hours=3),) * len(mirror_claims.WAITS))
     monkeypatch.setattr(mirror_claims, "EVERY", timedelta(hours=3))
 

@@ -18,9 +18,12 @@ from tests.service.mirrors.mlflow_server import MlflowServer
 from tests.service.mirrors.scripted_tracker import LOST, Answer, ScriptedTracker
 
 _COURIER = """
+from datetime import timedelta
 from service.dependencies import Dependencies
+from service.mirrors import mirror_claims
 from service.mirrors.mirror_courier import MirrorCourier
 from service.settings import Settings
+mirror_claims.HELD = timedelta(hours=3)
 settings = Settings.load()
 MirrorCourier.of(settings, Dependencies.of(settings).db).work_off_due()
 """

@@ -17,7 +17,7 @@ import pytest
 
 from tests.free_ports import free_port
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 KINDS = ("moto", "localbucket")
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "the-key", "AWS_SECRET_ACCESS_KEY": "the-secret"}
 BUCKET = "motet-test"
@@ -72,7 +72,7 @@ def object_server(kind: str, folder: Path, port: int | None = None, **environmen
 def _await(server: ObjectServer, log: Path) -> None:
     """Until its bucket is made, which neither of them asks credentials for."""
     deadline = time.monotonic() + _READY_SECONDS
-    with httpx.Client() as client:
+    with httpx.Client(timeout=_READY_SECONDS) as client:
         while server.process.poll() is None and time.monotonic() < deadline:
             with suppress(httpx.TransportError):
                 made = client.put(f"{server.url}/{server.bucket}")

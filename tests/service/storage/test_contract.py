@@ -192,10 +192,10 @@ def test_a_presigned_download_is_of_one_object_and_ends(storage_with, moto, tmp_
 def test_a_presigned_download_has_ranges_and_a_type(presigning):
     sha256 = put(presigning, LARGE)
     url = presigning.presign(sha256, "rows.jsonl", "application/jsonl", HERE)
-    assert httpx.get(url).content == LARGE
-    part = httpx.get(url, headers={"Range": f"bytes={len(LARGE) - 5}-"})
+    assert httpx.get(url, timeout=PATIENCE).content == LARGE
+    part = httpx.get(url, headers={"Range": f"bytes={len(LARGE) - 5}-"}, timeout=PATIENCE)
     assert (part.status_code, part.content) == (206, LARGE[-5:])
-    assert httpx.get(url, headers={"Range": f"bytes={len(LARGE)}-"}).status_code == 416
+    assert httpx.get(url, headers={"Range": f"bytes={len(LARGE)}-"}, timeout=PATIENCE).status_code == 416
 
 
 def test_an_archive_is_made_once_and_goes_after_an_hour(presigning, monkeypatch):

@@ -147,10 +147,10 @@ def test_a_full_disk_is_said_and_an_archive_then_comes_from_the_api(settings_for
     grant = full.grant_upload(sha_of(SMALL * 10_000), 100_000, direct=HERE)
     small_disk.fill()
     with transferring(settings):
-        assert refusal(httpx.put(grant.url, content=SMALL * 10_000)) == (507, "storage_full")
+        assert refusal(httpx.put(grant.url, content=SMALL * 10_000, timeout=PATIENCE)) == (507, "storage_full")
         assert full.presign_derived("e/a.tar.gz", "application/gzip", lambda: [bytes(100_000)], HERE) is None
         small_disk.free()
-        assert httpx.put(grant.url, content=SMALL * 10_000).status_code == 204
+        assert httpx.put(grant.url, content=SMALL * 10_000, timeout=PATIENCE).status_code == 204
     assert list((small_disk.folder / "storage" / "incoming").iterdir()) == []
 
 
@@ -210,7 +210,7 @@ def test_an_archive_is_there_whole_or_not_at_all(storage):
         storage.presign_derived("broken/a.tar.gz", "application/gzip", broken, HERE)
     folder = storage.path("0" * 64).parents[2]
     made = storage.presign_derived("broken/a.tar.gz", "application/gzip", lambda: [b"whole"], HERE)
-    assert httpx.get(made).content == b"whole"
+    assert httpx.get(made, timeout=PATIENCE).content == b"whole"
     assert list((folder / "incoming").iterdir()) == []
 
 

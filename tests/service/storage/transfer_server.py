@@ -23,8 +23,8 @@ def by_a_port(port: int) -> dict[str, object]:
 @contextmanager
 def transferring(settings: Settings) -> Iterator[None]:
     assert settings.transfer_port is not None
-    config = uvicorn.Config(transfer_app(settings, ApiMetrics()), port=settings.transfer_port, log_level="warning")
-    server = uvicorn.Server(config)
+    app, how = transfer_app(settings, ApiMetrics()), {"log_level": "warning", "timeout_keep_alive": 3600}
+    server = uvicorn.Server(uvicorn.Config(app, port=settings.transfer_port, **how))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

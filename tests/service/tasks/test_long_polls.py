@@ -10,22 +10,22 @@ from anyio import to_thread
 
 from service.database.engine import CHANNEL, driver_url
 from service.tasks.lifecycle import change_notices
-from tests.service.live_server import PATIENCE, until
+from tests.service.live_server import BEFORE_A_POLL_ENDS, PATIENCE, until
 from tests.service.sample_tasks import change
 
 
 def test_a_task_that_has_changed_since_is_answered_at_once(http, tenant, database):
     task_id = tenant.task()["id"]
     change(database, task_id)
-    answer = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": '"1"'})
+    answer = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": '"1"'}, timeout=BEFORE_A_POLL_ENDS)
     assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
 
 
 def test_a_task_that_has_ended_is_answered_at_once(http, tenant):
     task_id = tenant.task()["id"]
     tenant.post(f"/v1/tasks/{task_id}/cancel")
-    assert http.get(f"/v1/tasks/{task_id}", params={"wait": 60}).json()["status"] == "cancelled"
-    same = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": 'W/"2"'})
+    assert http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, timeout=BEFORE_A_POLL_ENDS).json()["status"] == "cancelled"
+    same = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": 'W/"2"'}, timeout=BEFORE_A_POLL_ENDS)
     assert (same.status_code, same.content) == (304, b"")
 
 
@@ -42,13 +42,15 @@ def test_a_wait_that_is_none(http, tenant, wait):
 
 
 def test_a_foreign_task_is_not_waited_for(http, new_tenant):
-    assert http.get(f"/v1/tasks/{new_tenant().task()['id']}", params={"wait": 60}).status_code == 404
+    assert (
+        http.get(f"/v1/tasks/{new_tenant().task()['id']}", params={"wait": 60}, timeout=BEFORE_A_POLL_ENDS).status_code == 404
+    )
 
 
 async def waiting(url: str, headers: dict[str, str], task_id: str, count: int, then) -> list[httpx.Response]:
     """Let `count` requests wait for the task, do `then` once all do, and return their answers."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=BEFORE_A_POLL_ENDS, limits=limits) as client:
         requests = [
             asyncio.ensure_future(client.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": '"1"'}))
             for _ in range(count)
@@ -109,7 +111,7 @@ def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, databas
         listener.execute(f"LISTEN {CHANNEL}")
 
         async def wait() -> list[str]:
-            async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
+            async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=BEFORE_A_POLL_ENDS) as client:
                 asked = [client.get(f"/v1/tasks/{one}", params={"wait": 60}, headers={"if-none-match": '"1"'}) for one in ids]
                 answers = asyncio.gather(*asked)
                 await asyncio.to_thread(until, lambda: set(ids) <= set(server.state.change_listener._events))

@@ -11,7 +11,7 @@ from service.tracing import span_exporter
 from service.tracing.span_exporter import MOST_WAITING, SpanExporter
 from service.tracing.spans import Span, SpanContext, new_trace
 from tests.collector import collecting
-from tests.service.live_server import until
+from tests.service.live_server import PATIENCE, until
 
 
 def spans(count, name="step"):
@@ -73,7 +73,7 @@ def test_a_full_queue_drops_counts_and_blocks_nobody(collector):
     mine = Exporting(collector.endpoint)
     putting = threading.Thread(target=lambda: [mine.exporter.put(spans(1)) for _ in range(MOST_WAITING + 7)])
     putting.start()
-    putting.join(20)
+    putting.join(PATIENCE)
     assert not putting.is_alive()
     assert mine.lost == 7  # a batch under way is still in the queue
     collector.held.set()

@@ -61,7 +61,7 @@ class Fleet:
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                if httpx.get(self._url("/readyz"), timeout=10).status_code == 200:
+                if httpx.get(self._url("/readyz"), timeout=_PATIENCE).status_code == 200:
                     return
             except httpx.TransportError:
                 assert self.running["api"].poll() is None, self.said("api")

@@ -10,6 +10,8 @@ from worker.executor.completions import request_channel
 from worker.executor.completions.request_channel import RequestChannel
 from worker.executor.placement_lease import Lease
 
+PATIENCE = 120.0
+
 
 class Link:
     """Gives no requests, and answers pieces as `refuses` says: with an error, or by taking them."""
@@ -39,7 +41,7 @@ class Link:
 
     def until(self, holds):
         with self.changed:
-            assert self.changed.wait_for(holds, timeout=60), (self.texts, self.sendings)
+            assert self.changed.wait_for(holds, timeout=PATIENCE), (self.texts, self.sendings)
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_a_lease_that_the_service_does_not_know_loses_all_requests_at_once(chann
     link = Link(lambda requests, sending: Refused(status, "fence_stale", "the placement has ended", {}))
     channel, gone, lost = channel_to(link)
     channel.send(piece("a", 1, "one"))
-    assert lost.wait(60)
+    assert lost.wait(PATIENCE)
     assert (channel.lease, gone, link.sendings) == (None, [], 1)
 
 
@@ -126,12 +128,12 @@ def test_a_lease_that_the_service_knows_no_more_is_not_asked_in_a_spin(monkeypat
     channel = RequestChannel(Stale(None), lambda requests: None, lambda ids: None, name_again)
     try:
         channel.serve(stale, 1, frozenset())
-        assert named.wait(60)
+        assert named.wait(PATIENCE)
         with changed:
             assert not changed.wait_for(lambda: len(asked) > 1, timeout=0.2)
         channel.serve(Lease("p2", 1, "token", 1e12), 1, frozenset())
         with changed:
-            assert changed.wait_for(lambda: "p2" in asked, timeout=60)
+            assert changed.wait_for(lambda: "p2" in asked, timeout=PATIENCE)
             assert asked[:2] == ["p1", "p2"]
     finally:
         channel.close()

@@ -107,10 +107,10 @@ def test_a_watch_goes_on_after_what_is_unclear_and_calls_once(
     metadata.answer, called = (500, ""), threading.Semaphore(0)
     notice = PreemptionNotice(f"{metadata.url}/open", called.release)
     for _ in range(5):
-        assert metadata.asked.acquire(timeout=60)
+        assert metadata.asked.acquire(timeout=PATIENCE)
     assert not notice.given
     metadata.answer = (200, "TRUE")
-    assert called.acquire(timeout=60)
+    assert called.acquire(timeout=PATIENCE)
     assert notice.given
     assert caplog.text.count("is not known") == 1, "said once, however often it is looked for"
     assert not called.acquire(blocking=False)

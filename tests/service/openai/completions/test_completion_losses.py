@@ -93,7 +93,7 @@ def test_a_client_that_goes_away_cancels_its_request(server, tenant, executor, s
     gone, claimed = threading.Event(), threading.Event()
 
     def leave() -> None:
-        client = httpx.Client(timeout=60)
+        client = httpx.Client(timeout=PATIENCE)
         said = {"model": "small", "messages": USER, "stream": streams}
         with client.stream("POST", f"{server.url}/openai/v1/chat/completions", headers=tenant.headers, json=said) as answer:
             if streams:
@@ -182,7 +182,7 @@ def test_an_executor_that_waits_is_woken_by_a_request(ask, executor, server) -> 
     said = {"fence": executor.placement.given.fence, "executor": "executor-1", "room": 1, "held": [], "wait": 30}
     headers = {"Authorization": f"Bearer {executor.placement.given.token}"}
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(lambda: httpx.post(path, json=said, headers=headers, timeout=60))
+        waiting = threads.submit(lambda: httpx.post(path, json=said, headers=headers, timeout=PATIENCE))
         answer = ask("chat", messages=USER)
         work = waiting.result().json()["requests"][0]
     executor.sends(piece(work, 1, text("yes", finish_reason="stop"), over=True))

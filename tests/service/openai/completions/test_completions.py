@@ -17,6 +17,7 @@ from service.tasks.models import Job
 from service.usage.models import CompletionUsage
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.fleet.scripted import points
+from tests.service.live_server import PATIENCE
 from tests.service.openai.completions.answerer import waiting
 from tests.service.openai.completions.completion_executor import USER, Executor, adapter_of, asking, piece, refused, text
 
@@ -75,7 +76,7 @@ def test_a_stream_has_the_same_text_in_chunks(ask, executor) -> None:
 def test_the_stream_is_written_as_openai_writes_it(server, tenant, executor) -> None:
     said = {"model": "small", "messages": USER, "stream": True}
     with ThreadPoolExecutor(1) as threads:
-        how = {"headers": tenant.headers, "timeout": 60}
+        how = {"headers": tenant.headers, "timeout": PATIENCE}
         answer = threads.submit(lambda: httpx.post(f"{server.url}/openai/v1/chat/completions", json=said, **how))
         work = executor.next()
         executor.sends(piece(work, 1, text("Two", finish_reason="stop"), over=True))
