@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 from contract.messages.cached_file_list import CachedFiles
@@ -29,7 +28,7 @@ from contract.messages.placement_messages import AnswersOnly, FileRef, MergeWork
 from contract.messages.report_messages import Detached, Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import JOB_TERMINAL
-from tests.http_server import HangUpServer, read_body
+from tests.worker.fleet_server import FleetServer
 from tests.worker.reported import Reported
 
 JOIN_TOKEN = "join-" + "x" * 32
@@ -67,27 +66,7 @@ class Fleet:
         self.gone: set[str] = set()  # completions that nobody waits for any more
         self.on_pieces: Callable[[], None] = lambda: None
         self.on_report: Callable[[Reported, Report], None] = lambda reported, report: None
-        fleet = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _serve(self) -> None:
-                body = read_body(self)
-                status, answer = fleet.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_POST = do_PUT = _serve
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = HangUpServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = FleetServer(self.answer)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:

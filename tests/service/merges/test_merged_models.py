@@ -1,64 +1,15 @@
-"""A merge from the request to the files: who gets it, what a node may do under its lease, what is kept, counted and removed."""
+"""A merge from the request to the files: who gets it, and what a node may do under its lease."""
 
-import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, text, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import update
 
-from contract.messages.upload_messages import UploadGrant
-from service.adapters.models import Adapter
-from service.background.garbage_collection import sweep
-from service.background.retention import Retention
 from service.fleet.merges.merge_leases import ATTEMPTS, end_expired_merges
-from service.fleet.models import BaseModel
 from service.merges import merge_starts
-from service.merges.merge_requests import MOST_OPEN, NewMergedModel, begin
 from service.merges.models import MergedModel
-from service.tenants.api_keys import Principal
-from service.tenants.models import Tenant
-from tests.service.live_server import until
 from tests.service.merges.conftest import FILES
-
-SHARD = b"a shard of weights"
-
-
-def call(node, work, method, path, said=None):
-    return node.call(method, f"placements/{work.placement_id}/{path}", work.token, said)
-
-
-def upload(node, work, content):
-    """The status of the grant; the object is put where the service says."""
-    sha256 = hashlib.sha256(content).hexdigest()
-    asked = call(node, work, "POST", "uploads", {"fence": work.fence, "sha256": sha256, "bytes": len(content)})
-    if asked.status_code == 200 and not (grant := UploadGrant.model_validate(asked.json())).exists:
-        assert node.client.put(grant.url, headers=grant.headers, content=content).status_code == 204
-    return asked.status_code
-
-
-def file(path, content):
-    return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-
-
-def report(node, work, **said):
-    answer = call(node, work, "POST", "merge", said)
-    return answer.status_code, answer.json()["code"] if answer.content else None
-
-
-def pulse(work, **more):
-    return {"placement_id": work.placement_id, "fence": work.fence, "phase": "training", "progress_age": 0.0} | more
-
-
-def lost(node, work, **more):
-    said = {"reason": "executor_lost", "fences": {work.placement_id: work.fence}, "detail": "killed"} | more
-    assert node.call("POST", f"nodes/{node.id}/lost", node.credential, said).status_code == 204
-
-
-def finish(node, work):
-    assert upload(node, work, SHARD) == 200
-    assert report(node, work, files=[file("model.safetensors", SHARD)], done=True) == (204, None)
+from tests.service.merges.merging_node import SHARD, call, file, finish, lost, pulse, report, upload
 
 
 def test_from_the_request_to_the_files(tenant, merge, merging_node, given):
@@ -192,33 +143,6 @@ def test_merges_that_no_node_is_able_to_do_hide_no_others(
     assert "an admin can bring it back" in tenant.get(f"/v1/merged-models/{unable[0]}").json()["waits_for"]
 
 
-def test_requests_at_once_stay_within_the_number_of_open_merges(tenant, adapter_of, merge, database):
-    for _ in range(MOST_OPEN - 1):
-        merge(tenant)
-    adapter_id = adapter_of(tenant)
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            begin(session, Principal(tenant.tenant_id, "key", frozenset()), NewMergedModel(adapter_id=adapter_id))
-            beside = pool.submit(tenant.post, "/v1/merged-models", json={"adapter_id": adapter_id})
-            until(lambda: beside.done() or _waits_for_a_lock(database))
-        assert beside.result().json()["code"] == "quota_exceeded"
-
-
-def test_an_adapter_is_not_deleted_while_a_merge_of_it_is_begun(tenant, adapter_of, database):
-    adapter_id = adapter_of(tenant)
-    delete = select(Adapter).where(Adapter.id == adapter_id).with_for_update(nowait=True, key_share=True)  # as UPDATE
-    with database.begin() as session:
-        begin(session, Principal(tenant.tenant_id, "key", frozenset()), NewMergedModel(adapter_id=adapter_id))
-        with pytest.raises(OperationalError, match="could not obtain lock"), database.begin() as other:
-            other.execute(delete)
-
-
-def _waits_for_a_lock(database) -> bool:
-    with database.begin() as session:
-        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        return session.scalar(waiting) > 0
-
-
 @pytest.mark.parametrize("stopping", [False, True])
 def test_a_worker_that_stops_costs_no_attempt(tenant, merge, merging_node, given, database, stopping):
     merged_id, node = merge(tenant), merging_node()
@@ -235,88 +159,3 @@ def test_what_can_never_be_merged_fails_at_once(tenant, merge, merging_node, giv
     failed = tenant.get(f"/v1/merged-models/{merged_id}").json()
     assert (failed["status"], failed["error"], failed["ended_at"] is not None) == ("failed", "the adapter lacks a matrix", True)
     assert given(node) == []
-
-
-def test_deletion_ends_a_merge_and_takes_what_was_stored(
-    tenant, new_tenant, merge, merging_node, given, dependencies, storage, aged
-):
-    merged_id, other_id, node = merge(tenant), merge(tenant), merging_node()
-    finish(node, given(node)[0])
-    (other,) = given(node)
-    assert upload(node, other, b"half of it") == 200
-    assert report(node, other, files=[file("model-1.safetensors", b"half of it")]) == (204, None)
-    stranger = new_tenant()
-    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/files/model.safetensors")):
-        assert stranger.request(method, f"/v1/merged-models/{merged_id}{path}").status_code == 404
-    aged()
-    sweep(dependencies.db, storage)
-    assert storage.exists(hashlib.sha256(SHARD).hexdigest())
-    assert storage.exists(hashlib.sha256(b"half of it").hexdigest())
-    for one in (merged_id, other_id):
-        assert tenant.delete(f"/v1/merged-models/{one}").status_code == 204
-        assert tenant.delete(f"/v1/merged-models/{one}").status_code == 404
-    assert tenant.get("/v1/merged-models").json()["data"] == []
-    assert node.leases(pulse(other)).leases == []
-    assert node.desired().merges == []
-    assert upload(node, other, b"more") == 409
-    sweep(dependencies.db, storage)
-    assert not storage.exists(hashlib.sha256(SHARD).hexdigest())
-    assert not storage.exists(hashlib.sha256(b"half of it").hexdigest())
-
-
-def test_it_expires_and_its_row_is_forgotten(tenant, merge, merging_node, given, dependencies, storage, database, aged):
-    merged_id, node = merge(tenant), merging_node()
-    finish(node, given(node)[0])
-    with database.begin() as session:
-        session.execute(update(MergedModel).values(expires_at=MergedModel.created_at))
-    aged()
-    sweep(dependencies.db, storage)
-    assert tenant.get(f"/v1/merged-models/{merged_id}").status_code == 404
-    assert not storage.exists(hashlib.sha256(SHARD).hexdigest())
-    sweep(dependencies.db, storage, Retention(deleted=timedelta(0)))
-    with database.begin() as session:
-        assert session.get(MergedModel, merged_id) is None
-
-
-def test_a_merge_keeps_the_adapters_files_until_it_has_ended(
-    tenant, adapter_of, merging_node, given, dependencies, storage, aged
-):
-    adapter_id = adapter_of(tenant)
-    merged_id = tenant.post("/v1/merged-models", json={"adapter_id": adapter_id}).json()["id"]
-    task_id = tenant.get(f"/v1/adapters/{adapter_id}").json()["task_id"]
-    tenant.post(f"/v1/tasks/{task_id}/cancel")
-    assert tenant.delete(f"/v1/adapters/{adapter_id}").status_code == 204
-    assert tenant.post("/v1/merged-models", json={"adapter_id": adapter_id}).json()["code"] == "adapter_deleted"
-    aged()
-    sweep(dependencies.db, storage)
-    node = merging_node()
-    (work,) = given(node)
-    assert call(node, work, "GET", f"objects/{work.adapter[0].sha256}").content == FILES["adapter_config.json"]
-    assert tenant.delete(f"/v1/merged-models/{merged_id}").status_code == 204
-    sweep(dependencies.db, storage)
-    assert not storage.exists(work.adapter[0].sha256)
-
-
-def test_requests_that_cannot_be_met_say_so(tenant, new_tenant, adapter_of, merge, database):
-    adapter_id = adapter_of(tenant)
-
-    def refusal(who=tenant, **said):
-        answer = who.post("/v1/merged-models", json={"adapter_id": adapter_id} | said)
-        return answer.status_code, answer.json()["code"]
-
-    def change(row, which, **values):
-        with database.begin() as session:
-            session.execute(update(row).where(which).values(**values))
-
-    own, small = Tenant.id == tenant.tenant_id, BaseModel.name == "small"
-    assert refusal(new_tenant()) == (404, "not_found")
-    assert refusal(max_shard_bytes=10) == (422, "invalid")
-    change(Tenant, own, stored_bytes_quota=14_000_000)
-    assert refusal() == (403, "quota_exceeded")
-    change(Tenant, own, stored_bytes_quota=None)
-    change(BaseModel, small, revision="b" * 64)
-    assert refusal() == (409, "base_changed")
-    change(BaseModel, small, revision="a" * 64)
-    for _ in range(MOST_OPEN):
-        merge(tenant)
-    assert refusal() == (403, "quota_exceeded")

@@ -1,89 +1,18 @@
-"""Bases in storage: copied from the hub in the background, handed to placements alone, swept once they are removed."""
+"""Bases in storage: handed to placements alone, fetched by nodes, swept once they are removed."""
 
-import hashlib
 import os
 import time
-from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 
-from contract.compatibility.capabilities import HUB_BASES, STORED_BASES, understood
+from contract.compatibility.capabilities import HUB_BASES, STORED_BASES
 from contract.messages.placement_messages import BaseFile
 from service.background.garbage_collection import KEPT_SECONDS, sweep
-from service.database import claimed_rows
-from service.database.engine import clock
-from service.fleet.base_models.copies.base_copier import BaseCopier
-from service.fleet.base_models.copies.copy_claims import CopyClaims
-from service.fleet.models import BaseCopy
-from service.http.problems import Unavailable
-from service.storage.local_storage import LocalIncoming
-from tests.hub.hub_process import MODEL, HubProcess, hub_process
-from tests.service.fleet.scripted import ScriptedNode
+from tests.hub.hub_process import MODEL
+from tests.service.fleet.base_copies.conftest import NAME, able, add, copy_of, sha256_of, stored
 from worker.api_client import PlacementLink
 from worker.data.base_download import BaseDownloads, SourceRefuses
 from worker.data.storage_source import StorageSource
-
-NAME = "org/example"
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory) -> Iterator[HubProcess]:
-    with hub_process(tmp_path_factory.mktemp("hub")) as found:
-        found.add(NAME)
-        yield found
-
-
-@pytest.fixture(scope="module")
-def settings(settings_for, database_url, tmp_path_factory, hub):
-    return settings_for(database_url, tmp_path_factory.mktemp("service"), hf_endpoint=hub.url)
-
-
-@pytest.fixture(autouse=True)
-def anew(hub, admin, storage, monkeypatch, nothing_left) -> Iterator[None]:
-    """Each test begins without the base, and with a hub that works; no time for another try comes by itself."""
-    monkeypatch.setattr(claimed_rows, "WAITS", (timedelta(hours=3),) * len(claimed_rows.WAITS))
-    monkeypatch.setattr("service.files.imports.download._PAUSE_SECONDS", 0.0)
-    assert admin.delete(f"/v1/admin/models/{NAME}").status_code in (204, 404)
-    for stored in list(storage.keys()):
-        storage.delete(stored.sha256)
-    yield
-    hub.faults()
-
-
-@pytest.fixture
-def copier(dependencies) -> BaseCopier:
-    return BaseCopier(dependencies.db, dependencies.storage, dependencies.settings)
-
-
-def add(admin, **more: object) -> dict[str, object]:
-    made = admin.post("/v1/models", json={"source": f"hf://{NAME}", **more})
-    assert made.status_code == 201, made.text
-    return made.json()
-
-
-def copy_of(admin) -> dict[str, object] | None:
-    return admin.get(f"/v1/models/{NAME}").json()["storage"]
-
-
-def sha256_of(name: str) -> str:
-    return hashlib.sha256((MODEL / name).read_bytes()).hexdigest()
-
-
-def stored(admin, copier) -> None:
-    assert add(admin, store=True)["storage"]["status"] == "copying"
-    copier.work_off_due()
-    assert copy_of(admin)["status"] == "stored"
-
-
-def weights_asked(hub: HubProcess) -> list[str]:
-    """The range of each request for the bytes of the weights, but those for their header."""
-    asked = [line[1] for line in hub.requests if line[0].startswith("/cdn/") and line[0].endswith("model.safetensors")]
-    return [range_ for range_ in asked if range_ != "bytes=0-131071"]
-
-
-def able(new_node, *without: str) -> ScriptedNode:
-    return new_node(said={"capabilities": sorted(understood() - set(without))})
 
 
 def test_a_base_is_copied_and_placements_are_told_to_fetch_it_from_storage(
@@ -146,17 +75,6 @@ def test_a_file_that_storage_lost_is_refused_in_words(admin, copier, tenant, new
         )
 
 
-def test_a_file_that_storage_lost_is_fetched_when_the_base_is_added_again(admin, copier, hub, storage):
-    stored(admin, copier)
-    storage.delete(sha256_of("model.safetensors"))
-    assert add(admin)["storage"]["status"] == "stored", "nobody asked for a copy"
-    before = len(weights_asked(hub))
-    stored(admin, copier)
-    assert storage.exists(sha256_of("model.safetensors"))
-    stored(admin, copier)
-    assert len(weights_asked(hub)[before:]) == 1, "what is there is not fetched"
-
-
 def test_a_node_goes_on_with_storage_once_the_base_is_no_longer_kept_and_gets_nothing_else(
     admin, copier, tenant, new_tenant, new_node, plan, storage
 ):
@@ -170,81 +88,6 @@ def test_a_node_goes_on_with_storage_once_the_base_is_no_longer_kept_and_gets_no
     assert got.content == (MODEL / "model.safetensors").read_bytes()
     others = {one.sha256 for one in list(storage.keys())} - {sha256_of(path.name) for path in MODEL.iterdir()}
     assert {placement.call("GET", f"objects/{sha256}").json()["code"] for sha256 in others} == {"object_unknown"}
-
-
-def test_storage_that_damages_a_file_is_given_it_again(admin, copier, storage, database, monkeypatch):
-    add(admin, store=True)
-    whole = LocalIncoming.write
-    monkeypatch.setattr(LocalIncoming, "write", lambda incoming, block: whole(incoming, block + b"!"))
-    copier.work_off_due()
-    told = copy_of(admin)
-    assert (told["status"], told["attempts"], told["error"]["code"]) == ("copying", 1, "unavailable")
-    assert "announced were" in told["error"]["detail"]
-    monkeypatch.setattr(LocalIncoming, "write", whole)
-    with database.begin() as session:
-        session.get_one(BaseCopy, NAME).next_at = clock(session)
-    copier.work_off_due()
-    assert copy_of(admin)["status"] == "stored"
-
-
-def test_a_cut_copy_goes_on_within_the_file_and_a_later_attempt_with_the_next_file(admin, copier, hub, storage):
-    size = (MODEL / "model.safetensors").stat().st_size
-    add(admin, store=True)
-    before = len(weights_asked(hub))
-    hub.faults(cut_after=size // 2 + 1, block=2**16)
-    copier.work_off_due()
-    assert copy_of(admin)["status"] == "stored"
-    first, second = weights_asked(hub)[before:]
-    assert 0 < int(second.removeprefix("bytes=").removesuffix("-")) < size
-    assert first == "-", "from the beginning"
-
-
-def test_a_hub_that_is_down_is_asked_again_later_and_what_came_is_kept(admin, copier, hub, storage, database):
-    add(admin, store=True)
-    storage.delete(sha256_of("model.safetensors"))
-    hub.faults(down=True)
-    copier.work_off_due()
-    told = copy_of(admin)
-    assert (told["status"], told["attempts"]) == ("copying", 1)
-    assert told["next_attempt_at"] is not None
-    assert "answers 503" in told["error"]["detail"]
-    hub.faults()
-    copier.work_off_due()
-    assert copy_of(admin)["attempts"] == 1, "not before its time"
-    with database.begin() as session:
-        session.get_one(BaseCopy, NAME).next_at = clock(session)
-    asked = len(hub.requests)
-    copier.work_off_due()
-    assert (copy_of(admin)["status"], copy_of(admin)["attempts"]) == ("stored", 1), "they count from the last file that came"
-    fetched = {line[0].rpartition("/")[2] for line in hub.requests[asked:]}
-    assert fetched == {"model.safetensors"}, "small files were there"
-
-
-def test_wrong_bytes_fail_the_copy_in_words_and_nodes_ask_the_hub(admin, copier, hub, tenant, new_node, plan):
-    add(admin, store=True)
-    hub.faults(wrong=["model.safetensors"])
-    copier.work_off_due()
-    told = copy_of(admin)
-    assert told["status"] == "failed"
-    assert "sha256" in told["error"]["errors"][0]["message"]
-    node, task = able(new_node), tenant.task(base_model=NAME)
-    plan()
-    assert not node.take(task["id"]).given.base.stored
-    hub.faults()
-    assert add(admin)["storage"]["status"] == "copying", "named again, it is tried again"
-
-
-def test_a_copy_whose_process_died_is_anothers_after_its_claim(admin, copier, database):
-    add(admin, store=True)
-    claims = CopyClaims(database)
-    dead = claims.take()
-    assert dead is not None
-    assert claims.take() is None, "it is claimed"
-    with database.begin() as session:
-        session.get_one(BaseCopy, NAME).claimed_until = clock(session)
-    copier.work_off_due()
-    claims.fail(dead, Unavailable("late"), again=False)
-    assert (copy_of(admin)["status"], copy_of(admin)["attempts"]) == ("stored", 1)
 
 
 def test_nodes_of_before_fetch_a_base_of_the_hub_and_get_none_that_was_uploaded(
