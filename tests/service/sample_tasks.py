@@ -55,7 +55,8 @@ def placement(
     train_seconds: float = 0.0,
 ) -> str:
     """A placement of the task on a node of its own, with what it did, booked as a report would have; its id."""
-    node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status="ready", devices=[], versions={}, credential_hash=b"")
+    name, has = new_id("n"), [{"index": index, "type": "cpu", "memory_bytes": 1} for index in range(devices)]
+    node = Node(id=new_id("node"), name=name, boot_id="b", status="ready", devices=has, versions={}, credential_hash=b"")
     session.add(node)
     session.flush()
     now = session.scalars(select(func.clock_timestamp())).one()

@@ -12,7 +12,7 @@ from service.database.engine import clock
 from service.fleet.models import Node
 from service.metrics.models import NewestBackup
 from service.tenants.api_keys import Scope
-from tests.service.fleet.fixtures import join_token
+from tests.service.fleet.fixtures import join_token, nothing_left  # noqa: F401  (a fixture)
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.live_server import PATIENCE, Server
 
@@ -60,6 +60,7 @@ def test_a_key_that_nobody_knows(server: Server):
     assert "refused (401 key_refused)" in last.what
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_service_without_machines(server: Server, new_tenant, database):
     admin = new_tenant(*Scope)
     task = admin.task()

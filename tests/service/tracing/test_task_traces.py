@@ -59,7 +59,7 @@ def test_one_trace_links_the_request_to_the_steps(tenant, new_node, plan, databa
     own = ("POST /v1/tasks", "task", "check files", "wait", "plan", "placement", "train", "upload adapter")
     spans = of_task(collector, database, task_id, *own)
     assert set(spans) - {"pull"} == set(own)
-    assert [span.name for span in collector.spans].count("train") == 1
+    assert [span.name for span in collector.spans if span.trace == "ab" * 16].count("train") == 1
     request, task, placement = spans["POST /v1/tasks"], spans["task"], spans["placement"]
     assert (request.trace, request.parent, request.kind) == ("ab" * 16, "cd" * 8, 2)
     assert request.attributes["http.response.status_code"] == 201

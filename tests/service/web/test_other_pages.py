@@ -42,7 +42,9 @@ def test_tasks_beside_each_other(visitor, tenant, database):
     visitor.expected("400")
 
 
-def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admin_visitor, tenant, new_tenant, database, node):
+def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(
+    nothing_left, visitor, admin_visitor, tenant, new_tenant, database, node
+):
     other = new_tenant()
     mine, theirs = tenant.task(name="mine")["id"], other.task(name="not to be read")["id"]
     run_on(database, node, mine, [0])
