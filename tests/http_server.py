@@ -7,7 +7,9 @@ from typing import Any
 
 
 class QuietHangUps:
-    """Of a socketserver.BaseServer: it prints no traceback where a client hangs up."""
+    """Of a socketserver.TCPServer: it prints no traceback where a client hangs up."""
+
+    request_queue_size = 128  # with Python's 5, a connect takes seconds where more come while the machine stands still
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -35,6 +36,13 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
+
+
+@pytest.fixture(autouse=True)
+def patient_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of this process is sent twice because the machine stood still for ten seconds."""
+    monkeypatch.setattr("worker.api_client._TIMEOUT", httpx.Timeout(120.0))
+    monkeypatch.setattr("worker.data.hub_source._TIMEOUT", httpx.Timeout(120.0))
 
 
 @pytest.fixture

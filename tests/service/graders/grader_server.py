@@ -30,7 +30,6 @@ class GraderServer(HangUpServer):
     """Keeps what it is asked, and answers what `answers` says, which may take its time."""
 
     daemon_threads = True
-    request_queue_size = 64
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

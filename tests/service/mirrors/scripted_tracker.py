@@ -36,7 +36,6 @@ class ScriptedTracker(HangUpServer):
     `server_activate`."""
 
     daemon_threads = True
-    request_queue_size = 64
 
     def __init__(self, listens: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=False)
