@@ -43,9 +43,8 @@ class ProviderProcess:
 
 
 @pytest.fixture
-def provider(monkeypatch) -> Iterator[ProviderProcess]:
+def provider() -> Iterator[ProviderProcess]:
     pytest.importorskip("joserfc", reason="joserfc, which the service needs to sign in by a provider, is not installed")
-    monkeypatch.setattr("service.oidc.provider._SECONDS", PATIENCE)  # else it is away where it stalls for 10 s
     command = [sys.executable, "-m", "tests.service.members.oidc_provider"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

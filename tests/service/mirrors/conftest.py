@@ -9,12 +9,11 @@ import pytest
 from sqlalchemy import func, update
 
 from contract.compatibility.capabilities import understood
-from service.mirrors import mirror_claims, tracking_servers
+from service.mirrors import mirror_claims
 from service.mirrors.mirror_courier import MirrorCourier
 from service.mirrors.models import TaskMirror
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 from tests.service.fleet.scripted import ScriptedPlacement, completed, moved
-from tests.service.live_server import PATIENCE
 from tests.service.mirrors.mlflow_server import MlflowServer
 from tests.service.mirrors.scripted_tracker import ScriptedTracker
 from tests.service.mirrors.wandb_server import KEY, WandbServer
@@ -34,9 +33,7 @@ def settings(settings_for, database_url, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def long_waits(monkeypatch) -> None:
-    """No time for another visit comes by itself, however slow a test is: `due` lets it come. No call that stalls has failed."""
-    monkeypatch.setattr(tracking_servers, "_CALL_SECONDS", PATIENCE)
-    monkeypatch.setattr(mirror_claims, "HELD", timedelta(hours=3))
+    """No time for another visit comes by itself, however slow a test is: `due` lets it come."""
     monkeypatch.setattr(mirror_claims, "WAITS", (timedelta(hours=3),) * len(mirror_claims.WAITS))
     monkeypatch.setattr(mirror_claims, "EVERY", timedelta(hours=3))
 

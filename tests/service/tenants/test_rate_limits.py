@@ -12,6 +12,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from service.tenants import rate_limits
 from service.tenants.rate_limits import RateLimitExceeded, Rates
 from tests.service.api import Caller
+from tests.service.live_server import PATIENCE
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_whoever_comes_the_moment_a_slice_does_is_let_through(settings):
                 passed += 1
                 await asyncio.sleep(0)
 
-        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(20))), 60)
+        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(20))), PATIENCE)
         return passed
 
     assert asyncio.run(all_the_time()) == 1200
@@ -150,7 +151,7 @@ def test_whoever_comes_the_moment_a_slice_does_is_let_through(settings):
 
 def test_keys_share_round_trips_and_slices_in_use_are_renewed_ahead(settings, monkeypatch):
     """A slice that nobody used, or of which nothing is left, is not renewed."""
-    monkeypatch.setattr("service.tenants.rate_limits._AHEAD_SECONDS", 60.0)
+    monkeypatch.setattr("service.tenants.rate_limits._AHEAD_SECONDS", 7200.0)  # longer than a slice of this test
     asked: list[list[str]] = []
 
     async def body() -> None:
@@ -175,11 +176,12 @@ def test_the_script_counts_as_the_library_does_in_three_round_trips(settings, pe
     storage = RedisStorage("redis://", connection_pool=rates._redis.connection_pool, key_prefix="motet:library")
     limiter = SlidingWindowCounterRateLimiter(storage)
     for _ in range(210):
+        began = time.monotonic()
         (there,) = rates._ask_redis([(key, per_minute)]).values()
         here = rate_limits._next(limiter, key, per_minute)
         assert (there.taken, there.remaining) == (here.taken, here.remaining)
         apart = abs(there.reset_seconds - here.reset_seconds) % 60  # the library says 0 where a whole minute is left
-        assert min(apart, 60 - apart) < 5
+        assert min(apart, 60 - apart) < time.monotonic() - began + 1
     assert there.taken == 0
 
 

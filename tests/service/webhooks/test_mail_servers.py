@@ -8,6 +8,7 @@ import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -58,6 +59,11 @@ def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
 
 
+def mailer_of(url: str, sender: str | None = None) -> Mailer:
+    """A server that stalls has not failed."""
+    return replace(Mailer.of(url, sender), seconds=PATIENCE, all_seconds=PATIENCE)
+
+
 def send(mailer: Mailer) -> int:
     payload = json.dumps({"id": "msg_1", "data": {"task_id": "t", "name": "voices", "status": "failed", "error": "no"}})
     return mailer.send(email(payload, None, mailer.sender, "team@example.com"))
@@ -66,7 +72,7 @@ def send(mailer: Mailer) -> int:
 @pytest.mark.parametrize("scheme", ["smtp+starttls", "smtps"])
 def test_a_message_is_taken_after_tls_and_a_login(scheme, tls, trusted):
     with serving(SmtpServer(tls, smtps=scheme == "smtps", login=(USER, PASSWORD))) as server:
-        assert send(Mailer.of(f"{scheme}://{ACCOUNT}127.0.0.1:{server.port}", None)) == SENT
+        assert send(mailer_of(f"{scheme}://{ACCOUNT}127.0.0.1:{server.port}")) == SENT
     ((commands, content),) = server.got
     assert ("STARTTLS" in commands) == (scheme == "smtp+starttls")
     assert b"Subject: Motet: voices failed" in content
@@ -79,20 +85,20 @@ def test_a_certificate_that_nobody_vouches_for_is_not_spoken_to(scheme, tls):
         serving(SmtpServer(tls, smtps=scheme == "smtps", login=(USER, PASSWORD))) as server,
         pytest.raises(Failed, match="CERTIFICATE_VERIFY_FAILED"),
     ):
-        send(Mailer.of(f"{scheme}://{ACCOUNT}127.0.0.1:{server.port}", None))
+        send(mailer_of(f"{scheme}://{ACCOUNT}127.0.0.1:{server.port}"))
     assert server.got == []
 
 
 def test_a_server_without_starttls_gets_no_password():
     with serving(SmtpServer(login=(USER, PASSWORD))) as server, pytest.raises(Failed, match="STARTTLS"):
-        send(Mailer.of(f"smtp+starttls://{ACCOUNT}127.0.0.1:{server.port}", None))
+        send(mailer_of(f"smtp+starttls://{ACCOUNT}127.0.0.1:{server.port}"))
     assert server.got == []
 
 
 def test_a_refused_login_is_told_without_the_account(tls, trusted, caplog):
     caplog.set_level(logging.DEBUG)
     with serving(SmtpServer(tls, login=(USER, "another"))) as server:
-        mailer = Mailer.of(f"smtp+starttls://{ACCOUNT}127.0.0.1:{server.port}", "motet@example.org")
+        mailer = mailer_of(f"smtp+starttls://{ACCOUNT}127.0.0.1:{server.port}", "motet@example.org")
         with pytest.raises(Failed, match=r"it refused the login \(535\)") as failed:
             send(mailer)
     for told in (str(failed.value), repr(mailer), caplog.text):
@@ -106,7 +112,7 @@ def test_logs_leave_the_account_out(settings):
 
 def test_a_refused_recipient_fails_the_attempt_with_the_servers_words():
     with serving(SmtpServer(recipient="550 5.1.1 nobody here")) as server, pytest.raises(Failed, match="nobody here"):
-        send(Mailer.of(server.url, None))
+        send(mailer_of(server.url))
     assert server.got == []
 
 
@@ -163,7 +169,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_password(url):
 
 def test_an_account_that_smtp_cannot_send_fails_the_attempt_without_its_letters(tls, trusted):
     with serving(SmtpServer(tls, smtps=True, login=(USER, PASSWORD))) as server:
-        mailer = Mailer.of(f"smtps://user:p%C3%A4ss@127.0.0.1:{server.port}", "motet@example.org")
+        mailer = mailer_of(f"smtps://user:p%C3%A4ss@127.0.0.1:{server.port}", "motet@example.org")
         with pytest.raises(Failed, match="cannot be sent over SMTP") as failed:
             send(mailer)
     assert "ä" not in str(failed.value)

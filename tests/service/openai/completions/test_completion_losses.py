@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from service.background.retention import Retention, forget
-from service.completions import executor_claims, following
+from service.completions import following
+from service.completions.executor_claims import CLAIM_SECONDS
 from service.completions.models import CompletionRequest
+from service.completions.requests import ASKER_SECONDS
 from service.tenants.models import Tenant
 from service.usage.models import CompletionUsage
 from tests.service.fleet.scripted import points
@@ -200,5 +202,5 @@ def test_rows_are_removed_after_an_hour(ask, executor, database) -> None:
 
 
 def test_a_claim_outlasts_a_poll_and_the_asker_outlasts_a_tick() -> None:
-    assert executor_claims.CLAIM_SECONDS > 5.0
-    assert following.ASKER_SECONDS > 10 * following._TICK_SECONDS
+    assert CLAIM_SECONDS > 5.0
+    assert ASKER_SECONDS > 10 * following._TICK_SECONDS
