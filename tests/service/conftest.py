@@ -32,9 +32,9 @@ from tests.conftest import PATIENT_REDIS
 from tests.service.adapters.adapter_uploads import BASE
 from tests.service.api import Caller
 from tests.service.live_server import PATIENCE, Server, live
-from tests.service.patient_limits import patient_limits
+from tests.service.patient_limits import patient_connects, patient_limits
 
-__all__ = ["patient_limits"]
+__all__ = ["patient_connects", "patient_limits"]
 
 _numbers = itertools.count(1)
 

@@ -1,11 +1,13 @@
 """Limits of the service that a machine which stands still for a while would reach: for each test they are longer than that."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 import pytest
 
+from service.database import engine
 from service.http.outbound import Outbound
+from service.hub.hub_client import Hub
 from tests.service.live_server import PATIENCE
 
 _LONG = 3600.0  # seconds
@@ -31,9 +33,18 @@ _LIMITS: Mapping[str, float | timedelta] = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_connects() -> Iterator[None]:
+    """Of this process to Postgres, whose engines last for a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(engine.CONNECT, "connect_timeout", int(PATIENCE))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def patient_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process; processes that a test starts have the service's own."""
     monkeypatch.setattr(Outbound.__init__, "__defaults__", ((), PATIENCE))
+    monkeypatch.setattr(Hub.__init__, "__defaults__", (PATIENCE,))
     for name, limit in _LIMITS.items():
         monkeypatch.setattr(name, limit)

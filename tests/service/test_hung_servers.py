@@ -12,6 +12,7 @@ import httpx
 import pytest
 import redis
 
+from service.database import engine
 from service.fleet.worker_authentication import placement_token
 from service.messaging import circuit_breaker
 from service.messaging.queue import Queue, QueueJob
@@ -25,8 +26,9 @@ SHORT = {"statement_timeout_seconds": 0.5, "lock_timeout_seconds": 0.3}
 
 
 @pytest.fixture
-def impatient(database_url, settings_for, tmp_path):
-    """Settings of a service whose statements have half a second."""
+def impatient(database_url, settings_for, tmp_path, monkeypatch):
+    """Settings of a service whose statements have half a second, and its connects five."""
+    monkeypatch.setitem(engine.CONNECT, "connect_timeout", 5)
     return settings_for(database_url, tmp_path, **SHORT)
 
 
