@@ -13,7 +13,7 @@ from tests.service.merges.merging_node import SHARD, call, file, finish, lost, p
 
 
 def test_from_the_request_to_the_files(tenant, merge, merging_node, given):
-    merged_id = merge(tenant)
+    merged_id, shard = merge(tenant), b"a shard that no other test has uploaded"
     asked = tenant.get(f"/v1/merged-models/{merged_id}").json()
     assert (asked["status"], asked["files"], asked["bytes"]) == ("queued", [], 14_000_000)
     assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] >= 14_000_000
@@ -25,19 +25,19 @@ def test_from_the_request_to_the_files(tenant, merge, merging_node, given):
     assert asked["adapter_id"] in work.readme
     assert FILES["adapter_model.safetensors"] == call(node, work, "GET", f"objects/{work.adapter[1].sha256}").content
     assert call(node, work, "GET", f"objects/{'0' * 64}").json()["code"] == "object_unknown"
-    assert report(node, work, files=[file("model.safetensors", SHARD)]) == (422, "invalid"), "nothing was uploaded"
-    assert upload(node, work, SHARD) == 200
+    assert report(node, work, files=[file("model.safetensors", shard)]) == (422, "invalid"), "nothing was uploaded"
+    assert upload(node, work, shard) == 200
     for _ in range(2):  # a report whose answer was lost
-        assert report(node, work, files=[file("model.safetensors", SHARD)]) == (204, None)
+        assert report(node, work, files=[file("model.safetensors", shard)]) == (204, None)
     running = tenant.get(f"/v1/merged-models/{merged_id}").json()
-    assert (running["status"], running["files"]) == ("running", [file("model.safetensors", SHARD)])
+    assert (running["status"], running["files"]) == ("running", [file("model.safetensors", shard)])
     assert report(node, work, done=True) == (204, None)
     assert report(node, work, done=True) == (409, "fence_stale")
     ready = tenant.get(f"/v1/merged-models/{merged_id}").json()
-    assert (ready["status"], ready["bytes"], ready["error"]) == ("ready", len(SHARD), None)
+    assert (ready["status"], ready["bytes"], ready["error"]) == ("ready", len(shard), None)
     assert ready["expires_at"] > ready["ended_at"] > ready["created_at"]
     got = tenant.get(f"/v1/merged-models/{merged_id}/files/model.safetensors")
-    assert (got.content, got.headers["etag"]) == (SHARD, f'"{ready["files"][0]["sha256"]}"')
+    assert (got.content, got.headers["etag"]) == (shard, f'"{ready["files"][0]["sha256"]}"')
     missing = tenant.get(f"/v1/merged-models/{merged_id}/files/other")
     assert (missing.status_code, "model.safetensors" in missing.json()["detail"]) == (404, True)
     assert tenant.get("/v1/merged-models").json()["data"] == [ready]
