@@ -7,33 +7,22 @@ are named here.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import jsonschema
 import referencing
 import regex
 
+from worker.metrics.json_document import document
 from worker.metrics.score_errors import TooCostly, Unscorable
+from worker.metrics.text_metrics import Clock
 
 SCHEMA_SECONDS, PATTERN_SECONDS = 0.2, 0.05  # of one text; of one search in it
 # Errors that a wrong schema or a hostile text raises in the validator, besides those of references and patterns.
 SCHEMA_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _LIBRARY_FAULTS = (jsonschema.exceptions.UnknownType, referencing.exceptions.Unresolvable, regex.error)
 
-Clock = Callable[[], float]  # in seconds
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
-
-
-def document(text: str) -> tuple[object] | None:
-    """The JSON document, in a tuple; None where the text is none. NaN and Infinity are not JSON (RFC 8259, section 6)."""
-    try:
-        return (json.loads(text, parse_constant=_no_constant),)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 class SchemaCheck:

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from contract.evaluation.text_evaluation import ComputedMetric, named
-from worker.metrics.json_schema_check import Clock
 from worker.metrics.score_errors import TooCostly, Unscorable
-from worker.metrics.text_metrics import Score, scorer
+from worker.metrics.text_metrics import Clock, Score, scorer
 
 SCORING_SECONDS = 10.0  # for all metrics of an evaluation
 MOST_COSTLY = 5  # texts out of time until a metric is given up

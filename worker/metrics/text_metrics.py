@@ -1,5 +1,10 @@
-"""The metrics of a task's evaluation as functions of (text, reference), each from 0 to 1, in bounded time for any text."""
+"""The metrics of a task's evaluation as functions of (text, reference), each from 0 to 1, in bounded time for any text.
 
+JSON Schemas and similarities are loaded when a task first asks for one: jsonschema takes a second where its optional checks of
+formats are installed, and few executors need it.
+"""
+
+import pkgutil
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -22,11 +27,13 @@ from contract.evaluation.text_evaluation import (
     TextSimilarity,
     named,
 )
-from worker.metrics.json_schema_check import Clock, SchemaCheck, document
+from worker.metrics.json_document import document
 from worker.metrics.score_errors import MetricError, TooCostly
-from worker.metrics.similarity import bleu, chrf, fuzzy_match, rouge_l, rouge_n
 
 Score = Callable[[str, str], float]  # of a text and its reference
+Clock = Callable[[], float]  # in seconds
+
+_SCHEMA_CHECK, _SIMILARITY = "worker.metrics.json_schema_check:SchemaCheck", "worker.metrics.similarity:"
 
 REGEX_SECONDS = 0.05  # of a search, which may take exponential time
 _NUMBER = regex.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
@@ -47,17 +54,18 @@ def scorer(metric: ComputedMetric, clock: Clock) -> Score:
         case JsonValid():
             return lambda text, reference: float(document(text) is not None)
         case JsonSchema(json_schema=schema):
-            return SchemaCheck(schema, clock)
+            check: Score = pkgutil.resolve_name(_SCHEMA_CHECK)(schema, clock)
+            return check
         case RougeL():
-            return rouge_l
+            return _similarity("rouge_l")
         case Bleu():
-            return bleu
+            return _similarity("bleu")
         case Chrf():
-            return chrf
+            return _similarity("chrf")
         case StringCheck(operation=operation):
             return partial(_graded, metric, _CHECKS[operation])
         case TextSimilarity(evaluation_metric=measure):
-            return partial(_graded, metric, _SIMILARITIES[measure])
+            return partial(_graded, metric, _similarity(measure))
 
 
 def _graded(grader: StringCheck | TextSimilarity, score: Score, text: str, reference: str) -> float:
@@ -71,12 +79,15 @@ _CHECKS: Mapping[str, Score] = {
     "like": lambda text, reference: float(reference in text),
     "ilike": lambda text, reference: float(reference.casefold() in text.casefold()),
 }
-_SIMILARITIES: Mapping[str, Score] = {
-    "bleu": bleu,
-    "fuzzy_match": fuzzy_match,
-    "rouge_l": rouge_l,
-    **{f"rouge_{words}": partial(rouge_n, words) for words in range(1, 6)},
-}
+
+
+def _similarity(measure: str) -> Score:
+    """`rouge_1` to `rouge_5`, or a function of that module by its name."""
+    name, _, words = measure.rpartition("_")
+    if words.isdecimal():
+        return partial(pkgutil.resolve_name(f"{_SIMILARITY}{name}_n"), int(words))
+    found: Score = pkgutil.resolve_name(_SIMILARITY + measure)
+    return found
 
 
 def _plain(text: str, folded: bool) -> str:
