@@ -282,6 +282,7 @@ def test_imports_stand_at_the_top(package: str) -> None:
     ("module", "never"),
     [
         ("service.app", TENSORS | {"ortools"}),
+        ("service.background.reconciler", TENSORS | {"ortools"}),
         ("motet.cli", TENSORS | STORES),
         ("contract.messages.report_messages", TENSORS | STORES),
         ("worker.node.daemon", TENSORS),

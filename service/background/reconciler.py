@@ -4,6 +4,7 @@ Needs no Redis. Each step uses short transactions of its own and is safe beside 
 """
 
 import logging
+import pkgutil
 import signal
 import threading
 import time
@@ -40,7 +41,6 @@ from service.messaging.queue import QueueJob
 from service.mirrors.mirror_courier import MirrorCourier
 from service.scheduler.explain.reason_codes import Code
 from service.scheduler.models import Plan, PlanRequest, QueueStatus
-from service.scheduler.planner import replan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.graded_scores import finish
@@ -55,6 +55,7 @@ from service.webhooks.factories import courier_of
 
 log = logging.getLogger(__name__)
 
+_REPLAN = "service.scheduler.planner:replan"  # by name, since it is rarely called for and loads the solver
 _SWEEP_SECONDS = 600.0
 _OUTLASTED = timedelta(seconds=15)
 _LOOKED_AT = timedelta(seconds=30)
@@ -192,7 +193,7 @@ def replan_missed_requests(dependencies: Dependencies) -> None:
         since = clock(session) - timedelta(seconds=dependencies.settings.reconcile_seconds)
         overdue = session.scalar(select(func.count()).where(PlanRequest.created_at < since))
     if overdue:
-        replan(dependencies)
+        pkgutil.resolve_name(_REPLAN)(dependencies)
 
 
 def replan_elapsed_delays(dependencies: Dependencies) -> None:
