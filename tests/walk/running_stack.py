@@ -231,10 +231,10 @@ def stopped(pids: Iterable[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def short_rows(rows: int, skip: int = 0) -> list[dict[str, Any]]:
+def short_rows(rows: int, skip: int = 0, words: int = 6) -> list[dict[str, Any]]:
     """The first words of each turn: what is hurt on purpose should spend its time on steps and checkpoints."""
     return [
-        {"messages": [{**turn, "content": " ".join(turn["content"].split()[:6])} for turn in row["messages"]]}
+        {"messages": [{**turn, "content": " ".join(turn["content"].split()[:words])} for turn in row["messages"]]}
         for row in gsm8k(rows, skip)
     ]
 

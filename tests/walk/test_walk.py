@@ -14,7 +14,7 @@ import httpx
 import pytest
 import sqlalchemy
 
-from tests.walk.running_stack import BASE_MODEL, ROOT, RunningStack, gsm8k, running_stack, unpacked
+from tests.walk.running_stack import BASE_MODEL, ROOT, RunningStack, gsm8k, running_stack, short_rows, unpacked
 
 USE_ADAPTER = ROOT / "examples" / "use_adapter.py"  # transformers and PEFT alone; nothing of Motet
 LEARNABLE = {"method": "grid", "learning_rate": [3e-3], "rank": [8], "batch_size": [8]}
@@ -38,9 +38,9 @@ def peft_losses(adapter: Path, rows: list[dict[str, Any]], folder: Path) -> dict
 
 
 def test_a_posted_task_comes_back_as_a_trained_adapter(motet: RunningStack, tmp_path: Path) -> None:
-    validation = gsm8k(12, skip=64)
+    validation = short_rows(12, skip=64, words=20)
     task_id = motet.submit(
-        dataset={"file_id": motet.upload(gsm8k(40)), "validation_file_id": motet.upload(validation)},
+        dataset={"file_id": motet.upload(short_rows(40, words=20)), "validation_file_id": motet.upload(validation)},
         search_space={"method": "grid", "learning_rate": [3e-3, 3e-4, 1e6], "rank": [4, 24], "batch_size": [2]},
         training={"epochs": 1, "max_seq_len": 512},
         early_exit={
@@ -190,7 +190,7 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: RunningStack
 
     mine = submitted(motet.http, 1, 100)
     assert motet.until(mine, lambda task: task["progress"]["steps_done"] > 0)["status"] == "running"
-    theirs = submitted(other, 8, 10)
+    theirs = submitted(other, 8, 2)
     motet.until(theirs, lambda task: task["progress"]["steps_done"] > 0, http=other)
     assert motet.task(mine)["status"] == "running", "the longer one was still at work when the other had begun"
 
