@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.model_revision import revision_of
 from tests.worker.corpus import EXAMPLE_BASE
 from tests.worker.fleet import Fleet
+from tests.worker.inside import Inside
 from tests.worker.placer import placer
 
 
@@ -59,3 +61,17 @@ Placing = Callable[..., Placement]
 @pytest.fixture
 def placing(fleet: Fleet, tiny_base: BaseModelRef) -> Placing:
     return placer(fleet, tiny_base)
+
+
+@pytest.fixture(scope="session")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture
+def measured_once(profiles: Path) -> Iterator[None]:
+    """A base's memory profile is measured by the first node that needs it: it counts tensors, so all would measure the same.
+    Its six passes take as long as what some tests train."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inside, "profiles", profiles)
+        yield

@@ -1,11 +1,13 @@
 """An executor inside the test's own process, against a fleet API over real HTTP."""
 
+import json
 import queue
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import Attached, Report
@@ -14,6 +16,7 @@ from tests.worker.fleet import JOIN_TOKEN, Fleet
 from tests.worker.reported import Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
+from worker.data.object_cache import OBJECTS
 from worker.executor.placement_run import PlacementRun
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded, Stop
@@ -62,7 +65,10 @@ def begin_together(executor: Executor, placements: int) -> None:
 
 
 class Inside:
-    """Runs placements to their ends; `news` is what the daemon would have been told."""
+    """Runs placements to their ends; `news` is what the daemon would have been told. profiles: a folder of the memory profiles
+    that nodes of this machine measured, which those here know and add to; None: each measures for itself."""
+
+    profiles: ClassVar[Path | None] = None
 
     def __init__(self, fleet: Fleet, folder: Path, **settings: Any) -> None:
         self.fleet = fleet
@@ -120,10 +126,25 @@ class Inside:
             if together:
                 begin_together(executor, len(placements))
             prepare(executor)
+            self._copy_profiles(self.profiles, self._objects)
             executor.run()
+            self._copy_profiles(self._objects, self.profiles)
         if joining:
             self.fleet.on_report = watch
         return reported
+
+    @property
+    def _objects(self) -> Path:
+        """What belongs to bases alone, profiles among it."""
+        return self.settings.scratch / OBJECTS
+
+    def _copy_profiles(self, there: Path | None, here: Path | None) -> None:
+        if there is None or here is None:
+            return
+        for path in there.glob("[0-9a-f]*"):  # none that is still being written
+            said = json.loads(path.read_text())
+            if isinstance(said, dict) and said.keys() == {"kept", "recomputed"}:
+                shutil.copy(path, here)
 
     @property
     def ended(self) -> list[PlacementEnded]:

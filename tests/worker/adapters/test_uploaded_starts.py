@@ -18,6 +18,8 @@ from tests.worker.inside import Inside
 from tests.worker.reported import Reported
 from worker.model.backbone import Backbone
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 MODULES = ["q_proj", "v_proj", "down_proj"]
 STILL = {"learning_rate": [1e-9], "batch_size": [4], "target_modules": [MODULES]}
 RANK, SCALE = 4, 2.0

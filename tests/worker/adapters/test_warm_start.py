@@ -17,6 +17,8 @@ from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena import AdapterState, Arena
 from worker.model.backbone import Backbone
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 CALM = {"policy": "none", "eval_every": 3}
 SPACE = {"learning_rate": [3e-3], "rank": [4], "alpha": [8], "batch_size": [4]}
 START = {"adapter_id": "adapter_x"}

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from contract.messages.placement_messages import AnswersOnly, BaseModelRef
 from tests.worker.executor.completion_work import SPACE, chat, over
 from tests.worker.fleet import Fleet
@@ -14,6 +16,8 @@ from worker.boot_clock import boot_now
 from worker.executor import attached_placements
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Detach, ExecutorProgress, PlacementEnded, Serve, Stop
+
+pytestmark = pytest.mark.usefixtures("measured_once")
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from tests.worker.executor.completion_work import CALM, LONG, NEW, SPACE, answer
 from tests.worker.executor.text_evaluations import passes_take
 from tests.worker.inside import Inside
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 PAIRS = [
     {
         "input": {"messages": [{"role": "user", "content": f"how many, {n}?"}]},

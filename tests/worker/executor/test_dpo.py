@@ -21,6 +21,8 @@ from worker.replicas.adapter_sequences import AdapterSequences
 from worker.replicas.dpo_loss import preference_loss
 from worker.replicas.validation_pass import EvaluationRequest, evaluate, log_probabilities
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 DPO = Objective(type="dpo").model_dump()
 CALM = {"policy": "none", "eval_every": 6}
 PAIRS = [

@@ -18,6 +18,8 @@ from worker.data.dataset import load
 from worker.data.evaluation_prompts import prompts_of
 from worker.replicas.base_loader import load_base
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 PROMPTS = [{"prompt": f"how many sheep are {n}?", "completion": f" {n} sheep"} for n in range(9)]
 
 

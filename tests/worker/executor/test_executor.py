@@ -1,5 +1,7 @@
 """The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed."""
 
+import pytest
+
 from contract.messages.report_messages import (
     Attached,
     BaseEvaluated,
@@ -13,6 +15,8 @@ from contract.task_spec import JobSchedule
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.pipe_messages import ExecutorProgress
+
+pytestmark = pytest.mark.usefixtures("measured_once")
 
 CALM = {"policy": "none", "eval_every": 4}
 SPACE = {"learning_rate": [1e-2, 1e-3, 1e-4, 3e-3], "rank": [8], "batch_size": [4]}

@@ -17,6 +17,8 @@ from tests.worker.inside import Inside, resumed
 from worker.boot_clock import boot_now
 from worker.pipe_messages import Detach, Renew, Stop
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_killed_task_resumes_bit_for_bit(fleet, placing, tmp_path, seed):

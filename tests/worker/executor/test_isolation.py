@@ -21,6 +21,8 @@ from worker.model.arena import AdapterState, Arena
 from worker.model.backbone import Backbone
 from worker.policy.job_record import JobProgress
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 CALM = {"policy": "alto", "warmup_fraction": 1.0, "eval_every": 4, "tau_gap": 10.0}
 JOB = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4]}
 SPEC = {"early_exit": CALM, "training": {"epochs": 2}}

@@ -8,6 +8,8 @@ from tests.worker.inside import Inside, resumed
 from worker.pipe_messages import Detach
 from worker.replicas.replica_set import Replicas
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 HALFWAY = {**ASKED, "milestones": [0.5]}
 FOUR = {"learning_rate": [1e-2, 3e-3, 1e-3, 3e-4], "rank": [8], "batch_size": [4]}
 ASHA = {"policy": "asha", "warmup_fraction": 0.2, "reduction_factor": 2, "eval_every": 4}

@@ -10,6 +10,8 @@ from contract.validation_parts import validation_parts
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 SPACE = {"learning_rate": [1e-2, 1e-3, 1e-4, 3e-3, 3e-4, 3e-5], "rank": [4], "batch_size": [4]}
 DEFAULTS = {"max_evaluation_share": 0.15}
 

@@ -1,5 +1,7 @@
 """Text evaluations of several tasks in one batch: memory, costs, who leaves."""
 
+import pytest
+
 from contract.messages.report_messages import Detached, Throughput
 from tests.worker.corpus import rows
 from tests.worker.executor.text_evaluations import ASKED, CALM, SPACE, evaluated
@@ -13,6 +15,8 @@ from worker.generate.sequence import Sequence
 from worker.pipe_messages import Detach
 from worker.replicas import text_generation
 from worker.replicas.replica_set import Replicas
+
+pytestmark = pytest.mark.usefixtures("measured_once")
 
 
 def leaves_room_for(monkeypatch, pages: int) -> None:

@@ -25,6 +25,8 @@ from worker.policy.job_record import JobKey, JobProgress, JobRecord, Stage
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import TextGeneration
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 SPACE = {"learning_rate": [1e-2, 1e-3, 1e-4, 3e-3], "rank": [8], "batch_size": [4]}
 GOOD = {"metrics": [{"type": "regex", "name": "good", "pattern": "good"}, {"type": "chrf"}], "max_new_tokens": 3}
 ALTO = {"policy": "alto", "warmup_fraction": 0.3, "keep_fraction": 0.25, "tau_gap": 10.0}

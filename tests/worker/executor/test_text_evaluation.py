@@ -23,6 +23,8 @@ from worker.pipe_messages import Detach
 from worker.replicas import text_generation
 from worker.replicas.base_loader import load_base
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 
 def test_the_base_and_every_kept_adapter_are_asked_before_it_is_stored(fleet, placing, tmp_path):
     placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"epochs": 2})

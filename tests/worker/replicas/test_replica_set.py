@@ -16,6 +16,8 @@ from worker.boot_clock import boot_now
 from worker.executor.placement_lease import LeaseNotHeld
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 CALM = {"policy": "none", "eval_every": 4}
 JOB = {"rank": [8], "batch_size": [4]}
 

@@ -19,6 +19,8 @@ from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives
 from worker.model.sharding.weight_shards import WeightShards
 from worker.replicas.ranks.rank_process import RankLost
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 ALWAYS = {"worker_sharding": "always"}
 PAIRS = [{"prompt": f"{n} apples", "chosen": f" yes {n}", "rejected": " no"} for n in range(20)]
 

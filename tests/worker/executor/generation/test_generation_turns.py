@@ -4,6 +4,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from contract.messages.report_messages import TextsEvaluated
 from tests.worker.corpus import rows
 from tests.worker.executor.completion_work import chat, over
@@ -14,6 +16,8 @@ from worker.generate.generator import Generator
 from worker.policy.generation_share import SAVED_SECONDS, GenerationClass
 from worker.policy.job_record import JobKey
 from worker.replicas.replica_set import Replicas
+
+pytestmark = pytest.mark.usefixtures("measured_once")
 
 SHARE, STEP, PASS = 0.1, 1.0, 0.3  # a pass takes what three steps earn
 
