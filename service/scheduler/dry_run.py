@@ -150,9 +150,7 @@ class DraftPlan:
         """The estimate of one of the tasks."""
         seen, start = self._seen, self._by_task.get(task.id)
         kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, shape_of(node))}
-        found = {kind: seen.work.estimate(task, kind, spec.gpus) for kind in kinds} or {
-            "": seen.work.estimate(task, _ANY, spec.gpus)
-        }
+        found = {kind: seen.work.estimate(task, kind or _ANY, spec.gpus) for kind in kinds or ("",)}
         kind, best = min(found.items(), key=lambda item: item[1].seconds)
         widths = [_width(seen.work.estimate(task, kind or _ANY, gpus), gpus) for gpus in spec.widths]
         taken = next(width for width in widths if start is None or width.gpus == start.gpus)

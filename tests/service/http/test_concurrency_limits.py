@@ -18,6 +18,7 @@ class WaitingApp:
         self.app.state.motet = SimpleNamespace(semaphores=concurrency_limits.make())
         self.app.post("/submissions")(self.submit)
         self.app.post("/reports")(self.report)
+        self.app.post("/heartbeats")(self.beat)
         self.app.post("/estimates")(self.estimate)
         self.app.post("/completions")(self.complete)
         self.app.post("/imports")(self.find_source)
@@ -28,6 +29,10 @@ class WaitingApp:
 
     async def report(self, limited: concurrency_limits.Reporting) -> None:
         await self.stay("reports")
+
+    async def beat(self) -> None:
+        async with self.app.state.motet.semaphores["heartbeats"]:  # as its route does, which has no dependencies
+            await self.stay("heartbeats")
 
     async def estimate(self, limited: concurrency_limits.Estimating) -> None:
         await self.stay("estimates")
@@ -80,4 +85,14 @@ def test_a_submission_takes_its_semaphore_whichever_way_it_goes(client, tenant, 
     give_back = seat.release
     monkeypatch.setattr(seat, "release", lambda: taken.append(seat.locked()) or give_back())
     assert tenant.post("/v1/tasks", json=tenant.spec("file_none"), headers={"content-type": said}).status_code == 422
+    assert taken == [True]
+
+
+def test_a_heartbeat_takes_its_semaphore(client, monkeypatch):
+    seat, taken = client.app.state.motet.semaphores["heartbeats"], []
+    acquire = seat.acquire
+    monkeypatch.setattr(seat, "acquire", lambda: taken.append(True) or acquire())
+    assert (
+        client.post("/internal/v1/nodes/node_none/heartbeats", json={"boot_id": "b", "applied_version": 0}).status_code == 401
+    )
     assert taken == [True]
