@@ -83,6 +83,7 @@ def test_a_posted_task_is_hinted_to_its_node_by_itself(stack, caller, node):
     assert heard, "no hint came"
     ((_, ((_, fields), *_)),) = heard
     assert fields == {b"kind": b"desired"}
+    until(lambda: task["id"] in [placement.task_id for placement in node.desired().placements])  # or it was of another task
     carry_out(node, task["id"])
     assert ended(caller, task["id"]) == "succeeded"
 
