@@ -17,23 +17,27 @@ import httpx
 import pytest
 
 from deploy.devstack import process_reaper
-from deploy.devstack.stack import DEFAULT_PORT, Options, Port, Stack
+from deploy.devstack.stack import Options, Port, Stack
 from deploy.devstack.stack_errors import StackError
 from deploy.devstack.state_folder import State
 from tests.deploy.watching import PATIENCE_SECONDS, Events, as_ordinary_user, await_end, processes_in
+from tests.free_ports import free_port
 
 NAMES = {"postgres", "valkey", "keeper", "api", "queue", "reconcile"}
 DEFAULT_PORTS = (5432, 6379, 8321, 8323)
 
 
 @pytest.fixture(scope="module")
-def taken_ports() -> Iterator[None]:
-    """Somebody listens on every default port; where that is not us, so much the better."""
+def taken_ports() -> Iterator[set[int]]:
+    """The default ports that we listen on. The others belong to somebody who may end at any time, such as another test's
+    stack, or one that starts and has only reserved its port."""
     with contextlib.ExitStack() as listeners:
+        ours = {}
         for port in DEFAULT_PORTS:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(StackError, OSError):
+                ours[port] = Port("127.0.0.1", port)
                 listeners.enter_context(socket.create_server(("127.0.0.1", port)))
-        yield
+        yield set(ours)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def begin(state: Path, *words: str, **how: Any) -> Events:
 
 
 @pytest.fixture(scope="module")
-def running(folder: Path, taken_ports: None) -> Iterator[tuple[Events, dict[str, Any]]]:
+def running(folder: Path, taken_ports: set[int]) -> Iterator[tuple[Events, dict[str, Any]]]:
     """A stack started while the default ports are taken, stopped at the end: then nothing of it is left."""
     stack = begin(folder / "state")
     try:
@@ -87,16 +91,18 @@ def await_node(state: Path) -> None:
         time.sleep(0.2)
 
 
-def test_it_says_where_it_is_and_answers_there(running: tuple[Events, dict[str, Any]], folder: Path) -> None:
+def test_it_says_where_it_is_and_answers_there(
+    running: tuple[Events, dict[str, Any]], folder: Path, taken_ports: set[int]
+) -> None:
     _, ready = running
     assert ready["attached"] is False
     assert ready["state_dir"] == str(folder / "state")
     assert set(ready["pids"]) == NAMES
     assert httpx.get(ready["api_url"] + "/readyz", trust_env=False, timeout=PATIENCE_SECONDS).status_code == 200
-    assert not ready["api_url"].endswith(":8321")
-    assert ready["instead_of_port"] == 8321
-    transfers = ready["options"]["transfer_port"]
-    assert transfers not in (0, 8323), "that one is taken"
+    port, transfers = ready["options"]["port"], ready["options"]["transfer_port"]
+    assert not {port, transfers} & {0, *taken_ports}
+    assert ready["api_url"] == f"http://127.0.0.1:{port}"
+    assert ready.get("instead_of_port") == (8321 if port != 8321 else None)
     assert httpx.get(f"http://127.0.0.1:{transfers}/livez", trust_env=False, timeout=PATIENCE_SECONDS).status_code == 200
     assert tasks_of_demo(folder / "state").json()["data"] == []
 
@@ -139,10 +145,12 @@ def test_a_second_start_attaches_and_leaves_the_first_running(running: tuple[Eve
     assert tasks_of_demo(folder / "state").status_code == 200
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_ports: None) -> None:
-    stack = begin(folder / "other", "--workers", "0", "--port", "8321")
-    failed = stack.await_event("failed")
-    assert "port 8321 of 127.0.0.1 is taken" in failed["message"]
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        stack = begin(folder / "other", "--workers", "0", "--port", str(port))
+        failed = stack.await_event("failed")
+    assert f"port {port} of 127.0.0.1 is taken" in failed["message"]
     assert "leave the port out" in failed["fix"]
     assert stack.process.wait() == 1
 
@@ -168,14 +176,15 @@ def test_a_folder_has_a_transfer_port_unless_none_is_wanted(
 
 
 def test_two_stacks_that_start_together_choose_two_ports() -> None:
-    first, second = Port("127.0.0.1", None), Port("127.0.0.1", None)
-    assert first.number != second.number
-    assert (second.instead_of, Port("127.0.0.1", None).instead_of) == (DEFAULT_PORT, DEFAULT_PORT)
-    with pytest.raises(StackError, match=f"port {first.number} of 127.0.0.1 is taken"):
-        Port("127.0.0.1", first.number)
-    given_back = first.number
+    default = free_port()
+    first, second = Port("127.0.0.1", None, default), Port("127.0.0.1", None, default)
+    assert (first.number, first.instead_of) == (default, None)
+    assert second.number != default
+    assert (second.instead_of, Port("127.0.0.1", None, default).instead_of) == (default, default)
+    with pytest.raises(StackError, match=f"port {default} of 127.0.0.1 is taken"):
+        Port("127.0.0.1", default)
     del first
-    assert Port("127.0.0.1", given_back).number == given_back
+    assert Port("127.0.0.1", default).number == default
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(folder: Path) -> None:

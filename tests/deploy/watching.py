@@ -76,10 +76,12 @@ class Events:
         )
 
     def await_event(self, event: str, **wanted: Any) -> dict[str, Any]:
-        """The next event of that kind. Fails when the process ends first."""
+        """The next event of that kind. Fails when the process ends first, or is ready where it should fail."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.seen.append(said := json.loads(line))
             if said["event"] == event and all(said.get(key) == value for key, value in wanted.items()):
                 return dict(said)
+            if event == "failed" and said["event"] == "ready":
+                self.process.terminate()
         raise AssertionError(f"ended with code {self.process.wait()} before {event} {wanted}; it said {self.seen}")
