@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from benchmarks.llama_shapes import RANKS, Rows
-from contract.search_space import JobConfig
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.job_config import JobConfig
+from contract.job_schedule import JobSchedule
+from contract.task_spec import TaskSpec
 from worker.data import dataset as sets
 from worker.model.arena import Slot
 from worker.model.cuda.device_arena import DeviceArena

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import completions_beside_sweep
 from benchmarks.llama_shapes import LLAMA_1B, RANKS, LlamaShape, Rows
 from benchmarks.result_file import write_result
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import FusedRunner
 from worker.generate.generator import Generator, Runner

@@ -75,7 +75,7 @@ class WarmExecutor:
         self._link = PlacementLink(fleet.url)
         self._executor = Executor(settings, self._link, self._told)
         self._thread = threading.Thread(target=self._executor.run, name="training loop", daemon=True)
-        steps = logging.getLogger("worker.executor.placement_run")
+        steps = logging.getLogger("worker.executor.placement.placement_run")
         steps.setLevel(logging.INFO)
         steps.addHandler(_FirstSteps(self._first_steps))
         self._thread.start()

@@ -1,4 +1,4 @@
-"""SearchSpace: the configurations that a task tries, and their expansion into jobs. JobConfig: one configuration.
+"""SearchSpace: the configurations that a task tries, and their expansion into jobs.
 
 Knows no data, no objective and no training: only names and numbers, strictly validated.
 """
@@ -21,40 +21,29 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from contract.strict import NO_BOOL, Strict
+from contract.job_config import (
+    MODULES,
+    Alpha,
+    AlphaRatio,
+    BatchSize,
+    Beta,
+    Decay,
+    JobConfig,
+    LearningRate,
+    Module,
+    Modules,
+    Rank,
+    RateSchedule,
+    Seed,
+    Share,
+    in_order,
+)
+from contract.strict import Strict
 
 MAX_JOBS = 1024
-MAX_RANK = 256
-MAX_BATCH_SIZE = 1024
 MAX_VALUES = 256  # per dimension of a search space
-MAX_SEED = 2**31 - 1
 ALPHA_RATIO = 2.0  # default alpha / rank (ALTO A.4)
-
-# generous limits: values within float32's range, with room for the products of a step
-MAX_LEARNING_RATE = 1e30
-MAX_ALPHA = 65_536.0
-MAX_BETA = 1e4
-
-
-LearningRate = Annotated[float, Field(gt=0, le=MAX_LEARNING_RATE, allow_inf_nan=False), NO_BOOL]
-Alpha = Annotated[float, Field(gt=0, le=MAX_ALPHA, allow_inf_nan=False), NO_BOOL]
-AlphaRatio = Annotated[float, Field(gt=0, le=MAX_ALPHA / MAX_RANK, allow_inf_nan=False), NO_BOOL]
-Beta = Annotated[float, Field(gt=0, le=MAX_BETA, allow_inf_nan=False), NO_BOOL]
-Share = Annotated[float, Field(ge=0, lt=1), NO_BOOL]
-Decay = Annotated[float, Field(ge=0, le=1), NO_BOOL]
-Rank = Annotated[int, Field(ge=1, le=MAX_RANK, strict=True)]
-BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE, strict=True)]
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
-RateSchedule = Literal["constant", "linear", "cosine"]
-Module = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-MODULES: tuple[Module, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-Modules = Annotated[tuple[Module, ...], Field(min_length=1, max_length=len(MODULES))]
-
-
-def _in_order(modules: tuple[Module, ...]) -> tuple[Module, ...]:
-    if len(set(modules)) != len(modules):
-        raise ValueError("names a module more than once")
-    return tuple(module for module in MODULES if module in modules)
+ROUNDS, LEAST_ROUND = 3, 8  # of `tpe`: each waits for its warmups, so there are few, of enough jobs to fill a device
 
 
 def _listed(value: object) -> object:
@@ -82,56 +71,6 @@ T = TypeVar("T")
 Values = Annotated[list[T], Field(min_length=1, max_length=MAX_VALUES), _OneOrMany()]
 
 
-class JobConfig(Strict):
-    """One point of a search space: one adapter to train."""
-
-    learning_rate: LearningRate  # the peak; `schedule` gives its course
-    rank: Rank
-    alpha: Alpha  # the adapter's scale is alpha / rank, under rslora alpha / sqrt(rank)
-    batch_size: BatchSize  # sequences per optimizer step; under dpo, pairs
-    seed: Seed  # seeds the adapter's initial weights, the order of its data and its dropout
-    dropout: Share = 0.0  # of the adapter's input
-    weight_decay: Decay = 0.01
-    schedule: RateSchedule = "constant"
-    lr_warmup_ratio: Share = 0.0  # share of the steps over which the learning rate rises to its peak
-    target_modules: Modules = MODULES
-    rslora: StrictBool = False  # rank-stabilised scale (Kalajdzievski 2023)
-    beta: Beta | None = None  # dpo alone: strength of the penalty for leaving the reference
-
-    @field_validator("target_modules")
-    @classmethod
-    def _ordered(cls, modules: tuple[Module, ...]) -> tuple[Module, ...]:
-        return _in_order(modules)
-
-    @property
-    def scale(self) -> float:
-        """The factor of B A x."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
-
-    @property
-    def plain_alpha(self) -> float:
-        """The alpha that gives this scale without rslora."""
-        return self.alpha * math.sqrt(self.rank) if self.rslora else self.alpha
-
-    def rate_at(self, step: int, total_steps: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 0, of `total_steps`.
-
-        It rises linearly during warmup, whose last step has the full rate, then falls to zero after the last step (`linear`;
-        `cosine`: half a wave) or stays constant.
-        """
-        warmup = math.ceil(self.lr_warmup_ratio * total_steps)
-        if step < warmup:
-            return self.learning_rate * (step + 1) / warmup
-        done = (step - warmup) / max(1, total_steps - warmup)
-        match self.schedule:
-            case "constant":
-                return self.learning_rate
-            case "linear":
-                return self.learning_rate * (1 - done)
-            case "cosine":
-                return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
-
-
 class ListedJob(Strict):
     """A configuration that is named outright. What is left out is as in a space that leaves it out."""
 
@@ -157,11 +96,12 @@ _AXES = (
 
 class SearchSpace(Strict):
     """Values to try in each dimension; a single one may stand without its list. `grid` takes every combination, `random` draws
-    `n` distinct ones with `draw_seed`, `list` takes the configurations of `jobs` as they stand."""
+    `n` distinct ones with `draw_seed`, `list` takes the configurations of `jobs` as they stand. `tpe` tries `n` distinct ones
+    in rounds (`rounds`): the first is drawn as by `random`, each next one is proposed by how the warmups before it ended."""
 
-    method: Literal["grid", "random", "list"] = "grid"
+    method: Literal["grid", "random", "list", "tpe"] = "grid"
     n: Annotated[int, Field(ge=1, le=MAX_JOBS, strict=True)] | None = Field(
-        default=None, description="How many combinations `random` draws; not used by `grid`."
+        default=None, description="How many combinations `random` and `tpe` try; not used by `grid`."
     )
     draw_seed: Seed = Field(default=0, description="Seed of the random draw itself.")
     jobs: Annotated[list[ListedJob], Field(min_length=1, max_length=MAX_JOBS)] | None = Field(
@@ -197,7 +137,7 @@ class SearchSpace(Strict):
     @field_validator("target_modules")
     @classmethod
     def _ordered(cls, choices: list[tuple[Module, ...]]) -> list[tuple[Module, ...]]:
-        return [_in_order(modules) for modules in choices]
+        return [in_order(modules) for modules in choices]
 
     @field_validator("learning_rate")
     @classmethod
@@ -226,25 +166,30 @@ class SearchSpace(Strict):
                 again = next(place for place, job in enumerate(self.jobs) if job in self.jobs[:place])
                 raise ValueError(f"jobs[{again}] is listed before; it would be trained again")
             if given:
-                raise ValueError(f"'{given[0]}' belongs to methods 'grid' and 'random'; method 'list' takes 'jobs' alone")
+                raise ValueError(f"'{given[0]}' belongs to the other methods; method 'list' takes 'jobs' alone")
         elif self.jobs is not None:
-            raise ValueError("'jobs' belongs to method 'list'; a grid and a random draw take lists of values")
+            raise ValueError("'jobs' belongs to method 'list'; the other methods take lists of values")
         if self.alpha is not None and self.alpha_ratio is not None:
             raise ValueError("holds both 'alpha' and 'alpha_ratio'; leave one of them out")
         return self
 
     @model_validator(mode="after")
     def _sized(self) -> Self:
-        if self.method == "random" and self.n is None:
-            raise ValueError("method 'random' needs 'n', the number of combinations to draw")
+        if self.method in ("random", "tpe") and self.n is None:
+            raise ValueError(f"method '{self.method}' needs 'n', the number of combinations to try")
         if self.method == "grid" and self.n is not None:
-            raise ValueError("'n' belongs to method 'random'; a grid takes every combination")
-        if self.method == "random" and self.n is not None and self.n > self.combinations:
+            raise ValueError("'n' belongs to methods 'random' and 'tpe'; a grid takes every combination")
+        if self.n is not None and self.n > self.combinations:
             raise ValueError(f"'n' is {self.n}, but the space has only {self.combinations} combinations")
+        if self.method == "tpe" and self.n is not None and self.n <= LEAST_ROUND:
+            raise ValueError(
+                f"'n' is {self.n}, but method 'tpe' draws the first {LEAST_ROUND} at random and would propose none; "
+                f"take {LEAST_ROUND + 1} or more, or method 'random'"
+            )
         if self.method == "grid" and self.combinations > MAX_JOBS:
             raise ValueError(
                 f"the grid has {self.combinations} combinations, the limit is {MAX_JOBS}; "
-                "shorten a list, or use method 'random' with 'n'"
+                "shorten a list, or use method 'random' or 'tpe' with 'n'"
             )
         return self
 
@@ -252,40 +197,65 @@ class SearchSpace(Strict):
     def combinations(self) -> int:
         if self.jobs is not None:
             return len(self.jobs)
-        return math.prod(len(values) for values in self._axes().values())
+        return math.prod(len(values) for values in self.axes().values())
 
     @property
     def size(self) -> int:
         """The number of jobs the space expands to."""
         return self.n if self.n is not None else self.combinations
 
+    @property
+    def rounds(self) -> list[range]:
+        """The job indexes of each round, all but the first proposed: one round, but for `tpe`, which has up to ROUNDS."""
+        if self.method != "tpe":
+            return [range(self.size)]
+        length = max(LEAST_ROUND, math.ceil(self.size / ROUNDS))
+        return [range(first, min(first + length, self.size)) for first in range(0, self.size, length)]
+
     def says(self, name: str) -> bool:
         """Whether the space or a listed job sets this dimension explicitly."""
         return getattr(self, name) is not None or any(getattr(job, name) is not None for job in self.jobs or ())
 
-    def _axes(self) -> dict[str, Sequence[Any]]:
+    def axes(self) -> dict[str, Sequence[Any]]:
+        """The values of each dimension that the space names."""
         axes = {name: getattr(self, name) for name in _AXES}
         return {name: values for name, values in axes.items() if values is not None}
 
-    def _at(self, number: int) -> dict[str, Any]:
-        """The combination with this index; the last axis varies fastest (as in itertools.product)."""
-        picked: dict[str, Any] = {}
-        for name, values in reversed(self._axes().items()):
-            number, place = divmod(number, len(values))
-            picked[name] = values[place]
-        return picked
+    def places_at(self, number: int) -> dict[str, int]:
+        """Of each dimension, the place of its value in the combination with this index; the last dimension varies fastest (as
+        in itertools.product)."""
+        places = {}
+        for name, values in reversed(self.axes().items()):
+            number, places[name] = divmod(number, len(values))
+        return {name: places[name] for name in self.axes()}
 
     def expand(self, shared: Mapping[str, Any] = {}) -> Iterator[JobConfig]:
-        """Yield the jobs' configurations in job-index order. The same space always gives the same list.
+        """Yield the jobs' configurations in job-index order. The same space always gives the same list. Those of later rounds
+        are what `random` would take, and stand in until others are proposed.
 
         `shared` fills in fields that a configuration leaves open.
         """
         if self.jobs is not None:
             return (_config(job.model_dump(exclude_none=True), shared) for job in self.jobs)
         numbers: list[int] | range = range(self.combinations)
-        if self.method == "random":
+        if self.method in ("random", "tpe"):
             numbers = random.Random(self.draw_seed).sample(numbers, self.size)
-        return (_config(self._at(number), shared) for number in numbers)
+        return (self.config_at(self.places_at(number), shared) for number in numbers)
+
+    def config_at(self, places: Mapping[str, int], shared: Mapping[str, Any] = {}) -> JobConfig:
+        """The configuration that has, of each of `axes`, the value at this place."""
+        return _config({name: values[places[name]] for name, values in self.axes().items()}, shared)
+
+    def places_of(self, config: JobConfig) -> dict[str, int]:
+        """The inverse of `config_at`, in the order of `axes`. Raises ValueError if the space does not hold the
+        configuration."""
+        places = {}
+        for name, values in self.axes().items():
+            if name == "alpha_ratio":
+                places[name] = [ratio * config.rank for ratio in values].index(config.alpha)
+            else:
+                places[name] = list(values).index(getattr(config, name))
+        return places
 
 
 def _config(picked: dict[str, Any], shared: Mapping[str, Any]) -> JobConfig:

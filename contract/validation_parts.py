@@ -1,7 +1,8 @@
 """How large the nested parts of a task's validation rows are: from its spec and its numbers of rows. Knows no data."""
 
 from contract.evaluation_plan import EvaluationPlan, plan_evaluations
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.job_schedule import JobSchedule
+from contract.task_spec import TaskSpec
 
 
 def validation_parts(spec: TaskSpec, train_rows: int, validation_rows: int, row_cost: float = 1.0) -> EvaluationPlan:

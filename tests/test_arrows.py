@@ -71,6 +71,7 @@ PURE_SEES = {
     *(f"worker.generate.{name}" for name in PURE_GENERATION),
     "jsonschema",
     "numpy",
+    "optuna",
     "ortools",
     "pydantic",
     "rapidfuzz",
@@ -81,7 +82,7 @@ PURE_SEES = {
 PURE_STDLIB = {
     *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "decimal", "functools", "hashlib", "heapq"),
     *("datetime", "itertools", "json", "math", "numbers", "operator", "pkgutil", "random", "statistics", "struct", "types"),
-    "typing",
+    *("typing", "warnings"),
 }
 LAYERED = ("contract", "service", "worker", "grouped_lora", "motet", "deploy")
 # modules that each room may have one of
@@ -286,7 +287,7 @@ def test_imports_stand_at_the_top(package: str) -> None:
         ("motet.cli", TENSORS | STORES),
         ("contract.messages.report_messages", TENSORS | STORES),
         ("worker.node.daemon", TENSORS),
-        ("worker.executor_main", STORES | {"peft", "jsonschema", "sacrebleu", "transformers.modeling_utils"}),
+        ("worker.executor_main", STORES | {"peft", "jsonschema", "sacrebleu", "optuna", "transformers.modeling_utils"}),
     ],
 )
 def test_importing_it_loads_no_stranger(module: str, never: set[str]) -> None:

@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass, field
 
 from benchmarks.quality.recorded_sweep import Sweep, Totals
+from contract.job_schedule import JobSchedule
 from contract.row_scores import RowScores
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.task_spec import TaskSpec
 from contract.validation_parts import validation_parts
 from service.tasks.selection import Candidate, Selection, choose
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict

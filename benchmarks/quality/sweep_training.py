@@ -16,8 +16,9 @@ from benchmarks.quality.base_set_pairs import RowSet
 from benchmarks.quality.early_exit_driver import EarlyExitDriver
 from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.set_rows import rows_of
+from contract.job_schedule import JobSchedule
 from contract.row_scores import RowScores
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.task_spec import TaskSpec
 from worker.data.dataset import DataSet, TokenRows, load
 from worker.data.token_cache import Reading, loose_stream
 from worker.data.token_stream import StreamView

@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.sweep.live_search import HELD_OUT
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.job_schedule import JobSchedule
+from contract.task_spec import TaskSpec
 from worker.data.dataset import DataSet, load
 from worker.model.arena import Slot, rows_for
 from worker.policy.job_record import JobKey

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, GetJsonSchemaHandler, PlainSeri
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.task_spec import TaskSpec
 
 M = TypeVar("M", bound=BaseModel)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from contract.search_space import MAX_ALPHA, MAX_RANK, MODULES
+from contract.job_config import MAX_ALPHA, MAX_RANK, MODULES
 from contract.strict import Message
 
 CONFIG_FILE = "adapter_config.json"

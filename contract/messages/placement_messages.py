@@ -82,6 +82,7 @@ class JobAssignment(Message):
     job_id: str
     index: int
     config: SentConfig
+    proposed: bool = True  # false: of a later round of a tpe search, whose configuration the executor has still to choose
     status: JobStatus
     exit_reason: ExitReason | None = None
     warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung

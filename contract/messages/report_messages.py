@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from contract.compatibility.lenient_documents import SentConfig
 from contract.compatibility.protocol import PROTOCOL
 from contract.evaluation.text_evaluation import MOST_PROMPTS
 from contract.messages.adapter_manifest import AdapterManifest
@@ -121,6 +122,16 @@ class TextsEvaluated(Message):
     texts: Annotated[list[GeneratedText], Field(max_length=MOST_PROMPTS)] = Field(default=[])
     tokens: int = 0
     seconds: float = 0.0
+
+
+class JobProposed(Message):
+    """The configuration of a job in a later round of a tpe search was chosen, before its first step."""
+
+    kind: Literal["job_proposed"] = "job_proposed"
+    job: int
+    config: SentConfig
+    total_steps: Annotated[int, Field(ge=1)]
+    warmup_steps: Annotated[int, Field(ge=1)]
 
 
 class JobMoved(Message):
@@ -245,6 +256,7 @@ ReportEvent = Annotated[
     | ActivationsChosen
     | BaseEvaluated
     | TextsEvaluated
+    | JobProposed
     | JobMoved
     | Points
     | Throughput

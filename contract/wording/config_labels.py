@@ -5,7 +5,7 @@ The command line, the adapter's README and charts share them, so that a field of
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 
 HEADINGS: Mapping[str, str] = {
     "learning_rate": "lr",
@@ -21,6 +21,7 @@ HEADINGS: Mapping[str, str] = {
     "rslora": "scale",
     "beta": "beta",
 }
+TO_BE_PROPOSED = "to be proposed"  # of a job in a later round of a tpe search, instead of its configuration
 MAIN = ("learning_rate", "rank", "batch_size")  # what a configuration is told by, beside what varies
 _BARE = ("schedule", "target_modules", "rslora")  # fields whose values need no name beside them
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from service.http.json_objects import json_object
 from service.http.problems import invalid_field
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
+from contract.job_schedule import JobSchedule
 from contract.messages.adapter_manifest import PeftFolder
 from contract.messages.placement_messages import (
     CheckpointRef,
@@ -18,7 +19,7 @@ from contract.messages.placement_messages import (
 from contract.messages.placement_messages import Placement as PlacementMessage
 from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.files.models import File
@@ -143,6 +144,7 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBound
         job_id=job.id,
         index=job.index,
         config=config,
+        proposed=job.proposed,
         status=JobStatus(job.status),
         exit_reason=ExitReason(job.exit_reason) if job.exit_reason else None,
         warmup_val_loss=job.warmup_val_loss,

@@ -26,7 +26,7 @@ from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
 from service.tasks.models import Task
 from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, base_changed, columns_of
-from service.tasks.submission.task_insertion import insert_tasks, new_task
+from service.tasks.submission.task_insertion import NewJobs, insert_tasks, new_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 from service.tracing.request_trace import take_traceparent
@@ -75,11 +75,7 @@ def create_all(
             made.append(refused)
         else:
             quota.count_one()
-    new = [
-        (task, [config.model_dump(mode="json") for config in request.spec.jobs()])
-        for task, request in zip(made, requests, strict=True)
-        if isinstance(task, Task)
-    ]
+    new = [(task, NewJobs.of(request.spec)) for task, request in zip(made, requests, strict=True) if isinstance(task, Task)]
     if new:
         insert_tasks(session, new)
         made = [base_changed() if isinstance(task, Task) and task.created_at is None else task for task in made]

@@ -30,6 +30,10 @@ class JobResource(BaseModel):
     task_id: str
     index: int
     config: ShownConfig
+    proposed: bool = Field(
+        description="False for a job in a later round of a tpe search, until that round begins: `config` then stands in for "
+        "the one that will be proposed"
+    )
     status: JobStatus
     step: int
     total_steps: int | None
@@ -79,6 +83,7 @@ def _of(job: Job, adapter_id: str | None) -> JobResource:
         task_id=job.task_id,
         index=job.index,
         config=job.config,
+        proposed=job.proposed,
         status=JobStatus(job.status),
         step=job.step,
         total_steps=job.total_steps,

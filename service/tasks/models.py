@@ -20,6 +20,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     text,
+    true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, relationship
@@ -155,6 +156,7 @@ class Job(Base):
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"))
     index: Mapped[int]
     config: Mapped[Json]
+    proposed: Mapped[bool] = mapped_column(server_default=true())  # false: `config` stands in until one is proposed (tpe)
     status: Mapped[JobStatus] = mapped_column(String(16), default=JobStatus.PENDING)
     step: Mapped[int] = mapped_column(default=0)  # the last reported one
     total_steps: Mapped[int | None]

@@ -4,8 +4,8 @@ nothing beat the base. Pure: configurations and numbers in, sentences out."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from contract.job_config import MAX_BATCH_SIZE, MAX_RANK, JobConfig
 from contract.row_scores import MeanEstimate, RowScores
-from contract.search_space import MAX_BATCH_SIZE, MAX_RANK, JobConfig
 
 _EARLY = 0.25  # a best step before this part of the steps is that of a job that overfits
 _NAMES = {"learning_rate": "learning rate", "rank": "rank", "batch_size": "batch size", "beta": "beta"}

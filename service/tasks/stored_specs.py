@@ -11,7 +11,7 @@ from typing import Any
 
 from contract.compatibility.lenient_documents import combine, omitted, read_leniently, sent, unknown_fields, why_unreadable
 from contract.compatibility.version import VERSION
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.task_spec import TaskSpec
 
 log = logging.getLogger(__name__)

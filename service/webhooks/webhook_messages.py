@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.compatibility.lenient_documents import read_leniently, why_unreadable
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.states import TaskStatus
 from contract.wording.config_labels import winner_label
 from service.database.engine import clock, new_id

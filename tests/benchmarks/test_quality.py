@@ -14,7 +14,7 @@ from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, figures_of, row_of
 from benchmarks.quality.set_rows import rows_of
-from contract.task_spec import JobSchedule
+from contract.job_schedule import JobSchedule
 
 PAIR = PAIRS[0]
 TRAIN, VALIDATION, TEST = 600, 150, 250

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.wording.config_labels import HEADINGS, cell, label, varying
 
 PLAIN = {"learning_rate": 1e-4, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.evaluation_plan import LEAST_FULL, LEAST_TREND
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.job_schedule import JobSchedule
+from contract.task_spec import TaskSpec
 from contract.validation_parts import validation_parts
 
 

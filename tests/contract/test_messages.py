@@ -83,6 +83,13 @@ EVENTS = {
     "activations_chosen": event("activations_chosen", recompute=st.booleans(), reason=st.text(max_size=8)),
     "base_evaluated": event("base_evaluated", val_loss=loss),
     "texts_evaluated": event("texts_evaluated", job=st.none() | count, prompts=count, scores=st.just({"rouge_l": 0.5})),
+    "job_proposed": event(
+        "job_proposed",
+        job=count,
+        config=st.just({"learning_rate": 1e-3, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}),
+        total_steps=st.integers(2, 2**31 - 1),
+        warmup_steps=st.just(1),
+    ),
     "job_moved": event(
         "job_moved", job=count, status=st.sampled_from(["warmup", "parked", "training"]), step=count, warmup_val_loss=loss
     ),

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.search_space import JobConfig
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.job_config import JobConfig
+from contract.job_schedule import JobSchedule
+from contract.task_spec import TaskSpec
 
 
 def spec(training: dict | None = None, early_exit: dict | None = None) -> TaskSpec:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.search_space import MAX_JOBS, MODULES, JobConfig, ListedJob, SearchSpace
+from contract.job_config import MODULES, JobConfig
+from contract.search_space import MAX_JOBS, ListedJob, SearchSpace
 
 AXES = ("learning_rate", "rank", "alpha", "batch_size", "dropout", "weight_decay", "schedule", "rslora", "seed")
 DEFAULTS = {"dropout": 0.0, "weight_decay": 0.01, "schedule": "constant", "rslora": False}

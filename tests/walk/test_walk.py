@@ -103,6 +103,21 @@ def test_a_posted_task_comes_back_as_a_trained_adapter(motet: RunningStack, tmp_
     assert abs(again["base_loss"] - task["base_val_loss"]) < 1e-3
 
 
+def test_a_search_proposes_what_its_later_round_tries(motet: RunningStack) -> None:
+    task_id = motet.submit(
+        dataset={"file_id": motet.upload(short_rows(24, words=10))},
+        search_space={"method": "tpe", "n": 10, "learning_rate": [3e-3, 1e-3, 1e-4, 1e6], "rank": [4, 8], "batch_size": [2, 4]},
+        training={"max_steps": 10},
+        early_exit={"warmup_fraction": 0.2},
+    )
+    task = motet.ended(task_id)
+    jobs = motet.jobs(task_id)
+    assert task["status"] == "succeeded", [job["error"] for job in jobs]
+    assert all(job["proposed"] and job["status"] in ("completed", "exited") for job in jobs)
+    assert len({json.dumps(job["config"], sort_keys=True) for job in jobs}) == 10
+    assert max(job["started_at"] for job in jobs[:8]) < min(job["started_at"] for job in jobs[8:])
+
+
 def _made_rows(rng: random.Random, rows: int) -> list[dict[str, Any]]:
     """A fresh little world: each town has one dish, and the rows ask for it in turn."""
     letters = "abcdefghijklmnoprstuvw"

@@ -22,3 +22,14 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def jsonl(made: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in made).encode()
+
+
+PAIRS = [  # of which the shorter answer is preferred
+    {
+        "input": {"messages": [{"role": "user", "content": f"how many {what}, {n}?"}]},
+        "preferred_output": [{"role": "assistant", "content": f"{n} {what}"}],
+        "non_preferred_output": [{"role": "assistant", "content": f"no {what}, none at all"}],
+    }
+    for n in range(10)
+    for what in ("apples", "pears", "sheep", "goats")
+]

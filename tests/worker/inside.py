@@ -17,7 +17,7 @@ from tests.worker.reported import Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.object_cache import OBJECTS
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded, Stop
 from worker.replicas.replica_set import Replicas
@@ -173,6 +173,8 @@ def resumed(reported: Reported, key: str, base_val_loss: float | None = None) ->
         jobs.append(
             job.model_copy(
                 update={
+                    "config": reported.proposed[job.index] or job.config,
+                    "proposed": reported.proposed[job.index] is not None,
                     "status": status,
                     "promoted": promoted,
                     "warmup_val_loss": loss,

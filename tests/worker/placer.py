@@ -35,7 +35,13 @@ def placer(fleet: Fleet, base: BaseModelRef) -> Callable[..., Placement]:
             validation_file=None,
             spec=made,
             jobs=[
-                JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
+                JobAssignment(
+                    job_id=f"job_{number}_{index}",
+                    index=index,
+                    config=config,
+                    proposed=index in made.search_space.rounds[0],
+                    status=JobStatus.PENDING,
+                )
                 for index, config in enumerate(made.jobs())
             ],
         )

@@ -11,6 +11,7 @@ from contract.messages.report_messages import (
     JobExited,
     JobFailed,
     JobMoved,
+    JobProposed,
     Points,
     ReportEvent,
     TextsEvaluated,
@@ -28,6 +29,7 @@ class Reported:
         self.live = True
         self.events: list[ReportEvent] = []
         self.status = {job.index: job.status for job in placement.jobs}
+        self.proposed = {job.index: job.config if job.proposed else None for job in placement.jobs}
         self.step = {job.index: job.checkpoint.step if job.checkpoint else 0 for job in placement.jobs}
         self.curves: dict[tuple[int, str], dict[int, float | None]] = defaultdict(dict)
         self.checkpoints = {job.index: job.checkpoint for job in placement.jobs if job.checkpoint}
@@ -57,7 +59,11 @@ class Reported:
                 assert event.steps[0] > max([*curve, self.first_step(job)]), f"{event} after step {max(curve, default=None)}"
                 curve.update(zip(event.steps, event.values, strict=True))
                 self.step[job] = max(self.step[job], event.steps[-1])
+            case JobProposed():
+                assert (self.proposed[job], self.status[job]) == (None, JobStatus.PENDING), event
+                self.proposed[job] = event.config
             case JobMoved():
+                assert self.proposed[job] is not None, f"job {job} has no configuration yet: {event}"
                 self.status[job] = check_job(self.status[job], event.status)
                 if event.warmup_val_loss is not None:
                     self.warmup_losses[job] = event.warmup_val_loss

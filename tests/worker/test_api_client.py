@@ -9,7 +9,7 @@ from contract.messages.upload_messages import UploadGrant, UploadRequest
 from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink, Unreachable, _desired
 from worker.boot_clock import boot_now
-from worker.executor.placement_lease import Lease, LeaseNotHeld
+from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
 
 SHA256 = "0" * 64

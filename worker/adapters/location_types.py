@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.warm_start import StartAdapter
 from worker.model.arena_layout import Layout

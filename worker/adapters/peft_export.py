@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from contract.job_config import JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
-from contract.search_space import JobConfig
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena_layout import Target
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from contract.job_config import MODULES, JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, NotPlainLora, PeftSettings
-from contract.search_space import MODULES, JobConfig
 from worker.model.arena_layout import Layout, Target
 
 _PREFIX = "base_model.model."

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from contract.messages.placement_messages import AnswersOnly
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 from worker.pipe_messages import Phase
 
 

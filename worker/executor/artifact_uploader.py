@@ -25,9 +25,9 @@ from worker.data.disk_full import room_needed
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import Kept
 from worker.executor.background_worker import BackgroundWorker
-from worker.executor.job_run import JobRun
-from worker.executor.placement_lease import Lease, LeaseNotHeld
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
+from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.retry import persist
 from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import BaseCopy

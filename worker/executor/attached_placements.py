@@ -21,8 +21,8 @@ from worker.data.object_cache import ObjectCache
 from worker.data.token_cache import DataError
 from worker.executor.answer_session import AnswerSession
 from worker.executor.background_worker import BackgroundWorker
-from worker.executor.placement_lease import Lease, LeaseNotHeld
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
+from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared, capacities_of
 from worker.executor.reporter import Reporter

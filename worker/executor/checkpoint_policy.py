@@ -11,8 +11,8 @@ from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.executor.artifact_uploader import ArtifactUploader, JobSnapshot
-from worker.executor.job_run import JobRun
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.policy.job_record import CheckpointKnown
 
 _SHARE = 50  # copies take at most one part in so many of the time

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contract.messages.report_messages import Points, Report, ReportEvent, Series, TextsEvaluated, Throughput
 from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
-from worker.executor.placement_lease import Lease, LeaseNotHeld
+from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from worker.api_client import Unreachable
 from worker.data.disk_full import DiskFull
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Whose rank at a rung is certain, among one placement's jobs, by its task's policy. Changes no job."""
 
 from contract.states import JOB_TERMINAL
-from worker.executor.job_run import JobRun
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.policy.early_exit.policy_interface import Standing, Verdict
 from worker.policy.job_record import Stage
 
@@ -14,7 +14,7 @@ def certain_ranks(task: PlacementRun) -> list[tuple[JobRun, Verdict | None]]:
     waiting = [run for run in task.runs if run.record.awaits_rank]
     if not waiting or not (task.base_known and task.base_texts_known):
         return []
-    decided = task.policy.decide_ranks(_standings(task), task.base_scores, task.base_text_scores)
+    decided = task.policy.decide_ranks(standings(task), task.base_scores, task.base_text_scores)
     if any(run.boundary_texts_due for run in waiting):
         waiting = [run for run in waiting if run.record.rungs_decided > 0]
     return [(run, decided[run.index]) for run in waiting if run.index in decided]
@@ -25,7 +25,7 @@ def at_boundary(task: PlacementRun) -> list[JobRun]:
     return [run for run in task.runs if run.stage is Stage.WARMUP and run.record.awaits_rank]
 
 
-def _standings(task: PlacementRun) -> list[Standing]:
+def standings(task: PlacementRun) -> list[Standing]:
     """The contenders at rungs: jobs that finished warmup, even if they ended later, and those that still may."""
     ended = [
         Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]), job.boundary_scores, job.boundary_text_scores)
@@ -33,7 +33,8 @@ def _standings(task: PlacementRun) -> list[Standing]:
         if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
     ]
     here = [run for run in task.runs if run.schedule.has_boundary and (run.warmup_val_loss is not None or run.unfinished)]
-    return [*ended, *(_standing(run) for run in here)]
+    coming = [Standing(index, ()) for index in task.unproposed]
+    return [*ended, *(_standing(run) for run in here), *coming]
 
 
 def _standing(run: JobRun) -> Standing:

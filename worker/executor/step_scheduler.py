@@ -1,24 +1,18 @@
 """Schedules which tasks of an executor take part in its next step: keeps their deficits and speeds between steps, and asks the
 pure policy (policy/deficit_round_robin.py)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from contract.messages.placement_messages import Placement
-from worker.executor.job_run import JobRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_run import PlacementRun
+from worker.executor.placement.work_done import Slowdown
 from worker.policy.deficit_round_robin import RunnableTask, SliceCost, SpeedEstimate, select, urgency
 from worker.policy.step_time import STALL
+from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
-
-
-@dataclass(frozen=True)
-class Slowdown:
-    """How many times slower than alone a placement has been, and the placements that it was measured beside."""
-
-    times: float
-    beside: tuple[str, ...]
 
 
 class StepScheduler:
@@ -50,6 +44,15 @@ class StepScheduler:
         self._deficits, self._measured = selection.deficits, list(costs)
         self._chosen = {key: costs[key].seconds for key in selection.chosen}
         return [run for run in runs if run.key.placement in self._chosen], 1
+
+    def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:
+        """The step of the last choice is over: tell each task that took part what its part was, and how much slower it is than
+        alone."""
+        self.record_duration(stepped.seconds)
+        tokens = sum(work.tokens for work in stepped.work.values())
+        for placement, work in stepped.work.items():
+            task_of(placement).slowed(self.slowdown(placement))
+            task_of(placement).worked(stepped.seconds, work.tokens / tokens, work)
 
     def record_duration(self, seconds: float) -> None:
         """The step of the last choice took so long. Of a stall, which fewer neighbours would not shorten, as much counts as the

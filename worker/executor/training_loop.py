@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from contract.messages.placement_messages import Leased
-from worker.adapters.location_types import AdapterSpec
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
@@ -27,10 +26,11 @@ from worker.executor.evaluation.baseline_evaluation import Baselines
 from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.executor.generation.generation_turns import GenerationTurns
-from worker.executor.job_run import JobRun
-from worker.executor.placement_lease import Lease
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_lease import Lease
+from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
+from worker.executor.preparation.round_proposals import RoundProposals
 from worker.executor.rung_ranks import at_boundary, certain_ranks
 from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
@@ -63,6 +63,7 @@ class Executor:
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._evaluations = JobEvaluations(self._attached, self._attached.progress)
         self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}))
+        self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._completions = Completions(link, self._cache, self._inbox.put)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._replicas: Replicas | None = None  # of the base that is loaded
@@ -91,6 +92,7 @@ class Executor:
             self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.evaluation_due])
             self._texts.ask_due(replicas, self._attached, self._active())
         self._apply_rank_decisions(replicas)
+        self._rounds.ask_due(self._attached.training)
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
 
@@ -130,15 +132,19 @@ class Executor:
     def _opened(self, task: PlacementRun, prepared: Prepared) -> None:
         """A placement is prepared: make its jobs schedulable."""
         replicas = self._hold(prepared.loaded, prepared.capacities)
-        needs = prepared.needs([run.demand.adapter_rows for run in task.runs], task.placement.spec.evaluation)
-        replicas.add_placement(task.key, needs, [run.job for run in task.runs])
-        for run in task.runs:
-            spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
-            replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
-        self._fail_unrunnable(replicas, replicas.rejected(run.demand for run in task.runs))
-        self._baselines.begin(replicas, task, prepared)
+        replicas.add_placement(task.key, prepared.needs(task.placement.spec.evaluation))
+        self._add_jobs(task, task.runs, prepared)
+        self._rounds.expect(task, prepared)
         self._texts.ask_at_start(replicas, task)
         self._checkpoint_policy.expect(task)
+
+    def _add_jobs(self, task: PlacementRun, runs: list[JobRun], prepared: Prepared) -> None:
+        """Make jobs of an open placement schedulable: those that it begins with, and later those of each round."""
+        replicas = self._hold(prepared.loaded, prepared.capacities)
+        replicas.add_jobs([run.job for run in runs], prepared.start, prepared.files, prepared.drawn)
+        self._fail_unrunnable(replicas, replicas.rejected(run.demand for run in runs))
+        if task.lacks_baseline:
+            self._baselines.begin(replicas, task, prepared)
         self._recheck_admission, self._to_rank[task.key] = True, task
 
     def _hold(self, loaded: LoadedBase, capacities: Sequence[Capacity]) -> Replicas:
@@ -152,15 +158,15 @@ class Executor:
         task, unrunnable = self._baselines.advance()
         self._fail_unrunnable(replicas, unrunnable)
         if task not in self._baselines:
-            self._recheck_admission = True  # under dpo its jobs may step now
-            self._to_rank[task.key] = task
-            if not any(run.unfinished for run in task.runs):
+            self._recheck_admission, self._to_rank[task.key] = True, task  # under dpo its jobs may step now
+            if not task.any_unfinished:
                 replicas.remove_placement(task.key)
 
     def _left(self, task: PlacementRun) -> None:
         """A placement has left: free what its jobs hold."""
         self._baselines.drop(task)
         self._texts.drop(task)
+        self._rounds.drop(task)
         if self._replicas is not None:
             for run in task.runs:
                 self._free_job(self._replicas, task, run)
@@ -192,7 +198,7 @@ class Executor:
         placements = {task.key: task.placement for task in self._attached.training}
         runs, slices = self._scheduler.choose(replicas, placements, runs)
         stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
-        self._scheduler.record_duration(stepped.seconds)
+        self._scheduler.record(stepped, self._attached.__getitem__)
         self._generation.trained(stepped.seconds)
         self._recheck_admission |= stepped.grew
         self._fail_unrunnable(replicas, unrunnable)
@@ -214,15 +220,10 @@ class Executor:
         self._checkpoint_policy.forget(task, run)
 
     def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
-        for key in stepped.losses:
+        for key, loss in stepped.losses.items():
             (task := self._attached[key.placement]).trained(task[key.job], stepped)
-        tokens = sum(work.tokens for work in stepped.work.values())
-        for placement, work in stepped.work.items():
-            self._attached[placement].slowed(self._scheduler.slowdown(placement))
-            self._attached[placement].worked(stepped.seconds, work.tokens / tokens, work)
-        for key, loss in stepped.losses.items():  # once its work is counted: little of what a task says after its end arrives
             if (verdict := non_finite_verdict("train_loss", loss)) is not None:
-                self._end_job(replicas, self._attached[key.placement][key.job], verdict)
+                self._end_job(replicas, task[key.job], verdict)
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
@@ -270,10 +271,9 @@ class Executor:
         """The job is decided (None: it completed). Frees its slot; records its end once texts are scored and adapter stored."""
         task, weights, rows = self._attached[run.key.placement], replicas.store.best(run.key), replicas.store.row_range(run.key)
         scores = self._evaluations.settle_best(replicas, run, verdict)  # replaces run.best, which is read below
-        closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
+        closing = run.completed_event() if verdict is None else run.exited_event(verdict)
         self._free_job(replicas, task, run)
-        self._recheck_admission = True
-        self._to_rank[task.key] = task
+        self._recheck_admission, self._to_rank[task.key] = True, task
         task.ending(run)
         if keeps_adapter(verdict, run.best) and weights is not None:
             best = BestAdapter(run, replicas.base, weights, rows)

@@ -20,7 +20,7 @@ from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import Kept, WrongBytes
 from worker.executor.artifact_uploader import upload
-from worker.executor.placement_lease import Lease, LeaseNotHeld
+from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.executor.retry import persist
 from worker.export.merged_model import MergedModel, MergeError

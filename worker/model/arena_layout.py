@@ -15,7 +15,7 @@ from typing import NamedTuple
 from grouped_lora import Group, Part
 from torch import Tensor
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 
 ALIGN = 16  # columns: 64 bytes of float32
 # Read group after group, these are the contract's MODULES in order; dropout numbers a layer's matrices by it.

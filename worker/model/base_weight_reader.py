@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from contract.task_spec import Precision
 from worker.model.config_reader import read_config
 from worker.model.families import Family, UnsupportedModelError, family_of, head_size

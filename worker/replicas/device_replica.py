@@ -61,9 +61,12 @@ class Replica:
         """Whether the arena holds no adapter."""
         return not self.trainer.arena.slots
 
-    def add_placement(self, placement: str, need: Need, jobs: Sequence[TrainingJob]) -> None:
-        """Add a task, with what it needs here. jobs: its jobs, for a rank; here each call brings its own."""
+    def add_placement(self, placement: str, need: Need) -> None:
+        """Add a task, with what it needs here."""
         self.tracker.add_placement(placement, need)
+
+    def add_jobs(self, jobs: Sequence[TrainingJob]) -> None:
+        """For a rank, which is told its jobs; here each call brings its own."""
 
     def remove_placement(self, placement: str) -> None:
         """A task has left, and holds nothing here: the arena keeps few free rows."""

@@ -9,6 +9,7 @@ that in which replicas finish.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -16,7 +17,9 @@ from torch import Tensor
 from contract.messages.placement_messages import BaseModelRef
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors
+from worker.adapters.location_types import AdapterSpec
 from worker.adapters.tiered_adapter_store import AdapterStore
+from worker.adapters.warm_start import StartAdapter
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
@@ -75,10 +78,25 @@ class Replicas:
 
     # ---- which job where -------------------------------------------------------------------------------------------
 
-    def add_placement(self, placement: str, needs: Sequence[Need], jobs: Sequence[TrainingJob]) -> None:
-        """Add a task and its jobs, with what it needs of each replica."""
+    def add_placement(self, placement: str, needs: Sequence[Need]) -> None:
+        """Add a task, with what it needs of each replica."""
         for replica, need in zip(self._all, needs, strict=True):
-            replica.add_placement(placement, need, jobs)
+            replica.add_placement(placement, need)
+
+    def add_jobs(
+        self,
+        jobs: Sequence[TrainingJob],
+        start: StartAdapter | None,
+        files: Mapping[int, Path],
+        drawn: Mapping[int, Tensor],
+    ) -> None:
+        """Add jobs of tasks that were added, whose adapters wait for arena rows. start: the adapter that they start from.
+        files, drawn: by job index, checkpoints, and first weights where they were drawn before."""
+        for replica in self._all:
+            replica.add_jobs(jobs)
+        for job in jobs:
+            index = job.key.job
+            self.store.add(job.key, AdapterSpec.of(job.config, start), files.get(index), drawn.get(index))
 
     def remove_placement(self, placement: str) -> None:
         """Remove a task that has left and whose jobs are forgotten."""

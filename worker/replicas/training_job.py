@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from worker.data.dataset import DataSet, Order
 from worker.model.arena import Slot
 from worker.policy.activations import Activations

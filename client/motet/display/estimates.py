@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.gpu_counts import device_word, devices, gpu_count
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.wording.config_labels import label, varying
 from contract.wording.duration_words import duration
 from motet.api.resources import Estimate

@@ -129,7 +129,7 @@ class LiveView:
         loss = self._view.best(job)
         return [
             str(job.index),
-            *(cell(job.config, axis) for axis in axes),
+            *(cell(job.config, axis) if job.proposed else "?" for axis in axes),
             status,
             *([ProgressBar(total=total or 1, completed=job.step, width=_BAR)] if wide else []),
             f"{job.step}/{total}" if total else "",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
 from contract.wording.config_labels import label, varying
 from contract.wording.exit_sentences import exit_sentence

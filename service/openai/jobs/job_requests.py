@@ -10,8 +10,9 @@ from pydantic import AfterValidator, Field, model_validator
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation.text_evaluation import Evaluation
 from contract.integrations import Integrations
+from contract.job_config import MAX_ALPHA, BatchSize, Beta, Seed
 from contract.messages.peft_settings import PeftSettings
-from contract.search_space import MAX_ALPHA, BatchSize, Beta, SearchSpace, Seed
+from contract.search_space import SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
     VAL_LOSS,

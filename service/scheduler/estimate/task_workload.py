@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from contract.compatibility.capabilities import needed
 from contract.evaluation_plan import EVALUATIONS
+from contract.job_schedule import JobSchedule
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
-from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
+from contract.task_spec import MAX_SLOWDOWN, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.base_models.base_refs import fetch_capabilities

@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from contract.job_config import JobConfig
 from contract.row_scores import RowScores
-from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
 from contract.task_spec import VAL_LOSS
 from service.adapters.models import Adapter

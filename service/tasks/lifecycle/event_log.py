@@ -24,7 +24,8 @@ class EventKind(StrEnum):
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
     # {job, job_id, status, step}: a job's status changed; and if it ended, {best_step, best_val_loss, exit_reason?,
-    # exit_evidence?, error?}; or its texts were scored at a milestone: {milestone, evaluated_step, scores, evaluation_error?}
+    # exit_evidence?, error?}; or its texts were scored at a milestone: {milestone, evaluated_step, scores, evaluation_error?};
+    # or its configuration was proposed (tpe): {config}
     JOB = "job"
     CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points are now readable
     REWIND = "rewind"  # {job, step, status}: points beyond this step no longer count (-1: none does)

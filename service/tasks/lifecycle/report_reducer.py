@@ -13,6 +13,7 @@ from sqlalchemy import bindparam, select, text
 from sqlalchemy.orm import Session, defer
 from sqlalchemy.orm.attributes import set_committed_value
 
+from contract.compatibility.lenient_documents import sent
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.report_messages import (
     ActivationsChosen,
@@ -25,6 +26,7 @@ from contract.messages.report_messages import (
     JobExited,
     JobFailed,
     JobMoved,
+    JobProposed,
     PlacementFailed,
     Points,
     ReportEvent,
@@ -124,6 +126,8 @@ class ReportReducer:
                 self._events.add(EventKind.BASE, {"val_loss": event.val_loss})
             case TextsEvaluated():
                 self._texts(event)
+            case JobProposed():
+                self._proposed(event)
             case JobMoved():
                 self._moved(event)
             case Points():
@@ -180,6 +184,14 @@ class ReportReducer:
             job = self._job(index)
             if job.status not in JOB_TERMINAL:
                 job.total_steps, job.warmup_steps = steps, event.warmup_steps.get(index)
+
+    def _proposed(self, event: JobProposed) -> None:
+        job, config = self._unfinished(event.job), event.config.model_dump(mode="json") | sent(event.config)
+        if job.proposed or job.status != JobStatus.PENDING:
+            raise EventRefused(f"job {event.job} has its configuration; none can be proposed for it any more")
+        job.config, job.proposed = config, True
+        job.total_steps, job.warmup_steps = event.total_steps, event.warmup_steps
+        self._events.job(job, {"config": config})
 
     def _moved(self, event: JobMoved) -> None:
         job = self._unfinished(event.job)

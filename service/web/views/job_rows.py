@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
-from contract.wording.config_labels import HEADINGS, MAIN, cell, label, varying, winner_label
+from contract.wording.config_labels import HEADINGS, MAIN, TO_BE_PROPOSED, cell, label, varying, winner_label
 from contract.wording.exit_sentences import exit_sentence
 from service.adapters.resource import AdapterResource
 from service.tasks.job_resource import JobResource
@@ -63,9 +63,10 @@ def job_table(jobs: Sequence[JobResource], sort: str) -> JobTable:
 
 def _row(job: JobResource, names: Sequence[str]) -> JobRow:
     config: JobConfig = job.config
+    said = label(config, names) if job.proposed else TO_BE_PROPOSED
     facts = {
         "job": job.index,
-        "label": label(config, names),
+        "label": said,
         "status": job.status.value,
         "step": job.step,
         "total": job.total_steps,
@@ -79,7 +80,7 @@ def _row(job: JobResource, names: Sequence[str]) -> JobRow:
         "config": {name: _plain(getattr(config, name), cell(config, name)) for name in names},
     }
     why = exit_sentence(job.exit.reason, job.exit.evidence) if job.exit is not None else ""
-    return JobRow(job, label(config, names), [cell(config, name) for name in names], facts, why)
+    return JobRow(job, said, [cell(config, name) if job.proposed else "" for name in names], facts, why)
 
 
 def _plain(value: Any, shown: str) -> float | str | None:

@@ -9,7 +9,7 @@ import torch
 from motet import Client
 from motet.api.errors import ApiError, MotetError
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from service.fleet.models import BaseModel
 from tests.worker.model import tiny
 from worker.adapters.peft_export import export_peft

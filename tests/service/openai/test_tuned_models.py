@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select, update
 
-from contract.search_space import MAX_ALPHA
+from contract.job_config import MAX_ALPHA
 from service.fleet.models import BaseModel
 from service.http.openai_ids import own_id
 from tests.service.adapters.adapter_uploads import CONFIG, safetensors, tensors, upload

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from contract.job_config import JobConfig
 from contract.row_scores import RowScores
-from contract.search_space import JobConfig
 from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.selection import Candidate, choose
 

@@ -81,12 +81,12 @@ def test_what_only_the_server_knows_is_marked_on_its_field(signed, tenant):
 def test_a_random_draw_without_a_number_marks_the_jobs_to_draw(signed, tenant):
     space = {"search_space.method": "random", "search_space.learning_rate": "1e-4", "search_space.n": "some"}
     answer = signed.post("/tasks/new", **{"dataset.file_id": tenant.file(), "base_model": "small"} | space)
-    assert "1 thing to mend:Jobs to draw (search_space.n): 'some' is no whole number" in words(answer)
+    assert "1 thing to mend:Jobs to try (search_space.n): 'some' is no whole number" in words(answer)
     assert wrong_fields(answer) == ["search_space.n"]
     answer = signed.post(
         "/tasks/new", **{"dataset.file_id": tenant.file(), "base_model": "small"} | space | {"search_space.n": ""}
     )
-    assert "1 thing to mend:Jobs to draw (search_space.n): a random draw needs" in words(answer)
+    assert "1 thing to mend:Jobs to try (search_space.n): this method needs" in words(answer)
 
 
 def test_a_preview_of_an_unreadable_form_says_what_it_needs(signed, tenant):

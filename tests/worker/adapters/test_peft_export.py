@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from tests.worker.model import tiny
 from worker.adapters.peft_export import export_peft
 from worker.model.arena import Arena

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.arena_growth import shrink_arena
 from worker.adapters.capacity_tracker import CapacityTracker

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from contract.search_space import MAX_RANK, JobConfig
+from contract.job_config import MAX_RANK, JobConfig
 from service.adapters.adapter_readme import vllm_rank
 from tests.worker.adapters.vllm_environment import VERSION
 from tests.worker.model import tiny

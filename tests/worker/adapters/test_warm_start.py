@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from contract.job_config import JobConfig
 from contract.messages.adapter_manifest import AdapterFile
 from contract.messages.placement_messages import Placement, WarmStartRef
 from contract.messages.report_messages import BaseEvaluated, PlacementFailed
-from contract.search_space import JobConfig
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
 from worker.adapters.peft_export import export_peft

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from contract.early_exit_policy import EarlyExitPolicy
+from contract.job_schedule import JobSchedule
 from contract.rows.row_encoding import RowReader
-from contract.task_spec import JobSchedule, Objective, TaskSpec
+from contract.task_spec import Objective, TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
 from worker.data.dataset import DataError, Order, axis_length, held_out, load
 from worker.data.row_reader import example, reader_of

@@ -23,7 +23,7 @@ from worker.data.node_cache import HEADER, NodeCache
 from worker.data.row_reader import fingerprint_of, reader_of
 from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
-from worker.executor.placement_lease import LeaseNotHeld
+from worker.executor.placement.placement_lease import LeaseNotHeld
 
 TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
 SFT = Reading(reader_of(TOKENIZER), Objective(), 40, fingerprint_of(TOKENIZER))

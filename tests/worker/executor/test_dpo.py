@@ -9,6 +9,7 @@ import torch
 from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import BaseEvaluated
 from contract.task_spec import Objective
+from tests.worker.corpus import PAIRS
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
 from worker.data.dataset import TokenRows
@@ -25,15 +26,6 @@ pytestmark = pytest.mark.usefixtures("measured_once")
 
 DPO = Objective(type="dpo").model_dump()
 CALM = {"policy": "none", "eval_every": 6}
-PAIRS = [
-    {
-        "input": {"messages": [{"role": "user", "content": f"how many {what}, {n}?"}]},
-        "preferred_output": [{"role": "assistant", "content": f"{n} {what}"}],
-        "non_preferred_output": [{"role": "assistant", "content": f"no {what}, none at all"}],
-    }
-    for n in range(10)
-    for what in ("apples", "pears", "sheep", "goats")
-]
 
 
 def dpo(placing: Callable[..., Placement], space: dict, **more: object) -> Placement:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from contract.job_schedule import JobSchedule
 from contract.messages.report_messages import (
     Attached,
     BaseEvaluated,
@@ -11,7 +12,6 @@ from contract.messages.report_messages import (
     Throughput,
 )
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import JobSchedule
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.pipe_messages import ExecutorProgress

@@ -14,7 +14,7 @@ from worker.boot_clock import boot_now
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 from worker.executor.retry import persist
 from worker.pipe_messages import ExecutorProgress, PlacementEnded
 

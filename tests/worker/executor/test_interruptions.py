@@ -186,7 +186,7 @@ def test_asked_to_leave_while_it_is_prepared_it_goes_at_once_and_its_neighbour_s
 def past_its_lease(fleet, monkeypatch) -> Callable[[], None]:
     """Lets the time of the leases that were given at first run out."""
     passed = [0.0]
-    monkeypatch.setattr("worker.executor.placement_lease.boot_now", lambda: boot_now() + passed[0])
+    monkeypatch.setattr("worker.executor.placement.placement_lease.boot_now", lambda: boot_now() + passed[0])
     return lambda: passed.__setitem__(0, fleet.lease_seconds)
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from contract.job_schedule import JobSchedule
 from contract.messages.report_messages import AdapterKept, Attached, BaseEvaluated, JobMoved, Throughput
 from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import JobSchedule
 from contract.validation_parts import validation_parts
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside

@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
+from contract.job_config import MODULES
 from contract.messages.report_messages import ActivationsChosen, PlacementFailed
-from contract.search_space import MODULES
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.adapters import arena_adapters

@@ -22,8 +22,8 @@ from contract.states import JobStatus
 from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
-from worker.executor.placement_lease import Lease
-from worker.executor.placement_phases import MOST_PHASES, PlacementPhases
+from worker.executor.placement.placement_lease import Lease
+from worker.executor.placement.placement_phases import MOST_PHASES, PlacementPhases
 from worker.executor.reporter import Reporter, events_of_report
 
 

@@ -8,7 +8,7 @@ from contract.messages.completion_messages import ChoicePiece, CompletionPiece, 
 from worker.api_client import Refused, Unreachable, Unreadable
 from worker.executor.completions import request_channel
 from worker.executor.completions.request_channel import RequestChannel
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 
 PATIENCE = 120.0
 

@@ -11,7 +11,7 @@ from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import Throughput
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.model.backbone import Backbone
 from worker.model.plain.trainer import Trainer
 from worker.replicas.replica_set import Replicas

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from contract.job_schedule import JobSchedule
 from contract.messages.report_messages import Detached, JobExited, JobMoved, TextsEvaluated
 from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import JobSchedule
 from contract.wording.exit_sentences import exit_sentence
 from tests.worker.corpus import rows
 from tests.worker.executor.text_evaluations import PAIRS
 from tests.worker.inside import Inside, resumed
 from worker.executor.evaluation.asked_texts import AskedTexts
-from worker.executor.job_run import JobRun
-from worker.executor.placement_lease import Lease
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_lease import Lease
+from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.rung_ranks import certain_ranks
 from worker.metrics.score_errors import MetricError
 from worker.pipe_messages import Detach

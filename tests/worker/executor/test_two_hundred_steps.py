@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.search_space import MODULES, JobConfig
+from contract.job_config import MODULES, JobConfig
 from tests.worker.model import tiny
 from worker.data.dataset import Order
 from worker.model.arena import Arena

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from contract.search_space import JobConfig
+from contract.job_config import JobConfig
 from tests.worker.model import tiny
 from worker.adapters.peft_export import export_peft
 from worker.export.merged_model import MergedModel, MergeError

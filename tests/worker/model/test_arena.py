@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, SlotOwnershipError, rows_for
 from worker.model.arena_layout import ALIGN, Layout, Target
 from worker.model.row_optimizer import RowUpdate, update_rows

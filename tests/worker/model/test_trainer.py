@@ -10,7 +10,7 @@ import torch
 from grouped_lora.dropout import keep_mask, threshold
 from numpy.typing import NDArray
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone

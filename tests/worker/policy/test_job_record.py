@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.job_config import JobConfig
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.row_scores import RowScores
-from contract.search_space import JobConfig
 from contract.states import JobStatus
 from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import (

@@ -13,7 +13,7 @@ from tests.worker.inside import Inside, resumed
 from tests.worker.processes import children, environment, gone
 from tests.worker.replicas import faulty_rank
 from worker.boot_clock import boot_now
-from worker.executor.placement_lease import LeaseNotHeld
+from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -160,7 +160,9 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
             hit.extend(ranks())
             os.kill(hit[0], number)
             if number == signal.SIGSTOP:
-                monkeypatch.setattr("worker.executor.placement_lease.boot_now", lambda: boot_now() + fleet.lease_seconds)
+                monkeypatch.setattr(
+                    "worker.executor.placement.placement_lease.boot_now", lambda: boot_now() + fleet.lease_seconds
+                )
 
     inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.001)
     inside.between_steps = hurt

@@ -119,7 +119,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     def most(self, count):
         """The lease is over once rank 0 waits for the one that is stopped."""
         if hit and number == signal.SIGSTOP:
-            monkeypatch.setattr("worker.executor.placement_lease.boot_now", lambda: boot_now() + fleet.lease_seconds)
+            monkeypatch.setattr("worker.executor.placement.placement_lease.boot_now", lambda: boot_now() + fleet.lease_seconds)
         return real(self, count)
 
     real = RankCollectives.most

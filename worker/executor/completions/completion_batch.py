@@ -19,7 +19,7 @@ from worker.executor.completions.held_adapters import HeldAdapters
 from worker.executor.completions.request_channel import RequestChannel
 from worker.executor.completions.request_preparation import CannotAnswer, PreparedRequest, RequestPreparation
 from worker.executor.completions.request_run import RequestRun
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.sequence import Sequence

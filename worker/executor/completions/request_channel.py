@@ -20,7 +20,7 @@ from contract.messages.completion_messages import (
     CompletionWork,
 )
 from worker.api_client import LinkError, PlacementLink, Refused, Unreachable
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from worker.api_client import LinkError, PlacementLink
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import WrongBytes
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 from worker.generate.sequence import Sampling
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.text_generation import AdapterWeights

@@ -9,8 +9,8 @@ from statistics import fmean
 from contract.evaluation.text_evaluation import SAMPLES, Evaluation, named
 from contract.messages.report_messages import MOST_TEXT_BYTES, GeneratedText, TextSample, TextsEvaluated, text_bytes
 from worker.data.evaluation_prompts import Prompt
-from worker.executor.job_run import JobRun
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.generate.sequence import Completion, Sampling
 from worker.metrics.scoring import Scoring
 from worker.replicas.text_generation import AdapterWeights, TextRequest

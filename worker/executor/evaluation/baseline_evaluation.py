@@ -8,7 +8,7 @@ from contract.messages.placement_messages import Placement
 from contract.row_scores import RowScores
 from worker.adapters.arena_growth import NoRows
 from worker.data.node_cache import NodeCache
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.job_record import JobKey
@@ -95,6 +95,7 @@ class _Baseline:
         task, replica, began = self.task, self._replicas.first, time.time()
         if task.placement.spec.objective.type == "dpo":
             reference = yield from self._reference(task.placement)
+            task.reference = reference
             for run in task.runs:
                 run.refer(reference)
             if not task.base_known:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from contract.row_scores import RowScores
 from worker.executor.attached_placements import AttachedPlacements
-from worker.executor.job_run import JobRun
+from worker.executor.placement.job_run import JobRun
 from worker.policy.early_exit.policy_interface import Verdict
 from worker.policy.job_record import BestEvaluated, JobKey, keeps_adapter
 from worker.replicas.device_replica import Unrunnable

@@ -18,8 +18,8 @@ from contract.row_scores import RowScores
 from worker.data.evaluation_prompts import prompts_of
 from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.evaluation.asked_texts import AskedTexts, PromptScores
-from worker.executor.job_run import JobRun
-from worker.executor.placement_run import PlacementRun
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_run import PlacementRun
 from worker.generate.sequence import Completion
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import Scoring

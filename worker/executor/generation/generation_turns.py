@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-from worker.executor.job_run import JobRun
+from worker.executor.placement.job_run import JobRun
 from worker.policy.generation_memory import PREFILL_TOKENS, room_beside
 from worker.policy.generation_share import GenerationClass, GenerationShare
 from worker.policy.job_record import JobKey

@@ -16,7 +16,7 @@ from worker.data.base_download import BaseDownloads, BaseSource, SourceAway, Sou
 from worker.data.hub_source import HubSource
 from worker.data.node_cache import NodeCache
 from worker.data.storage_source import StorageSource
-from worker.executor.placement_lease import Lease
+from worker.executor.placement.placement_lease import Lease
 from worker.executor.retry import persist
 from worker.replicas.base_loader import BaseError
 from worker.settings import Settings

@@ -24,8 +24,8 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
-from worker.executor.placement_lease import Lease
-from worker.executor.placement_phases import PlacementPhases
+from worker.executor.placement.placement_lease import Lease
+from worker.executor.placement.placement_phases import PlacementPhases
 from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
@@ -62,14 +62,18 @@ class Prepared:
     start: StartAdapter | None = None  # the adapter that all jobs start from
     drawn: dict[int, Tensor] = field(default_factory=dict)  # first weights by job index, float32 [rank, W]
     prompts: PromptFile | None = None  # of its evaluation
+    rows: tuple[int, ...] = ()  # of the arena, for each of its unfinished jobs
 
-    def needs(self, rows: Iterable[int], evaluation: Evaluation | None) -> list[Need]:
-        """What the task needs of each replica. rows: arena rows of each of its jobs. evaluation: whose texts the first replica
-        generates."""
-        taken = tuple(rows)
-        kept = self._generation_bytes(evaluation, max(taken, default=0)) if evaluation is not None else 0
+    @property
+    def most_drawn_bytes(self) -> int:
+        """How much first weights of new jobs may take of the host's memory."""
+        return self.capacities[0].park_bytes // _DRAWN_SHARE
+
+    def needs(self, evaluation: Evaluation | None) -> list[Need]:
+        """What the task needs of each replica. evaluation: whose texts the first replica generates."""
+        kept = self._generation_bytes(evaluation, max(self.rows, default=0)) if evaluation is not None else 0
         return [
-            Need(capacity, self.data.longest, taken, self.activations, kept if place == 0 else 0)
+            Need(capacity, self.data.longest, self.rows, self.activations, kept if place == 0 else 0)
             for place, capacity in enumerate(self.capacities)
         ]
 
@@ -80,9 +84,10 @@ class Prepared:
         wave = evaluation_bytes(generation_shape(base.trainer), evaluation.max_prompts, tokens)
         return wave + round(rows * self.capacities[0].model.per_row)
 
-    def file(self, index: int) -> Path | None:
-        """The checkpoint file of the job of this index."""
-        return self.checkpoints[index][0] if index in self.checkpoints else None
+    @property
+    def files(self) -> dict[int, Path]:
+        """The checkpoint files by job index."""
+        return {index: path for index, (path, _) in self.checkpoints.items()}
 
 
 def capacities_of(loaded: LoadedBase, settings: Settings, scratch: ObjectCache) -> tuple[Capacity, ...]:
@@ -146,15 +151,16 @@ class Preparation:
         start = self._start(base)
         clock.note("checkpoints")
         profiles = _memory_profiles(base, data.longest, self._scratch)
-        widest = max((job.config.rank for job in self._unfinished), default=0)
-        capacities = loaded.capacities(profiles, self._settings, widest)
-        rows = [rows_for(job.config.rank) for job in self._unfinished]
+        ranks = self._ranks
+        capacities = loaded.capacities(profiles, self._settings, max(ranks, default=0))
+        rows = tuple(map(rows_for, ranks))
         activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
         clock.note("memory profile")
-        drawn = self._drawn(base, start, checkpoints.keys(), capacities[0].park_bytes // _DRAWN_SHARE)
+        prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, {}, prompts, rows)
+        prepared.drawn.update(self._drawn(base, start, checkpoints.keys(), prepared.most_drawn_bytes))
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
-        return Prepared(loaded, capacities, data, checkpoints, activations, start, drawn, prompts)
+        return prepared
 
     def _prompts(self, reading: Reading, loaded: LoadedBase) -> PromptFile | None:
         ref = self._placement.prompts_file
@@ -167,6 +173,8 @@ class Preparation:
         step, so it is not the loop that should."""
         drawn, layout = dict[int, Tensor](), base.trainer.arena.layout
         for job in self._unfinished:
+            if not job.proposed:
+                continue
             spec = AdapterSpec.of(job.config, start)
             most_bytes -= 4 * spec.rank * layout.width
             if job.index not in resumed and most_bytes >= 0:
@@ -177,6 +185,12 @@ class Preparation:
     @property
     def _unfinished(self) -> list[JobAssignment]:
         return [job for job in self._placement.jobs if job.status not in JOB_TERMINAL]
+
+    @property
+    def _ranks(self) -> list[int]:
+        """Of each unfinished job; the most that its space has for one whose configuration is still to be proposed."""
+        most = max(self._placement.spec.search_space.rank)
+        return [job.config.rank if job.proposed else most for job in self._unfinished]
 
     def _start(self, base: BaseCopy) -> StartAdapter | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""

@@ -15,7 +15,7 @@ import torch
 from grouped_lora import Adapters, Span
 from torch import Tensor
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 from worker.model.arena import ROW_MULTIPLE, AdapterState, Arena, Slot
 from worker.model.arena_layout import Layout
 from worker.model.backbone import Backbone

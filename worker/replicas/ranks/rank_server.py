@@ -48,11 +48,12 @@ class RankServer:
         self._streams: dict[str, list[TokenStream]] = {}  # of tasks
         self._jobs: dict[JobKey, TrainingJob] = {}
         self._activations: dict[str, Activations] = {}
+        self._references: dict[str, Reference] = {}  # under dpo, of tasks
         self._dropped: list[int] = []
         self._told_at = 0.0
         calls: list[Callable[..., Any]] = [
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
-            *(self.open_stream, self.add_placement, self.remove_placement, self.refer),
+            *(self.open_stream, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
             *(self.step, self.forecasts, self.evaluate),
             *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.restore_best),
             *(self.park, self.evict, self.free),
@@ -155,20 +156,27 @@ class RankServer:
         FileNotFoundError."""
         self._streams.setdefault(placement, []).append(TokenStream.mapped(folder))
 
-    def add_placement(self, placement: str, need: Need, jobs: Sequence[TrainingJob]) -> None:
-        self._activations[placement] = need.activations  # one object with the jobs', as one message brought them
-        self._jobs |= {job.key: job for job in jobs}
-        self._own.add_placement(placement, need, jobs)
+    def add_placement(self, placement: str, need: Need) -> None:
+        self._activations[placement] = need.activations
+        self._own.add_placement(placement, need)
+
+    def add_jobs(self, jobs: Sequence[TrainingJob]) -> None:
+        """They share their task's activations, and its reference where the task has one."""
+        for job in jobs:
+            known = self._references.get(job.key.placement)
+            self._jobs[job.key] = replace(job, activations=self._activations[job.key.placement], reference=known)
 
     def remove_placement(self, placement: str) -> None:
         self._own.remove_placement(placement)
         self._streams.pop(placement, None)
         self._jobs = {key: job for key, job in self._jobs.items() if key.placement != placement}
         self._activations.pop(placement, None)
+        self._references.pop(placement, None)
         self._dropped += self._memory.trim()
 
     def refer(self, placement: str, reference: Reference) -> None:
         """The task's reference is known."""
+        self._references[placement] = reference
         own = {key: replace(job, reference=reference) for key, job in self._jobs.items() if key.placement == placement}
         self._jobs |= own
 

@@ -102,10 +102,14 @@ class RemoteReplica:
         """Whether the task has run a slice of its step, and not all."""
         return placement in self._rank.state.under_way
 
-    def add_placement(self, placement: str, need: Need, jobs: Sequence[TrainingJob]) -> None:
-        """Add a task, with what it needs there, and its jobs."""
+    def add_placement(self, placement: str, need: Need) -> None:
+        """Add a task, with what it needs there."""
         self._rank.follow(placement, need.activations)
-        self._rank.call("add_placement", placement, need, list(jobs))
+        self._rank.call("add_placement", placement, need)
+
+    def add_jobs(self, jobs: Sequence[TrainingJob]) -> None:
+        """Add jobs of a task; a reference that is known by now the rank has."""
+        self._rank.call("add_jobs", [replace(job, reference=None) for job in jobs])
 
     def remove_placement(self, placement: str) -> None:
         """A task has left, and holds nothing there."""

@@ -182,6 +182,7 @@ class Job(Message):
     task_id: str
     index: int
     config: ShownConfig
+    proposed: bool = True  # false: in a later round of a tpe search, and `config` stands in for what will be proposed
     status: JobStatus
     step: int = 0
     total_steps: int | None = None

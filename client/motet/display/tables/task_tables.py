@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from contract.wording.config_labels import TO_BE_PROPOSED
 from motet.api.resources import (
     File,
     Job,
@@ -69,7 +70,7 @@ def jobs_table(view: TaskState, jobs: Sequence[Job] | None = None) -> Renderable
     rows = [
         (
             str(job.index),
-            view.label(job.config),
+            view.label(job.config) if job.proposed else TO_BE_PROPOSED,
             f"{job.step}/{job.total_steps}" if job.total_steps is not None else str(job.step),
             job.exit.reason.value if job.exit is not None else job.status.value,
             f"{best:.4f}" if math.isfinite(best := view.best(job)) else "",

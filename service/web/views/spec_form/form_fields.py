@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from contract.search_space import MODULES
+from contract.job_config import MODULES
 
 Fields = Mapping[str, str]
 MORE = "more"  # what no other field of the form holds: lines of path=value
@@ -95,7 +95,7 @@ LABELS: Fields = {  # in the order of the page
     "objective.type": "Objective",
     "name": "Name",
     "search_space.method": "Method",
-    "search_space.n": "Jobs to draw",
+    "search_space.n": "Jobs to try",
     "search_space.learning_rate": "Learning rates",
     "search_space.rank": "Ranks",
     "search_space.batch_size": "Batch sizes",

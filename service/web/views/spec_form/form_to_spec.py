@@ -6,6 +6,8 @@ from typing import Any
 
 from service.web.views.spec_form.form_fields import LISTS, MODULE_SETS, MORE, ONE, Fields, Read, Unreadable
 
+_OF_N_JOBS = ("random", "tpe")  # methods that try `n` combinations
+
 
 def spec_of_form(
     fields: Fields, schedules: list[str], modules: list[str], metrics: Sequence[str] = ()
@@ -34,8 +36,8 @@ def spec_of_form(
         put(spec, "search_space.schedule", schedules)
     if modules and modules != ["all"]:
         put(spec, "search_space.target_modules", [MODULE_SETS.get(name) or name.split(", ") for name in modules])
-    if fields.get("search_space.method") == "random" and not fields.get("search_space.n", "").strip():
-        mistakes["search_space.n"] = "a random draw needs the number of jobs to draw"
+    if fields.get("search_space.method") in _OF_N_JOBS and not fields.get("search_space.n", "").strip():
+        mistakes["search_space.n"] = "this method needs the number of jobs to try"
     _labels(fields.get("labels", ""), spec, mistakes)
     _more(fields.get(MORE, ""), spec, mistakes)
     if not isinstance(spec.get("dataset", {}), dict) or not spec.get("dataset", {}).get("file_id"):
@@ -46,7 +48,7 @@ def spec_of_form(
 def _idle(path: str, fields: Fields) -> bool:
     """Whether the field does not count, as another one is not set so."""
     if path == "search_space.n":
-        return fields.get("search_space.method") != "random"
+        return fields.get("search_space.method") not in _OF_N_JOBS
     return path.startswith("evaluation.") and not fields.get("evaluation")
 
 

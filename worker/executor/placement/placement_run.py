@@ -6,10 +6,13 @@ modules beside this one call a PlacementRun `task`: it is the task's one live pl
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Literal
 
+from contract.job_config import JobConfig
+from contract.job_schedule import JobSchedule
 from contract.messages.adapter_manifest import AdapterManifest
-from contract.messages.placement_messages import Placement
+from contract.messages.placement_messages import JobAssignment, Placement
 from contract.messages.report_messages import (
     ActivationsChosen,
     AdapterKept,
@@ -20,24 +23,22 @@ from contract.messages.report_messages import (
     JobExited,
     JobFailed,
     JobMoved,
+    JobProposed,
     ReportEvent,
-    Throughput,
 )
 from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, JobStatus
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
 from worker.data.evaluation_prompts import Prompt, PromptFile
-from worker.executor.job_run import JobRun
-from worker.executor.placement_lease import Lease
-from worker.executor.placement_phases import PlacementPhases
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_lease import Lease
+from worker.executor.placement.placement_phases import PlacementPhases
+from worker.executor.placement.work_done import Slowdown, WorkDone
 from worker.executor.reporter import Reporter
-from worker.executor.step_scheduler import Slowdown
 from worker.policy.activations import Activations
-from worker.policy.early_exit.policy_interface import Verdict
 from worker.policy.early_exit.policy_selection import policy_of
 from worker.policy.job_record import (
-    Best,
     Ending,
     JobEnded,
     JobProgress,
@@ -48,13 +49,13 @@ from worker.policy.job_record import (
     TrainingBegan,
     WarmupBegan,
 )
+from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import Stepped, Work
 from worker.replicas.validation_pass import ValidationResult
 
 log = logging.getLogger(__name__)
 
 _THROUGHPUT_SECONDS = 1.0
-_NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0, share_seconds=0.0)
 
 
 class PlacementRun:
@@ -68,6 +69,10 @@ class PlacementRun:
         self.prompts: PromptFile | None = None  # of its evaluation; None: validation rows
         self.text_prompts: list[Prompt] | None = None  # of its evaluation, once they were asked for
         self.runs: list[JobRun] = []
+        self.unproposed: dict[int, JobAssignment] = {}  # jobs of later rounds of a tpe search
+        self.configs = {job.index: job.config for job in placement.jobs if job.proposed}
+        self.failures = {job.index: "" for job in placement.jobs if job.status == JobStatus.FAILED}  # why, where known
+        self.reference: Reference | None = None  # under dpo, once it is known
         self._by_index: dict[int, JobRun] = {}
         self.base_known = placement.base_val_loss is not None  # measured, by this placement or an earlier one
         self.base_scores = placement.base_scores
@@ -81,8 +86,7 @@ class PlacementRun:
         self.activations = Activations(False, "activations are kept")
         self._sharding: str | None = None
         self._reported_reason: str | None = None  # of the activations, as last reported
-        self._done, self._reported_at = _NOTHING, boot_now()
-        self._slowdown: Slowdown | None = None
+        self._done = WorkDone()
 
     @property
     def key(self) -> str:
@@ -95,7 +99,16 @@ class PlacementRun:
     @property
     def all_ended(self) -> bool:
         """Whether every job's end has been recorded."""
-        return self.data is not None and all(run.stage is Stage.ENDED for run in self.runs)
+        return self.data is not None and not self.unproposed and all(run.stage is Stage.ENDED for run in self.runs)
+
+    @property
+    def lacks_baseline(self) -> bool:
+        """Whether the base is still to be evaluated, or under dpo the reference to be computed."""
+        return not self.base_known or (self.placement.spec.objective.type == "dpo" and self.reference is None)
+
+    @property
+    def any_unfinished(self) -> bool:
+        return bool(self.unproposed) or any(run.unfinished for run in self.runs)
 
     @property
     def safe(self) -> bool:
@@ -114,12 +127,16 @@ class PlacementRun:
         share the base, in words; None: each has a copy."""
         spec, self.data, self.prompts, self.activations = self.placement.spec, data, prompts, activations
         self._sharding = sharding
+        unfinished = [assigned for assigned in self.placement.jobs if assigned.status not in JOB_TERMINAL]
+        self.unproposed = {assigned.index: assigned for assigned in unfinished if not assigned.proposed}
         self.runs = [
             JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index), activations)
-            for assigned in self.placement.jobs
-            if assigned.status not in JOB_TERMINAL
+            for assigned in unfinished
+            if assigned.proposed
         ]
         self._by_index = {run.index: run for run in self.runs}
+        schedules = {run.index: run.schedule for run in self.runs}
+        schedules |= {index: JobSchedule.of(spec, job.config, len(data.train)) for index, job in self.unproposed.items()}
         self.record(
             Attached(
                 train_rows=len(data.train),
@@ -128,10 +145,34 @@ class PlacementRun:
                 skipped_rows=data.skipped,
                 unused_validation_rows=data.unused,
                 trend_rows=data.trend_rows,
-                total_steps={run.index: run.schedule.total_steps for run in self.runs},
-                warmup_steps={run.index: run.schedule.warmup_steps for run in self.runs},
+                total_steps={index: one.total_steps for index, one in schedules.items()},
+                warmup_steps={index: one.warmup_steps for index, one in schedules.items()},
             )
         )
+
+    def proposed(self, configs: Mapping[int, JobConfig]) -> list[JobRun]:
+        """Configurations were chosen for these jobs of the next round: create their runs."""
+        assert self.data is not None, "a round is proposed after warmups"
+        made = []
+        for index, config in configs.items():
+            assigned = self.unproposed.pop(index).model_copy(update={"config": config})
+            run = JobRun.of(self.key, assigned, self.placement.spec, self.data, None, self.activations)
+            if self.reference is not None:
+                run.refer(self.reference)
+            steps = {"total_steps": run.schedule.total_steps, "warmup_steps": run.schedule.warmup_steps}
+            self.record(JobProposed(job=index, config=config, **steps))
+            made.append(run)
+        self.configs |= configs
+        self.runs += made
+        self._by_index |= {run.index: run for run in made}
+        return made
+
+    def fail_unproposed(self, error: str) -> None:
+        """No later round will be proposed."""
+        failed, self.unproposed = self.unproposed, {}
+        if self.all_ended:
+            self.phases.training_over()
+        self.record(*(JobFailed(job=index, step=0, error=error) for index in failed))
 
     def base_evaluated(self, loss: float, scores: RowScores | None) -> None:
         """The base alone had its full evaluation."""
@@ -198,17 +239,8 @@ class PlacementRun:
         self.ended(run, AdapterKept(job=run.index, manifest=manifest, scores=scores), closing)
 
     def failed(self, run: JobRun, error: str) -> None:
+        self.failures[run.index] = error
         self.ended(run, JobFailed(job=run.index, step=run.step, error=error))
-
-    def completed_event(self, run: JobRun) -> JobCompleted:
-        step, loss = _best(run.best)
-        return JobCompleted(job=run.index, step=run.step, best_step=step, best_val_loss=loss)
-
-    def exited_event(self, run: JobRun, verdict: Verdict) -> JobExited:
-        step, loss = _best(run.best)
-        return JobExited(
-            job=run.index, step=run.step, reason=verdict.reason, evidence=verdict.evidence, best_step=step, best_val_loss=loss
-        )
 
     def detached(self) -> None:
         """Record the placement's last event."""
@@ -246,47 +278,22 @@ class PlacementRun:
 
     def worked(self, seconds: float, share: float, work: Work) -> None:
         """Count a packed step of `seconds` in which this placement took part: `share` of the step, by tokens."""
-        self._done = self._done.model_copy(
-            update={
-                "steps": self._done.steps + 1,
-                "tokens": self._done.tokens + work.tokens,
-                "rows": self._done.rows + work.adapter_rows,
-                "seconds": self._done.seconds + seconds,
-                "micro_batches": self._done.micro_batches + work.micro_batches,
-                "forwards": self._done.forwards + work.forwards,
-                "device_steps": (self._done.device_steps or 0) + work.device_steps,
-                "device_seconds": (self._done.device_seconds or 0.0) + work.device_seconds,
-                "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
-            }
-        )
+        self._done.step(seconds, share, work)
         self.phases.stepped((run.warms_up for run in self.runs), seconds, work.tokens)
         # a step that counts as no device's is a report of its own: what is learned are tokens and seconds of the same steps
-        if not work.device_steps or boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
+        if not work.device_steps or self._done.age >= _THROUGHPUT_SECONDS:
             self.flush_throughput()
 
     def count_evaluation(self, seconds: float, tokens: int) -> None:
         """Count an evaluation of one of its jobs."""
         self.phases.evaluated(seconds, tokens)
-        self._done = self._done.model_copy(
-            update={
-                "evaluation_tokens": self._done.evaluation_tokens + tokens,
-                "evaluation_seconds": self._done.evaluation_seconds + seconds,
-            }
-        )
+        self._done.evaluation(seconds, tokens)
 
     def slowed(self, slowdown: Slowdown | None) -> None:
         """What it has been slowed of late beside others; None: it is alone, or nothing is known."""
-        self._slowdown = slowdown
+        self._done.slowdown = slowdown
 
     def flush_throughput(self) -> None:
         """Record the work done since the last record."""
-        self._reported_at = boot_now()
-        if self._done != _NOTHING:
-            told, self._done = self._done, _NOTHING
-            if self._slowdown is not None:
-                told = told.model_copy(update={"slowdown": self._slowdown.times, "beside": self._slowdown.beside})
+        if (told := self._done.take()) is not None:
             self.record(told)
-
-
-def _best(best: Best | None) -> tuple[int | None, float | None]:
-    return (best.step, best.val_loss) if best is not None else (None, None)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from contract.job_schedule import JobSchedule
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
-from contract.task_spec import JobSchedule, TaskSpec
+from contract.messages.report_messages import JobCompleted, JobExited
+from contract.task_spec import TaskSpec
 from worker.data.dataset import DataSet
 from worker.model.arena import rows_for
 from worker.policy.activations import Activations
@@ -162,6 +164,19 @@ class JobRun:
         if self.best is None or self.best.step not in self.schedule.rungs[:1] or progress.boundary_scores is None:
             return None
         return ValidationResult(progress.rung_losses[0], 0, scores=progress.boundary_scores)
+
+    def completed_event(self) -> JobCompleted:
+        step, loss = self._best
+        return JobCompleted(job=self.index, step=self.step, best_step=step, best_val_loss=loss)
+
+    def exited_event(self, verdict: Verdict) -> JobExited:
+        step, loss = self._best
+        told = {"reason": verdict.reason, "evidence": verdict.evidence}
+        return JobExited(job=self.index, step=self.step, best_step=step, best_val_loss=loss, **told)
+
+    @property
+    def _best(self) -> tuple[int | None, float | None]:
+        return (self.best.step, self.best.val_loss) if self.best is not None else (None, None)
 
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""

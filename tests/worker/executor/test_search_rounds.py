@@ -1,0 +1,99 @@
+"""A tpe search on the executor: rounds that wait for warmups, configurations that are reported before they train, and what
+becomes of them when the executor is lost or nothing can be trained."""
+
+from typing import Any
+
+import pytest
+
+from contract.messages.report_messages import Attached, JobFailed, JobMoved, JobProposed
+from contract.states import JOB_TERMINAL, JobStatus
+from tests.worker.corpus import PAIRS
+from tests.worker.inside import Inside, resumed
+
+pytestmark = pytest.mark.usefixtures("measured_once")
+
+SPACE = {
+    "method": "tpe",
+    "n": 14,
+    "learning_rate": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2],
+    "rank": [4, 8, 24],
+    "batch_size": [4, 8],
+}
+QUICK: dict[str, Any] = {"training": {"max_steps": 10}, "early_exit": {"warmup_fraction": 0.2}}
+FIRST = range(8)  # jobs of the first round
+
+
+def proposals(reported):
+    return {event.job: event for event in reported.of(JobProposed)}
+
+
+def test_the_second_round_is_proposed_once_the_first_has_warmed_up(fleet, placing, tmp_path):
+    placement = placing(SPACE, **QUICK)
+    (reported,) = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.001).run(placement)
+    assert all(status in JOB_TERMINAL for status in reported.status.values())
+    assert all(status != JobStatus.FAILED for status in reported.status.values())
+    found = proposals(reported)
+    assert sorted(found) == list(range(8, 14))
+    configs = [config.model_dump_json() for config in reported.proposed.values()]
+    assert len(set(configs)) == 14, "nothing is tried twice"
+    assert [found[job].config for job in found] != [placement.jobs[job].config for job in found]
+    at = reported.events.index(found[8])
+    before = [event for event in reported.events[:at] if isinstance(event, JobMoved)]
+    assert {event.job for event in before} == set(FIRST)
+    assert {event.job for event in before if event.warmup_val_loss is not None} == set(FIRST)
+    for job, event in found.items():
+        assert (event.total_steps, event.warmup_steps) == (10, 2)
+        if job in reported.manifests:
+            assert reported.manifests[job].lineage.config == event.config
+    (attached,) = reported.of(Attached)
+    assert sorted(attached.total_steps) == list(range(14)), "a task's progress counts what is to come"
+    alike = placement.model_copy(update={"placement_id": "again", "token": "token-again"})
+    (again,) = Inside(fleet, tmp_path / "again").run(alike)
+    assert (again.proposed, again.curves) == (reported.proposed, reported.curves)
+
+
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_an_executor_that_is_lost_at_a_proposal_loses_none(fleet, placing, tmp_path, at):
+    """before: nothing was proposed yet. after: the proposals were reported, and what they led to is gone."""
+    placement = placing(SPACE, **QUICK)
+    inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.001)
+
+    def lose(told, report):
+        if told.placement is placement and (proposals(told) or (at == "before" and len(told.warmup_losses) == 8)):
+            fleet.end(placement.placement_id)
+
+    fleet.on_report = lose
+    inside.on_news = lambda news: None
+    (lost,) = inside.run(placement)
+    assert bool(proposals(lost)) == (at == "after")
+    fleet.on_report = lambda told, report: None
+    base = lost.events[1].val_loss if hasattr(lost.events[1], "val_loss") else None
+    (reported,) = Inside(fleet, tmp_path / "next").run(resumed(lost, "next", base))
+    assert all(status in JOB_TERMINAL for status in reported.status.values())
+    assert sorted({**proposals(lost), **proposals(reported)}) == list(range(8, 14))
+    (whole,) = Inside(fleet, tmp_path / "whole").run(
+        placement.model_copy(update={"placement_id": "whole", "token": "token-whole"})
+    )
+    assert reported.proposed == whole.proposed
+
+
+def test_pairs_are_compared_with_the_reference_in_every_round(fleet, placing, tmp_path):
+    space = SPACE | {"n": 10, "beta": [0.1, 0.5]}
+    placement = placing(space, PAIRS, objective={"type": "dpo"}, **QUICK)
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    assert sorted(proposals(reported)) == [8, 9]
+    assert all(status in JOB_TERMINAL and status != JobStatus.FAILED for status in reported.status.values())
+    assert {8, 9} <= reported.warmup_losses.keys()
+    spread = {"placement_id": "spread", "token": "token-spread", "device_indexes": [0, 1]}
+    (over_two,) = Inside(fleet, tmp_path / "spread").run(placement.model_copy(update=spread))
+    assert over_two.proposed == reported.proposed
+    assert over_two.curves == reported.curves, "a rank is told of each round's jobs, and has their reference"
+
+
+def test_where_nothing_can_be_trained_the_rounds_to_come_fail_too(fleet, placing, tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.replicas.replica_set.admission_refusal", lambda demand, capacity: "no room for it")
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, **QUICK))
+    assert set(reported.status.values()) == {JobStatus.FAILED}
+    assert not proposals(reported)
+    (last,) = [event for event in reported.of(JobFailed) if event.job == 13]
+    assert last.error == "no configuration before this one could be trained; the last of them: no room for it"

@@ -1,0 +1,86 @@
+"""Prepares the next round of a tpe search once every warmup before it has ended: configurations, and their first weights.
+
+Both take the host longer than a step, so a thread makes them while other tasks train.
+"""
+
+import math
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from contract.job_config import JobConfig
+from worker.adapters.location_types import AdapterSpec
+from worker.executor.background_worker import BackgroundWorker
+from worker.executor.placement.job_run import JobRun
+from worker.executor.placement.placement_run import PlacementRun
+from worker.executor.preparation.placement_preparation import Prepared
+from worker.executor.rung_ranks import standings
+from worker.policy.early_exit.ranking import by_scores
+
+_PROPOSE = "worker.policy.tpe_proposals:propose"  # loaded for a task that needs it alone: see that module
+
+Opened = Callable[[PlacementRun, list[JobRun], Prepared], None]
+
+
+class RoundProposals:
+    """`hand_over` queues a callback for the training loop; there `opened` gets the round's jobs, and what was prepared for
+    them."""
+
+    def __init__(self, hand_over: Callable[[Callable[[], None]], None], opened: Opened) -> None:
+        self._hand_over, self._opened = hand_over, opened
+        self._prepared: dict[str, Prepared] = {}  # of tasks with rounds to come
+        self._asked = set[str]()
+        self._worker = BackgroundWorker("proposals")
+
+    def expect(self, task: PlacementRun, prepared: Prepared) -> None:
+        """The task was opened."""
+        if task.unproposed:
+            self._prepared[task.key] = replace(prepared, checkpoints={}, drawn={})
+
+    def drop(self, task: PlacementRun) -> None:
+        """The task leaves."""
+        self._prepared.pop(task.key, None)
+        self._asked.discard(task.key)
+
+    def ask_due(self, tasks: Iterable[PlacementRun]) -> None:
+        """Propose the next round of each task whose last one is over. Where no configuration could be trained, those that are
+        left fail too."""
+        for task in tasks:
+            if task.key not in self._prepared or task.key in self._asked or not _is_due(task):
+                continue
+            if task.failures.keys() == task.configs.keys():
+                last = list(task.failures.values())[-1]
+                task.fail_unproposed(f"no configuration before this one could be trained; the last of them: {last}")
+            else:
+                self._asked.add(task.key)
+                self._worker.submit(self._proposal(task, self._prepared[task.key]))
+
+    def _proposal(self, task: PlacementRun, prepared: Prepared) -> Callable[[], None]:
+        """For the thread, with all that the loop may change meanwhile."""
+        spec, unproposed = task.placement.spec, sorted(task.unproposed)
+        coming = next(indexes for indexes in spec.search_space.rounds if unproposed[0] in indexes)
+        jobs = [index for index in unproposed if index in coming]
+        values = {place.job: place.value for place in by_scores(standings(task))}
+        tried = [(config, values.get(index, math.inf)) for index, config in task.configs.items()]
+
+        def propose() -> None:
+            configs = dict(zip(jobs, pkgutil.resolve_name(_PROPOSE)(spec, tried, len(jobs)), strict=True))
+            drawn, most, layout = {}, prepared.most_drawn_bytes, prepared.loaded.base.trainer.arena.layout
+            for index, config in configs.items():
+                adapter = AdapterSpec.of(config, prepared.start)
+                if (most := most - 4 * adapter.rank * layout.width) >= 0:
+                    drawn[index] = adapter.first_weights(layout)
+            self._hand_over(partial(self._open, task, configs, replace(prepared, drawn=drawn)))
+
+        return propose
+
+    def _open(self, task: PlacementRun, configs: dict[int, JobConfig], prepared: Prepared) -> None:
+        if task.key in self._asked and not task.leaving:
+            self._asked.discard(task.key)
+            self._opened(task, task.proposed(configs), prepared)
+
+
+def _is_due(task: PlacementRun) -> bool:
+    """Whether there is a round to come, and every warmup of those before has ended, or never will."""
+    return bool(task.unproposed) and all(run.warmup_val_loss is not None or not run.unfinished for run in task.runs)
