@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
+from benchmarks.quality.halved_searches import halved_searches
 from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import Outcome, full_loss, rankings, replay, replay_live, unseen
@@ -72,6 +73,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "asha": asha(spec(OURS), sweep, ours.tokens),
         "hyperband": hyperband(sweep, full, ours.tokens),
         "tpe": tpe(sweep, full, ours.tokens),
+        **halved_searches(spec(OURS), sweep),
     }
     policies = {policy: ours if policy == OURS else replay(spec(policy), sweep, spec(OURS))[0] for policy in POLICIES}
     variants = (
@@ -186,4 +188,11 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         figures[f"saved_by_{reason}_mean"] = fmean(one["saved_by"].get(reason, 0.0) for one in ours)
     for peer in ("random", "asha", "hyperband", "tpe"):
         figures[f"x_{peer}"] = fmean(row["peers"][peer]["x"] for row in rows)
+    halved = [row["peers"] for row in rows if "tpe_rounds" in row["peers"]]
+    if halved:
+        figures["x_random_half"] = fmean(peers["random_half"]["x"] for peers in halved)
+        figures["x_tpe_rounds"] = fmean(peers["tpe_rounds"]["x"] for peers in halved)
+        figures["tpe_rounds_over_random_half"] = fmean(
+            peers["tpe_rounds"]["unseen"] / peers["random_half"]["unseen"] for peers in halved
+        )
     return figures

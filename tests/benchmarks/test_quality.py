@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.base_set_pairs import PAIRS, SECOND_SEED, SETS, Pair, RowSet, spec_of
+from benchmarks.quality.halved_searches import halved_searches
 from benchmarks.quality.peers import asha_of, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
@@ -102,6 +103,18 @@ def test_peers_at_the_cost_of_ours_find_no_better(sweep):
         found = peer(sweep, full, ours.tokens)
         assert 0.6 * ours.tokens < found.tokens <= ours.tokens
         assert found.unseen >= ours.test.mean - 0.02
+
+
+def test_rounds_find_what_a_random_half_of_the_grid_misses():
+    """Where one learning rate in five, with two batch sizes in four, is what does well."""
+    rates = sorted({job.learning_rate for job in spec_of(PAIR).jobs()})
+    final = {
+        place: 1.0 + 0.3 * abs(rates.index(job.learning_rate) - 3) + 0.1 * (job.batch_size > 2) + 0.01 * (job.rank != 32)
+        for place, job in enumerate(spec_of(PAIR).jobs())
+    }
+    found = halved_searches(spec_of(PAIR, OURS), made(final))
+    assert found["tpe_rounds"].unseen < found["random_half"].unseen
+    assert found["tpe_rounds"].tokens == pytest.approx(found["random_half"].tokens, rel=0.25)
 
 
 def test_a_row_of_the_report_has_every_figure(sweep):
