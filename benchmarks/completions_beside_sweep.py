@@ -26,7 +26,8 @@ _POLL_SECONDS = 0.1  # the service's count changes with the worker's reports, ab
 def measure(
     shape: LlamaShape, device: str, jobs: int, rounds: int, seconds: float
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(figures, rows) of a sweep of so many jobs; rounds: of a quiet and an asking window of so many seconds each."""
+    """(figures, rows) of a sweep of so many jobs; rounds: of a quiet and an asking window of so many seconds each,
+    at best a multiple of the 30 between a worker's checkpoints."""
     with tempfile.TemporaryDirectory(prefix="motet-ask-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -59,13 +60,13 @@ def _beside(motet: RunningStack, jobs: int, rounds: int, seconds: float) -> tupl
         pace["asking"].append(_pace(motet, task, seconds, ask))
     motet.http.post(f"/v1/tasks/{task}/cancel").raise_for_status()
     first = sorted(ask.times)
-    quiet, asking = median(pace["quiet"]), median(pace["asking"])
+    pairs = [1 - after / before for before, after in zip(pace["quiet"], pace["asking"], strict=True)]
     row = {
         "what": "chat completions beside a sweep", "jobs": jobs, "requests": len(first), "steps_per_s": pace,
         "first_token_ms": [1e3 * value for value in (first[0], median(first), first[-1])],
-        "pairs": [1 - after / before for before, after in zip(pace["quiet"], pace["asking"], strict=True)],
+        "pairs": pairs,
     }  # fmt: skip
-    figures = {"ttft_ms": 1e3 * median(first), "ttft_cold_ms": 1e3 * cold, "sweep_slowdown": 1 - asking / quiet}
+    figures = {"ttft_ms": 1e3 * median(first), "ttft_cold_ms": 1e3 * cold, "sweep_slowdown": median(pairs)}
     return figures, [row]
 
 

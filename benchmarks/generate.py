@@ -278,7 +278,7 @@ def main() -> None:
     if device == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-        asked, said = completions_beside_sweep.measure(LLAMA_1B, device, jobs=16, rounds=3, seconds=20.0)
+        asked, said = completions_beside_sweep.measure(LLAMA_1B, device, jobs=16, rounds=3, seconds=30.0)
         found, rows = found | asked, rows + said
         print(asked, said, flush=True)
         print(write_result("generate", gate, found, rows, options.commit))

@@ -97,6 +97,22 @@ def test_a_lost_answer_doubles_no_text(channel_to):
     assert (link.texts, gone) == ({"a": "one, two"}, [])
 
 
+def test_a_first_and_a_last_piece_are_sent_at_once_and_those_between_gather(channel_to, monkeypatch):
+    monkeypatch.setattr(request_channel, "_GATHER_SECONDS", 3600.0)
+    link = Link(lambda requests, sending: None)
+    channel, _, _ = channel_to(link)
+    channel.send(piece("a", 1, "one"))
+    link.until(lambda: link.texts == {"a": "one"})
+    channel.send(piece("a", 2, ", two"))
+    channel.send(piece("a", 3, ", three"))
+    channel.send(piece("b", 1, "another's first"))
+    link.until(lambda: link.texts == {"a": "one, two, three", "b": "another's first"})
+    channel.send(piece("a", 4, ", four"))
+    channel.send(piece("a", 5, ", five", over=True))
+    link.until(lambda: link.last["a"] == 5)
+    assert link.sendings == 3
+
+
 @pytest.mark.parametrize("status", [401, 409])
 def test_a_lease_that_the_service_does_not_know_loses_all_requests_at_once(channel_to, status):
     link = Link(lambda requests, sending: Refused(status, "fence_stale", "the placement has ended", {}))

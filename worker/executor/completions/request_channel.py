@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 _WAIT_SECONDS = 5.0  # of a poll without anything at hand
 _HOLD_SECONDS = 1.5  # of one that also says which requests are at hand
 _RETRY_SECONDS, _ABSENT_SECONDS = 0.5, 60.0
-_GATHER_SECONDS = 0.02  # pieces of one sending
+# a request's first piece and its last are sent at once; the others gather this long, since each sending takes the training
+# loop's interpreter for some milliseconds, and ten a second are read as fluently as fifty
+_GATHER_SECONDS = 0.1
 _MOST_PIECES = 512
 
 
@@ -142,7 +144,7 @@ class RequestChannel:
                     lambda: self._closed.is_set() or ((self._sent or self._pieces) and self._lease is not None)
                 )
                 if not self._sent:
-                    self._changed.wait_for(lambda: any(piece.over for piece in self._pieces), timeout=_GATHER_SECONDS)
+                    self._changed.wait_for(lambda: any(map(_is_urgent, self._pieces)), timeout=_GATHER_SECONDS)
                     waiting = [self._pieces.popleft() for _ in range(min(_MOST_PIECES, len(self._pieces)))]
                     self._sent = list(merged(waiting))
                 lease, sent = self._lease, self._sent
@@ -175,6 +177,10 @@ class RequestChannel:
         else:
             if taken.gone:
                 self._gone(taken.gone)
+
+
+def _is_urgent(piece: CompletionPiece) -> bool:
+    return piece.number == 1 or piece.over
 
 
 def _passes(error: LinkError) -> bool:
