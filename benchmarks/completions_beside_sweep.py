@@ -20,6 +20,7 @@ from benchmarks.sweep.random_base import write_base
 from tests.walk.running_stack import RunningStack, gsm8k, running_stack
 
 _EPOCHS = 100  # the sweep outlasts the measurement, and is cancelled
+_START_SECONDS = 180.0  # for the stack's worker to load the base and train its first steps
 _POLL_SECONDS = 0.1  # the service's count changes with the worker's reports, about twice a second
 
 
@@ -47,7 +48,7 @@ def _beside(motet: RunningStack, jobs: int, rounds: int, seconds: float) -> tupl
         training={"epochs": _EPOCHS, "max_seq_len": 512},
         early_exit={"policy": "none", "eval_every": 100_000},
     )
-    motet.until(task, lambda one: one["progress"]["steps_done"] >= 40 * jobs)
+    motet.until(task, lambda one: one["progress"]["steps_done"] >= 40 * jobs, _START_SECONDS)
     questions = [row["messages"][0]["content"] for row in gsm8k(64)]
     ask = Asking(motet, questions)
     cold = ask.one()

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     # where it is told that the machine is about to be taken away: aws, gcp, file:///path or a URL
     preemption_notice: Annotated[str, AfterValidator(_notice)] | None = None
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
-    worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.08  # of training's time, for all generation
+    worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.05  # of training's time, for all generation
     # how the devices of a placement hold its base: shards where copies do not fit, copies alone, or shards always
     worker_sharding: Literal["auto", "never", "always"] = "auto"
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _WAIT_SECONDS = 5.0  # of a poll without anything at hand
 _HOLD_SECONDS = 1.5  # of one that also says which requests are at hand
 _RETRY_SECONDS, _ABSENT_SECONDS = 0.5, 60.0
-# a request's first piece and its last are sent at once; the others gather this long, since each sending takes the training
-# loop's interpreter for some milliseconds, and ten a second are read as fluently as fifty
+# a request's first piece and its last are sent at once; the others gather this long: each sending competes with the training
+# loop for the interpreter, and ten pieces a second read as fluently as fifty
 _GATHER_SECONDS = 0.1
 _MOST_PIECES = 512
 
