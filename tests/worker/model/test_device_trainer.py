@@ -23,7 +23,7 @@ from tests.worker.model.device_case import (
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_trainer import CAPTURE_AFTER, DeviceTrainer
+from worker.model.cuda.device_trainer import CAPTURE_AFTER, FAST_GRAPH_TOKENS, GRAPH_TOKENS, DeviceTrainer
 from worker.model.cuda.fused_head import Labels, head_loss
 from worker.model.flat_batch import Dropout, Segment
 from worker.model.plain.trainer import OutOfMemory
@@ -131,19 +131,17 @@ def test_graphs_follow_an_arena_that_grows_and_segments_of_one_slot_are_one() ->
 def test_buckets_that_come_often_are_captured_and_keep_their_bits(make: Callable[[], PreTrainedModel]) -> None:
     trainer = device_trainer(make())
     slots = fill_slots(trainer)
-    passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (2, 5)]
-    seen: list[list[list[Tensor]]] = [[], []]
+    passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (2, 5, 16)]
+    sizes = [sum(example.length for segment in segments for example in segment.examples) for segments in passes]
+    assert sizes[1] < GRAPH_TOKENS < sizes[2] < FAST_GRAPH_TOKENS - 512
+    seen: list[list[list[Tensor]]] = [[] for _ in passes]
     for _ in range(CAPTURE_AFTER + 3):
-        losses = [trainer.train(segments) for segments in passes[:1]]
-        grads = [trainer.arena.grad[slot.used].clone() for slot in slots]
-        trainer.discard_gradients(slots)
-        losses.append(trainer.train(passes[1]))
-        for place, found in enumerate(losses):
-            seen[place].append(
-                [value.clone() for loss in found for value in (loss.total, loss.hits)] + (grads if place == 0 else [])
-            )
-        trainer.discard_gradients(slots)
-    assert len(trainer.captured) == 2
+        for place, segments in enumerate(passes):
+            losses = trainer.train(segments)
+            found = [value.clone() for loss in losses for value in (loss.total, loss.hits)]
+            seen[place].append(found + [trainer.arena.grad[slot.used].clone() for slot in slots])
+            trainer.discard_gradients(slots)
+    assert len(trainer.captured) == sum(size <= trainer.graph_tokens for size in sizes)
     for rounds in seen:
         for later in rounds[1:]:
             assert all(torch.equal(one, other) for one, other in zip(later, rounds[0], strict=True))

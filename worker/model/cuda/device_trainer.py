@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from grouped_lora import Span
-from grouped_lora.base.fp8 import Fp8Weight
 from grouped_lora.optimizer.adamw import RowTable, adamw
 from torch import Tensor
 
@@ -27,10 +26,12 @@ from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import LossSum, StepLosses, Trainer
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
-GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
-# On a base in fp8 the chip takes less time and the host more (cuBLASLt chooses an algorithm at each product): this many, for
-# layers of as many parameters as Llama-3.2-1B's, fewer for larger ones. They are captured in coarse buckets.
-GRAPH_TOKENS_FP8, LAYER_PARAMETERS = 8192, 61e6
+GRAPH_TOKENS = 4096  # on any chip the host needs longer to launch a pass of fewer tokens than the chip to run it
+# On the fastest chips that holds up to this many, on layers of as many parameters as Llama-3.2-1B's, and for fewer on larger
+# ones: a host whose cores others use took 4.4 ms to launch a layer both ways, an H100 2.7 to run it on 6,400 tokens. They are
+# captured in coarse buckets, and their pool takes up to an eighth of such a chip's memory.
+FAST_GRAPH_TOKENS, LAYER_PARAMETERS = 8192, 61e6
+FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
 MAX_GRAPHS = 64
 PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
 SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
@@ -228,11 +229,15 @@ def _graph_tokens(backbone: Backbone) -> int:
     """Tokens up to which passes are captured; 0 on a sharded base, whose gathers are launched one by one."""
     if backbone.shards is not None:
         return 0
-    weights = [weight for weight in vars(backbone.layers[0]).values() if isinstance(weight, Fp8Weight)]
-    if not weights:
+    if backbone.device.type != "cuda" or not _is_fast(torch.cuda.get_device_properties(backbone.device)):
         return GRAPH_TOKENS
-    share = LAYER_PARAMETERS / sum(weight.shape.numel() for weight in weights)
-    return min(GRAPH_TOKENS_FP8, max(GRAPH_TOKENS, int(GRAPH_TOKENS_FP8 * share)))
+    layer = backbone.layers[0]
+    parameters = sum(weight.shape.numel() for weight in (layer.w_qkv, layer.w_o, layer.w_gate_up, layer.w_down))
+    return min(FAST_GRAPH_TOKENS, max(GRAPH_TOKENS, int(FAST_GRAPH_TOKENS * LAYER_PARAMETERS / parameters)))
+
+
+def _is_fast(device: Any) -> bool:
+    return (device.major, device.minor) >= FAST_CAPABILITY and device.total_memory >= FAST_MEMORY
 
 
 def _first_row(slot: Slot | None) -> int:
