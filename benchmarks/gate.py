@@ -57,7 +57,7 @@ def run_gate(
     segments = feed(attach(ours, 6, (*RANKS, 256)), Rows(shape.vocabulary), 2)
     if longest:
         row = long_row(longest, shape.vocabulary)
-        segments[0] = replace(segments[0], examples=[row, *segments[0].examples], weight=1 / longest)
+        segments[0] = replace(segments[0], examples=[row, *segments[0].examples], loss_weight=1 / longest)
     ours.arena.master.copy_(ours.arena.master.bfloat16())
     losses = torch.stack([loss.total for loss in ours.train(segments, recompute=longest > 0)]).double()
     results = []
