@@ -1,0 +1,55 @@
+"""Ours, as the trainer runs it, and the frozen base alone: a layer of the fused stack over the arena."""
+
+import torch
+from torch import Tensor
+
+from benchmarks.rivals.contestant import Contestant, Outcome
+from benchmarks.rivals.layer_cell import LAYER, LayerCell
+from worker.model.cuda.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
+from worker.model.cuda.fused_stack import FusedStack
+from worker.model.cuda.saved_activations import PendingResidual
+from worker.model.cuda.side_streams import GradientProduct
+
+
+class OneLayer(FusedStack):
+    """A stack of two layers of which the second is computed."""
+
+    def both_ways(self, x: Tensor, dy: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """(output, dX), both [T, D], of x and dy [T, D]. The sum behind `down` is formed by the next norm, as in a model."""
+        self._streams.choose_streams(x.shape[0])
+        pending, kept = self._forward_layer(LAYER, PendingResidual(x), batch, adapters)
+        out, _, _ = self._add_and_norm(pending, adapters[LAYER], "down_proj", self.final_norm, batch.table)
+        assert kept.saved is not None
+        products: list[GradientProduct] = []
+        dx = self._mlp_backward(LAYER, dy, batch, adapters[LAYER], grad[LAYER], products, kept.saved)
+        dx = self._attention_backward(LAYER, dx, batch, adapters[LAYER], products, x, kept.saved)
+        self._streams.launch_gradients(products, grad[LAYER], batch.table)
+        self._streams.launch_gradients([], grad[LAYER], batch.table)
+        return out, dx
+
+
+class OurLayer(Contestant):
+    """adapted: with the cell's adapters, else the frozen base alone."""
+
+    note = "the fused layer of the trainer, on its axis of bucketed length"
+
+    def __init__(self, cell: LayerCell, adapted: bool) -> None:
+        self._cell, self._adapted = cell, adapted
+        stack, spans = cell.fused.stack, cell.spans if adapted else ()
+        self._layer = OneLayer(stack.layers, stack.final_norm, stack.dims, stack.rotaries)
+        table = tables(cell.flat, spans, (False,) * len(spans), cell.grain)
+        shape = BatchShape.of(cell.flat, table, cell.grain)
+        self._batch, _ = unpack(shape, torch.from_numpy(fill(shape, cell.flat, table)).to(cell.device))
+        self._x, self._dy = (self._padded(part, shape.tokens) for part in (cell.x, cell.dy))
+        arena = cell.arena
+        self._adapters, self._grad = arena.layered(arena.compute_copy), arena.layered(arena.grad)
+
+    def _padded(self, part: Tensor, tokens: int) -> Tensor:
+        return torch.cat([part, part.new_zeros(tokens - part.shape[0], part.shape[1])])
+
+    def run(self) -> None:
+        self._out, self._dx = self._layer.both_ways(self._x, self._dy, self._batch, self._adapters, self._grad)
+
+    def outcome(self) -> Outcome:
+        size = self._cell.flat.size
+        return Outcome(self._out[:size], self._dx[:size], self._cell.gradients() if self._adapted else [])
