@@ -3,10 +3,11 @@
     python -m benchmarks.rivals [--lorafusion DIR] [--mlora DIR] [--unsloth DIR] [--commit HASH]
 
 bf16, random weights, LoRA on all seven linear maps. A rival's linear maps and LoRA are its own, loaded from its checkout DIR
-(module_loading.py says what that must hold); norm, rotary, attention and residual sums are ours for all. Cells: 32 adapters of
-mixed ranks on GSM8K's rows, and four of rank 16, which suits LoRAFusion best. The gate runs first, then each contestant's
-output, dX, dA and dB are compared with a layer in float32. Who does not agree is not timed, and then the command fails and
-writes nothing. "eager": launched from Python; "graphed": one captured CUDA graph, which is kind to those that launch much.
+(module_loading.py says what that must hold); norm, rotary, attention and residual sums are ours for all (a rival's q, k and v
+are joined for it). Cells: 32 adapters of mixed ranks on GSM8K's rows, and four of rank 16, which suits LoRAFusion best. The
+gate runs first, then each contestant's output, dX, dA and dB are compared with a layer in float32. Who does not agree is not
+timed, and then the command fails and writes nothing. "eager": launched from Python; "graphed": one captured CUDA graph, which
+is kind to those that launch much.
 Without a GPU a toy shape runs under Triton's interpreter, agreement alone, and nothing is written.
 """
 
@@ -47,7 +48,7 @@ FIGURES = {LORAFUSION: "lorafusion", MLORA: "mlora", UNSLOTH: "unsloth", BASE: "
 
 def gated(directories: Mapping[str, Path]) -> dict[str, Any]:
     """The gate of all kernel benchmarks; meanwhile other processes compile the contestants' kernels."""
-    wanted = [(place, name) for place, name in AHEAD if name == OURS or name in directories]
+    wanted = [(place, name) for place, name in AHEAD if name in (OURS, BASE) or name in directories]
     with ProcessPoolExecutor(len(wanted), multiprocessing.get_context("spawn")) as pool:
         ahead = [pool.submit(compile_ahead, place, name, dict(directories)) for place, name in wanted]
         gate = run_gate()
