@@ -24,7 +24,6 @@ from worker.model.cuda.device_trainer import GRAPH_TOKENS
 
 ADAPTERS, BATCH = 16, 2
 ARENA_ROWS = 37 * ADAPTERS + 192  # ranks of 16, 32, 64 in turn, and room to attach more
-WARMUP = 96  # steps, after which the common buckets are captured
 
 
 @contextmanager
@@ -50,7 +49,7 @@ def main() -> None:
             if passes == "launched":
                 trainer.graph_tokens = GRAPH_TOKENS
             with busy_cores() if host == "busy" else ExitStack():
-                row = consecutive_steps(trainer, reader, BATCH, ADAPTERS, warmup=WARMUP)
+                row = consecutive_steps(trainer, reader, BATCH, ADAPTERS)
             rows.append(row | {"host": host, "passes": passes, "graphs": len(trainer.captured)})
             print(rows[-1], flush=True)
             del trainer

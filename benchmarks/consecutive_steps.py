@@ -26,6 +26,7 @@ from worker.replicas.packed_step import step
 from worker.replicas.training_job import JobStep, TrainingJob
 
 STEPS = 64
+WARMUP = 96  # steps, after which the common buckets are captured
 BUDGET = 1 << 16  # tokens of a micro-batch: large enough for a whole step
 
 compiled: list[str] = []
@@ -67,11 +68,11 @@ def _attached(trainer: Trainer, job: TrainingJob) -> Slot:
 
 
 def consecutive_steps(
-    trainer: Trainer, rows: Rows, batch: int, adapters: int, steps: int = STEPS, warmup: int = 4
+    trainer: Trainer, rows: Rows, batch: int, adapters: int, steps: int = STEPS, warmup: int = WARMUP
 ) -> dict[str, Any]:
     """Optimizer steps of all jobs, one after another; midway one adapter leaves and another takes its place.
 
-    warmup: steps before the measured ones. Where passes are captured, as many as it takes to see the common buckets often.
+    warmup: steps before the measured ones.
     """
     due = job_steps(trainer, rows, batch, adapters)
     for _ in range(warmup):

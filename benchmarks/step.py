@@ -32,7 +32,6 @@ from worker.model.flat_batch import Segment
 from worker.model.row_optimizer import RowUpdate
 
 PARTS = ("cells", "peers", "fp8", "mixed", "solo", "few", "optimizer", "eight_b", "sequential", "compiled")
-WARMUP = 96  # steps, after which the common buckets are captured
 ROWS_32 = 1168 + 128  # arena rows for 32 adapters of 16, 32, 64 in turn, and room to attach more
 
 
@@ -65,7 +64,7 @@ def cells(backbone: Backbone, reader: Rows, peers: bool) -> Iterator[dict[str, A
     """Whole steps, and passes beside the base alone and the peers, of 32 adapters."""
     for batch in (1, 2, 4):
         trainer = new_trainer(backbone, ROWS_32)
-        yield consecutive_steps(trainer, reader, batch, 32, warmup=WARMUP)
+        yield consecutive_steps(trainer, reader, batch, 32)
         del trainer
         trainer = new_trainer(backbone, ROWS_32)
         yield from cell(trainer, LLAMA_1B, "1B", feed(attach(trainer, 32), reader, batch), batch, loop=True, peers=peers)
@@ -95,7 +94,7 @@ def base_in_fp8(backbone: Backbone, reader: Rows) -> Iterator[dict[str, Any]]:
     coded = in_fp8(backbone)
     for batch in (1, 4):
         trainer = new_trainer(coded, ROWS_32)
-        yield consecutive_steps(trainer, reader, batch, 32, warmup=WARMUP) | {"what": FP8 + STEP}
+        yield consecutive_steps(trainer, reader, batch, 32) | {"what": FP8 + STEP}
         del trainer
         trainer = new_trainer(coded, ROWS_32)
         yield from fp8_cell(trainer, new_trainer(backbone, 64), feed(attach(trainer, 32), reader, batch), batch)

@@ -4,7 +4,7 @@ Each microbatch has four adapters, the most its operator takes, and an axis of i
 padded to its tiles of 128, as its own training lays them out. Each passes the whole layer, forward and backward. No dropout.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.rivals import module_loading
 from benchmarks.rivals.contestant import Contestant, Outcome
 from benchmarks.rivals.layer_cell import MODULES, Factors, LayerCell
-from benchmarks.rivals.shared_parts import Axis, both_ways, swiglu
+from benchmarks.rivals.shared_parts import Axis, SeparateLinears, both_ways, by_adapter
 
 A_CALL = 4  # adapters
 H100 = "h100-80gb-hbm3"  # its table's name of the chip
@@ -38,7 +38,7 @@ class _OnHost(TorchFunctionMode):
         return func(*args, **named)
 
 
-class _Microbatch:
+class _Microbatch(SeparateLinears):
     """Up to four adapters on their own padded axis. Its linear maps are LoRAFusion's."""
 
     def __init__(self, cell: LayerCell, operators: ModuleType, tile: int, places: range) -> None:
@@ -72,7 +72,7 @@ class _Microbatch:
         ]
         self._leaves = [leaf for own in self._lora for module in MODULES for leaf in own[module]]
 
-    def _linear(self, h: Tensor, module: str) -> Tensor:
+    def linear(self, h: Tensor, module: str) -> Tensor:
         info = self._info
         y: Tensor = self._operators.fused_linear_multi_lora(
             padded_x=h[None], linear_w=self._matrices[module], lora_a_list=[own[module][0] for own in self._lora],
@@ -83,21 +83,11 @@ class _Microbatch:
         )  # fmt: skip
         return y.squeeze(0)
 
-    def qkv(self, h: Tensor) -> Sequence[Tensor]:
-        return [self._linear(h, module) for module in ("q_proj", "k_proj", "v_proj")]
-
-    def o(self, attended: Tensor) -> Tensor:
-        return self._linear(attended, "o_proj")
-
-    def mlp(self, h: Tensor, axis: Axis) -> Tensor:
-        return self._linear(swiglu(self._linear(h, "gate_proj"), self._linear(h, "up_proj"), axis), "down_proj")
-
     def run(self) -> None:
         self.out, self.dx, self._gradients = both_ways(self._x, self._dy, self, self._axis, self._leaves)
 
     def gradients(self) -> list[Factors]:
-        pairs = iter(zip(self._gradients[::2], self._gradients[1::2], strict=True))
-        return [{module: next(pairs) for module in MODULES} for _ in self._lora]
+        return by_adapter(self._gradients)
 
 
 class LoraFusionLayer(Contestant):

@@ -4,7 +4,6 @@ Its adapters are in float32, and so is what they compute; its dropout must not b
 recomputation of layers is left off, and its masked attention and norms are replaced by ours, which skip the padding's scores.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from torch import Tensor
 
 from benchmarks.rivals import module_loading
 from benchmarks.rivals.contestant import Contestant, Outcome
-from benchmarks.rivals.layer_cell import MODULES, Factors, LayerCell
-from benchmarks.rivals.shared_parts import Axis, both_ways, swiglu
+from benchmarks.rivals.layer_cell import MODULES, LayerCell
+from benchmarks.rivals.shared_parts import Axis, SeparateLinears, both_ways, by_adapter
 
 DROPOUT = 1e-12  # below the resolution of what it is compared with
 
 
-class MLoraLayer(Contestant):
+class MLoraLayer(SeparateLinears, Contestant):
     note = (
         "as shipped: rows padded to the longest, adapters and their products in float32; without its recomputation, attention "
         "and norms"
@@ -64,23 +63,12 @@ class MLoraLayer(Contestant):
             at += len(own)
         return self._args.ModelData([], [], configs, False, 0, [])
 
-    def _apply(self, h: Tensor, module: str) -> Tensor:
+    def linear(self, h: Tensor, module: str) -> Tensor:
         y: Tensor = self._maps[module].forward(h.unflatten(0, self._size), self._data)
         return y.flatten(0, 1)
-
-    def qkv(self, h: Tensor) -> Sequence[Tensor]:
-        return [self._apply(h, module) for module in ("q_proj", "k_proj", "v_proj")]
-
-    def o(self, attended: Tensor) -> Tensor:
-        return self._apply(attended, "o_proj")
-
-    def mlp(self, h: Tensor, axis: Axis) -> Tensor:
-        return self._apply(swiglu(self._apply(h, "gate_proj"), self._apply(h, "up_proj"), axis), "down_proj")
 
     def run(self) -> None:
         self._out, self._dx, self._gradients = both_ways(self._x, self._dy, self, self._axis, self._leaves)
 
     def outcome(self) -> Outcome:
-        pairs = iter(zip(self._gradients[::2], self._gradients[1::2], strict=True))
-        gradients: list[Factors] = [{module: next(pairs) for module in MODULES} for _ in self._cell.spans]
-        return Outcome(self._out[self._own], self._dx[self._own], gradients)
+        return Outcome(self._out[self._own], self._dx[self._own], by_adapter(self._gradients))

@@ -6,6 +6,7 @@ each output that feeds a product is zeroed there.
 Legend: T tokens of the rival's axis, D hidden, F ffn.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from torch import Tensor
 from torch.autograd import Function
 
-from benchmarks.rivals.layer_cell import LayerCell
+from benchmarks.rivals.layer_cell import MODULES, Factors, LayerCell
 from worker.model.cuda.device_batch import DeviceBatch
 
 BLOCK = 1024
@@ -48,6 +49,23 @@ class Linears(Protocol):
     def o(self, attended: Tensor) -> Tensor: ...
 
     def mlp(self, h: Tensor, axis: Axis) -> Tensor: ...
+
+
+class SeparateLinears(ABC):
+    """Linears that are computed one by one."""
+
+    @abstractmethod
+    def linear(self, h: Tensor, module: str) -> Tensor:
+        """The module's output [T, out] of h [T, in]."""
+
+    def qkv(self, h: Tensor) -> Sequence[Tensor]:
+        return [self.linear(h, module) for module in ("q_proj", "k_proj", "v_proj")]
+
+    def o(self, attended: Tensor) -> Tensor:
+        return self.linear(attended, "o_proj")
+
+    def mlp(self, h: Tensor, axis: Axis) -> Tensor:
+        return self.linear(swiglu(self.linear(h, "gate_proj"), self.linear(h, "up_proj"), axis), "down_proj")
 
 
 class _Normed(Function):
@@ -164,3 +182,9 @@ def both_ways(
     out = layer(x, linears, axis)
     dx, *gradients = torch.autograd.grad(out, [x, *factors], dy)
     return out.detach(), dx, gradients
+
+
+def by_adapter(gradients: Sequence[Tensor]) -> list[Factors]:
+    """dA and dB of each adapter by module, of the flat list that both_ways returns for factors in that order."""
+    pairs = list(zip(gradients[::2], gradients[1::2], strict=True))
+    return [dict(zip(MODULES, pairs[at : at + len(MODULES)], strict=True)) for at in range(0, len(pairs), len(MODULES))]

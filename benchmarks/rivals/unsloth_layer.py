@@ -11,8 +11,8 @@ from torch import Tensor
 
 from benchmarks.rivals import module_loading
 from benchmarks.rivals.contestant import Contestant, Outcome
-from benchmarks.rivals.layer_cell import MODULES, Factors, LayerCell
-from benchmarks.rivals.shared_parts import Axis, both_ways
+from benchmarks.rivals.layer_cell import Factors, LayerCell
+from benchmarks.rivals.shared_parts import Axis, both_ways, by_adapter
 
 Operand = tuple[Tensor, None, Tensor, Tensor, float]  # a matrix, not quantised, and its adapter: A, B, scale
 
@@ -53,8 +53,7 @@ class _OneAdapter:
         self.out, self.dx, self._gradients = both_ways(self._x, self._dy, self, self._axis, self._leaves)
 
     def gradients(self) -> Factors:
-        pairs = iter(zip(self._gradients[::2], self._gradients[1::2], strict=True))
-        return {module: next(pairs) for module in MODULES}
+        return by_adapter(self._gradients)[0]
 
 
 class UnslothLayer(Contestant):

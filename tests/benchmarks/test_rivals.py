@@ -1,7 +1,6 @@
 """The benchmark beside rivals, as far as it needs none of them: ours and the parts that they share against plain PyTorch."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,13 @@ from benchmarks.rivals.layer_cell import MODULES, CellSpec, LayerCell, two_layer
 from benchmarks.rivals.layer_timing import BASE, EAGER, GRAPHED, LORAFUSION, MLORA, OURS
 from benchmarks.rivals.module_loading import version_of
 from benchmarks.rivals.our_layer import OurLayer
-from benchmarks.rivals.shared_parts import Axis, both_ways, swiglu
+from benchmarks.rivals.shared_parts import Axis, SeparateLinears, both_ways, by_adapter
 
 CLOSE = 1e-5
 INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="NOT RUN: the host runs no compiled kernel")
 
 
-class PlainLinears:
+class PlainLinears(SeparateLinears):
     """One adapter's linear maps in PyTorch, which leave rows of the axis unwritten, as a rival may."""
 
     def __init__(self, cell: LayerCell, unwritten: Tensor) -> None:
@@ -28,21 +27,12 @@ class PlainLinears:
         factors = cell.factors[0]
         self.factors = {m: tuple(part.clone().requires_grad_() for part in factors[m]) for m in MODULES}
 
-    def _linear(self, h: Tensor, module: str) -> Tensor:
+    def linear(self, h: Tensor, module: str) -> Tensor:
         a, b = self.factors[module]
         y = h @ self._cell.matrices()[module].t() + self._cell.spans[0].scale * (h @ a.t()) @ b.t()
         keep = torch.ones(h.shape[0], 1)
         keep[self._unwritten] = 0
         return torch.where(keep > 0, y, torch.full_like(y, 1e30))
-
-    def qkv(self, h: Tensor) -> Sequence[Tensor]:
-        return [self._linear(h, module) for module in ("q_proj", "k_proj", "v_proj")]
-
-    def o(self, attended: Tensor) -> Tensor:
-        return self._linear(attended, "o_proj")
-
-    def mlp(self, h: Tensor, axis: Axis) -> Tensor:
-        return self._linear(swiglu(self._linear(h, "gate_proj"), self._linear(h, "up_proj"), axis), "down_proj")
 
 
 @INTERPRETED
@@ -61,8 +51,7 @@ def test_our_layer_and_the_shared_parts_agree_with_plain_pytorch() -> None:
     x, dy = (torch.cat([part, torch.zeros(5, TOY.hidden)]) for part in (one.x, one.dy))
     leaves = [leaf for module in MODULES for leaf in linears.factors[module]]
     out, dx, grads = both_ways(x.requires_grad_(), dy, linears, Axis(one, one.axis([9, 9, 5]), unwritten), leaves)
-    pairs = dict(zip(MODULES, zip(grads[::2], grads[1::2], strict=True), strict=True))
-    errors = compare(Outcome(out[:18], dx[:18], [pairs]), truth(one))
+    errors = compare(Outcome(out[:18], dx[:18], by_adapter(grads)), truth(one))
     assert agrees(errors, CLOSE), errors
 
 

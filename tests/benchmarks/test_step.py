@@ -27,7 +27,7 @@ NAMES = (
 def test_steps_of_real_jobs_with_an_adapter_that_leaves_and_one_that_comes() -> None:
     backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
     trainer = Trainer(backbone, Arena(backbone.targets, 300))
-    row = consecutive_steps(trainer, Rows(tiny.VOCAB), batch=1, adapters=4, steps=4)
+    row = consecutive_steps(trainer, Rows(tiny.VOCAB), batch=1, adapters=4, steps=4, warmup=4)
     assert row["what"] == STEP
     assert trainer.forwards == 8
     assert row["tokens_per_step"] > 4 * 50
