@@ -1,6 +1,7 @@
 """A tpe search on the executor: rounds that wait for warmups, configurations that are reported before they train, and what
 becomes of them when the executor is lost or nothing can be trained."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from contract.messages.report_messages import Attached, JobFailed, JobMoved, Job
 from contract.states import JOB_TERMINAL, JobStatus
 from tests.worker.corpus import PAIRS
 from tests.worker.inside import Inside, resumed
+from worker.policy import tpe_proposals
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 
@@ -53,18 +55,27 @@ def test_the_second_round_is_proposed_once_the_first_has_warmed_up(fleet, placin
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
-def test_an_executor_that_is_lost_at_a_proposal_loses_none(fleet, placing, tmp_path, at):
+def test_an_executor_that_is_lost_at_a_proposal_loses_none(fleet, placing, tmp_path, monkeypatch, at):
     """before: nothing was proposed yet. after: the proposals were reported, and what they led to is gone."""
     placement = placing(SPACE, **QUICK)
     inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.001)
+    may_propose, propose = threading.Event(), tpe_proposals.propose
+
+    def proposed_late(*arguments):
+        """Before: the service has ended the placement, however long it took to hear of the last warmup."""
+        assert at == "after" or may_propose.wait(120), "the warmups are not reported"
+        return propose(*arguments)
+
+    monkeypatch.setattr(tpe_proposals, "propose", proposed_late)
 
     def lose(told, report):
         if told.placement is placement and (proposals(told) or (at == "before" and len(told.warmup_losses) == 8)):
             fleet.end(placement.placement_id)
+            may_propose.set()
 
     fleet.on_report = lose
     inside.on_news = lambda news: None
-    (lost,) = inside.run(placement, paced=True)  # else one report may hold the last warmup and what follows from it
+    (lost,) = inside.run(placement)
     assert bool(proposals(lost)) == (at == "after")
     fleet.on_report = lambda told, report: None
     base = lost.events[1].val_loss if hasattr(lost.events[1], "val_loss") else None
