@@ -14,12 +14,13 @@ from typing import Any
 from benchmarks.quality import readme_table as quality
 from benchmarks.real_arrivals.cell_table import scheduling
 from benchmarks.result_file import RESULTS
+from benchmarks.rivals.table import rivals
 from benchmarks.sharing_sim.table import sharing
 
 ROOT = Path(__file__).parent.parent
 STEP, SWEEP, QUALITY = "step-h100.json", "sweep-h100.json", "quality-h200.json"
 WEB, SCHEDULER, SHARING = "web-cpu.json", "scheduler-cpu.json", "sharing_sim-cpu.json"
-PARALLEL, COMPANY = "parallel-h200x2.json", "sharing-h200.json"
+PARALLEL, COMPANY, RIVALS = "parallel-h200x2.json", "sharing-h200.json", "rivals-h100.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -243,6 +244,7 @@ def made() -> dict[Path, str]:
     docs, step, sweep, sets = ROOT / "docs", read(STEP), read(SWEEP), read(QUALITY)
     tables = {
         "step": f"![One pass over 32 adapters](step.svg)\n\n{table(step)}",
+        "rivals": rivals(read(RIVALS)),
         "search": search(sweep),
         "quality": quality.table(sets, QUALITY),
         "company": company(read(COMPANY)),
