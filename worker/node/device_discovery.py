@@ -16,13 +16,15 @@ FP8_CAPABILITY = (8, 9)  # as grouped_lora.base.fp8, which imports torch
 
 
 def find_devices(settings: Settings) -> list[Device]:
-    """The node's devices. Raises SettingsError where CUDA devices are asked for and none is found."""
-    if settings.worker_device == "cpu":
-        return _slots(settings.worker_slots)
-    gpus = _gpus()
+    """The node's devices, each with no more memory than executors may take of it. Raises SettingsError where CUDA devices are
+    asked for and none is found."""
+    gpus = _gpus() if settings.worker_device != "cpu" else []
     if not gpus and settings.worker_device == "cuda":
         raise SettingsError("MOTET_WORKER_DEVICE is cuda, but nvidia-smi lists no GPU that CUDA_VISIBLE_DEVICES shows")
-    return gpus or _slots(settings.worker_slots)
+    found, most = gpus or _slots(settings.worker_slots), settings.worker_memory_bytes
+    if most is None:
+        return found
+    return [device.model_copy(update={"memory_bytes": min(device.memory_bytes, most)}) for device in found]
 
 
 def beyond_hardware(devices: Sequence[Device]) -> frozenset[str]:

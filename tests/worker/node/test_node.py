@@ -94,6 +94,17 @@ def test_gpus_are_those_a_process_would_see_in_its_order(smi, visible, found):
     assert devices[0].memory_bytes > 2**30
 
 
+def test_a_device_is_said_to_have_no_more_memory_than_executors_may_take(smi, monkeypatch):
+    limit = 20 * 2**30
+    whole, limited = (find_devices(settings(worker_device="cuda", worker_memory_bytes=most)) for most in (None, limit))
+    assert any(device.memory_bytes < limit for device in whole)
+    assert any(device.memory_bytes > limit for device in whole)
+    assert [device.memory_bytes for device in limited] == [min(device.memory_bytes, limit) for device in whole]
+    monkeypatch.setattr("worker.node.device_discovery.available_memory", lambda: 8 * 2**30)
+    slots = find_devices(settings(worker_device="cpu", worker_slots=2, worker_memory_bytes=2**30))
+    assert [device.memory_bytes for device in slots] == [2**30, 2**30]
+
+
 def test_without_visible_gpus_a_node_has_slots_unless_gpus_were_asked_for(smi):
     smi.setenv("CUDA_VISIBLE_DEVICES", "")
     assert [device.type for device in find_devices(settings(worker_device="auto"))] == ["cpu"]
