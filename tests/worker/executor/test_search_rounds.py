@@ -108,3 +108,11 @@ def test_where_nothing_can_be_trained_the_rounds_to_come_fail_too(fleet, placing
     assert not proposals(reported)
     (last,) = [event for event in reported.of(JobFailed) if event.job == 13]
     assert last.error == "no configuration before this one could be trained; the last of them: no room for it"
+
+
+def test_of_jobs_that_failed_under_an_earlier_placement_no_reason_is_made_up(fleet, placing, tmp_path):
+    placement = placing(SPACE, **QUICK)
+    failed = [job.model_copy(update={"status": JobStatus.FAILED} if job.index in FIRST else {}) for job in placement.jobs]
+    (reported,) = Inside(fleet, tmp_path).run(placement.model_copy(update={"jobs": failed}))
+    errors = {event.job: event.error for event in reported.of(JobFailed)}
+    assert errors == dict.fromkeys(range(8, 14), "no configuration before this one could be trained")

@@ -50,8 +50,8 @@ class RoundProposals:
             if task.key not in self._prepared or task.key in self._asked or not _is_due(task):
                 continue
             if task.failures.keys() == task.configs.keys():
-                last = list(task.failures.values())[-1]
-                task.fail_unproposed(f"no configuration before this one could be trained; the last of them: {last}")
+                last = next((f"; the last of them: {why}" for why in reversed(task.failures.values()) if why), "")
+                task.fail_unproposed(f"no configuration before this one could be trained{last}")
             else:
                 self._asked.add(task.key)
                 self._worker.submit(self._proposal(task, self._prepared[task.key]))
