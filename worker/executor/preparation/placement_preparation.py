@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from contract.evaluation.text_evaluation import Evaluation
+from contract.job_config import JobConfig
 from contract.messages.placement_messages import FileRef, JobAssignment, Placement
 from contract.states import JOB_TERMINAL
 from worker.adapters.job_checkpoint import load_progress
@@ -64,10 +65,20 @@ class Prepared:
     prompts: PromptFile | None = None  # of its evaluation
     rows: tuple[int, ...] = ()  # of the arena, for each of its unfinished jobs
 
-    @property
-    def most_drawn_bytes(self) -> int:
-        """How much first weights of new jobs may take of the host's memory."""
-        return self.capacities[0].park_bytes // _DRAWN_SHARE
+    def first_weights(
+        self, configs: Mapping[int, JobConfig], before_each: Callable[[], None] = lambda: None
+    ) -> dict[int, Tensor]:
+        """The first weights of new jobs, by index, as many as a share of the host's memory for parked ones holds: drawing takes
+        the host longer than a step, so it is not the loop that should."""
+        drawn, layout = dict[int, Tensor](), self.loaded.base.trainer.arena.layout
+        bytes_left = self.capacities[0].park_bytes // _DRAWN_SHARE
+        for index, config in configs.items():
+            before_each()
+            spec = AdapterSpec.of(config, self.start)
+            bytes_left -= 4 * spec.rank * layout.width
+            if bytes_left >= 0:
+                drawn[index] = spec.first_weights(layout)
+        return drawn
 
     def needs(self, evaluation: Evaluation | None) -> list[Need]:
         """What the task needs of each replica. evaluation: whose texts the first replica generates."""
@@ -157,7 +168,8 @@ class Preparation:
         activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
         clock.note("memory profile")
         prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, {}, prompts, rows)
-        prepared.drawn.update(self._drawn(base, start, checkpoints.keys(), prepared.most_drawn_bytes))
+        new = {job.index: job.config for job in self._unfinished if job.proposed and job.index not in checkpoints}
+        prepared.drawn.update(prepared.first_weights(new, self._lease.check))
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
         return prepared
@@ -165,22 +177,6 @@ class Preparation:
     def _prompts(self, reading: Reading, loaded: LoadedBase) -> PromptFile | None:
         ref = self._placement.prompts_file
         return PromptFile.of(self._stream(ref, prompt_reading(reading), loaded)) if ref is not None else None
-
-    def _drawn(
-        self, base: BaseCopy, start: StartAdapter | None, resumed: Collection[int], most_bytes: int
-    ) -> dict[int, Tensor]:
-        """The first weights of jobs without a checkpoint, as many as `most_bytes` hold: drawing takes the host longer than a
-        step, so it is not the loop that should."""
-        drawn, layout = dict[int, Tensor](), base.trainer.arena.layout
-        for job in self._unfinished:
-            if not job.proposed:
-                continue
-            spec = AdapterSpec.of(job.config, start)
-            most_bytes -= 4 * spec.rank * layout.width
-            if job.index not in resumed and most_bytes >= 0:
-                drawn[job.index] = spec.first_weights(layout)
-                self._lease.check()
-        return drawn
 
     @property
     def _unfinished(self) -> list[JobAssignment]:

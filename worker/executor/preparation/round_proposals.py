@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from contract.job_config import JobConfig
-from worker.adapters.location_types import AdapterSpec
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
@@ -66,12 +65,7 @@ class RoundProposals:
 
         def propose() -> None:
             configs = dict(zip(jobs, pkgutil.resolve_name(_PROPOSE)(spec, tried, len(jobs)), strict=True))
-            drawn, most, layout = {}, prepared.most_drawn_bytes, prepared.loaded.base.trainer.arena.layout
-            for index, config in configs.items():
-                adapter = AdapterSpec.of(config, prepared.start)
-                if (most := most - 4 * adapter.rank * layout.width) >= 0:
-                    drawn[index] = adapter.first_weights(layout)
-            self._hand_over(partial(self._open, task, configs, replace(prepared, drawn=drawn)))
+            self._hand_over(partial(self._open, task, configs, replace(prepared, drawn=prepared.first_weights(configs))))
 
         return propose
 
