@@ -5,7 +5,8 @@ and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has t
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -35,6 +36,8 @@ FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
 MAX_GRAPHS = 64
 PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
 SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
+# Other threads of the process (checkpoints, uploads) may use the device meanwhile: only the capturing one's calls are captured.
+CAPTURE_ERRORS = "thread_local"
 CAPTURE_AFTER = 4  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
 
 
@@ -208,21 +211,41 @@ class DeviceTrainer(Trainer):
     def _capture(self, shape: BatchShape, host: Tensor, mode: PassMode) -> _Graph:
         inputs = host.to(self.backbone.device)
         run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, mode)  # noqa: E731
-        if mode != FORWARD:
-            # The warm-up pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches.
-            inputs.zero_()
         # PyTorch's default capture stream belongs to the device that captured first.
         self._capture_stream = self._capture_stream or torch.cuda.Stream(self.backbone.device)
         self._capture_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._capture_stream):
-            run()
-        torch.cuda.current_stream().wait_stream(self._capture_stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only this one's calls are captured.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        if self._pool_holds(shape, mode):
+            recording: AbstractContextManager[None] = _recording(graph, self._pool, self._capture_stream)
+        else:
+            if mode != FORWARD:
+                # The warm-up pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches.
+                inputs.zero_()
+            with torch.cuda.stream(self._capture_stream):
+                run()
+            torch.cuda.current_stream().wait_stream(self._capture_stream)
+            # It gives back what the warm-up and launched passes left in the allocator's cache: the pool grows from that.
+            recording = torch.cuda.graph(graph, self._pool, self._capture_stream, CAPTURE_ERRORS)
+        with recording:
             result = run()
         return _Graph(graph, inputs, result)
+
+    def _pool_holds(self, shape: BatchShape, mode: PassMode) -> bool:
+        """Whether a pass that took more memory was captured before, so that this one finds its memory in the pool."""
+        return any(known.tokens >= shape.tokens and of in (mode, SAVED) for known, of in self._graphs)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """torch.cuda.graph without the emptying of all caches, of the device's memory and of pinned memory, which passes that are
+    launched next would have to allocate anew. The capture's kernels were launched and compiled before."""
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool, CAPTURE_ERRORS)
+        try:
+            yield
+        finally:
+            graph.capture_end()
 
 
 def _graph_tokens(backbone: Backbone) -> int:
