@@ -1,6 +1,6 @@
 """Backbone: the frozen base model, run by our own decoder block. Knows no jobs, no loss and no files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,14 +8,24 @@ from typing import Any, Protocol
 import torch
 from grouped_lora import Adapters
 from grouped_lora.base.fp8 import Fp8Weight
-from grouped_lora.base.frozen_product import Frozen
 from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from contract.task_spec import Precision
 from worker.model.arena_layout import GROUPS, Layout, Target
-from worker.model.base_weight_reader import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
+from worker.model.base_weight_reader import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    PATHS,
+    Weights,
+    at_hand,
+    in_folder,
+    matrices_of,
+    places_in,
+    shapes_of,
+)
 from worker.model.config_reader import read_config
 from worker.model.families import Family, family_of, head_size
 from worker.model.flat_batch import FlatBatch
@@ -36,6 +46,12 @@ from worker.model.sharding.weight_shards import (
     WeightShards,
     layer_unit,
 )
+
+OnLoaded = Callable[[int, int], None]  # bytes of a base's files that are loaded, here or by another rank, and of all
+
+
+def _ignore(loaded: int, whole: int) -> None:
+    return
 
 
 class Model(Protocol):
@@ -88,15 +104,17 @@ class Backbone:
         dtype: torch.dtype = torch.float32,
         precision: Precision = "bf16",
         sharding: Sharding | None = None,
+        on_progress: OnLoaded = _ignore,
     ) -> "Backbone":
         """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError.
 
-        dtype: of the computation. precision: how linear maps are stored. sharding: what this rank keeps a part of alone.
+        dtype: of the computation. precision: how linear maps are stored. sharding: what this rank keeps, and reads, a part of
+        alone. on_progress: called after each layer.
         """
-        config = read_config(source)
+        config, folder = read_config(source), Path(source)
         family = family_of(config)
-        weights = Weights(in_folder(Path(source)), shapes_of(family, config), device, dtype)
-        return cls._of(config, family, weights, precision, sharding)
+        weights = Weights(in_folder(folder), shapes_of(family, config), device, dtype, places_in(folder))
+        return cls._of(config, family, weights, precision, sharding, on_progress)
 
     @classmethod
     def of(
@@ -114,15 +132,24 @@ class Backbone:
 
     @classmethod
     def _of(
-        cls, config: PreTrainedConfig, family: Family, weights: Weights, precision: Precision, sharding: Sharding | None
+        cls,
+        config: PreTrainedConfig,
+        family: Family,
+        weights: Weights,
+        precision: Precision,
+        sharding: Sharding | None,
+        on_progress: OnLoaded = _ignore,
     ) -> "Backbone":
-        parts, norm = PartShards(sharding, weights.device), weights[NORM]
-        embedding = parts.end(EMBEDDING_UNIT, weights[EMBEDDING])
-        layers = [
-            parts.layer(index, _block(weights, family, config, index, precision)) for index in range(config.num_hidden_layers)
-        ]
-        head = embedding if config.tie_word_embeddings else parts.end(HEAD_UNIT, weights[HEAD])
+        parts, norm = PartShards(sharding, weights, precision), weights[NORM]
+        whole, of_layers = weights.stored_bytes()
+        embedding, layers, loaded = parts.end(EMBEDDING_UNIT, EMBEDDING), list[BlockWeights](), 0
+        for index in range(config.num_hidden_layers):
+            layers.append(_block(weights, family, config, index, parts))
+            loaded += of_layers[index]
+            on_progress(loaded, whole)
+        head = embedding if config.tie_word_embeddings else parts.end(HEAD_UNIT, HEAD)
         parts.allocate()
+        on_progress(whole, whole)
         embedding = parts.read_end(EMBEDDING_UNIT, embedding)
         return cls(
             family=config.model_type,
@@ -202,39 +229,23 @@ def _norm(weight: Tensor, family: Family) -> Tensor:
     return 1 + (weight if weight.dtype == torch.float64 else weight.float()) if family.centred_norms else weight
 
 
-def _joined(
-    weights: Weights, prefix: str, modules: Sequence[str], biased: frozenset[str], precision: Precision
-) -> tuple[Frozen, Tensor | None]:
-    """Weights stacked along their rows, and biases likewise (all have one or none has)."""
-    parts = weights.below(prefix, "weight", modules)
-    return _held(parts, precision), torch.cat(weights.below(prefix, "bias", modules)) if modules[0] in biased else None
-
-
-def _held(parts: Sequence[Tensor], precision: Precision) -> Frozen:
-    """Weights stacked along their rows, as tasks of this precision hold them."""
-    if precision == "bf16":
-        return torch.cat(list(parts))
-    return Fp8Weight.of(parts) if precision == "fp8" else Nf4Weight.of(parts, double=precision == "nf4_double")
-
-
-def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: int, precision: Precision) -> BlockWeights:
+def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: int, parts: PartShards) -> BlockWeights:
     prefix, biased = f"model.layers.{layer}", family.biased(config)
-    joined = {name: _joined(weights, prefix, modules, biased, precision) for name, modules in GROUPS.items()}
+    # Weights are stacked along their rows, and biases likewise (all have one or none has).
+    biases: dict[str, Any] = {
+        f"b_{name}": torch.cat(weights.below(prefix, "bias", modules)) if modules[0] in biased else None
+        for name, modules in GROUPS.items()
+    }
+    maps: dict[str, Any] = parts.linear_maps(
+        layer, {f"w_{name}": [f"{prefix}.{PATHS[module]}.weight" for module in modules] for name, modules in GROUPS.items()}
+    )
     norms: dict[str, Any] = {
         name: _norm(weights[f"{prefix}.{path}.weight"], family) for name, path in (family.norms | family.head_norms).items()
     }
     return BlockWeights(
-        w_qkv=joined["qkv"][0],
-        b_qkv=joined["qkv"][1],
-        w_o=joined["o"][0],
-        b_o=joined["o"][1],
-        w_gate_up=joined["gate_up"][0],
-        b_gate_up=joined["gate_up"][1],
-        w_down=joined["down"][0],
-        b_down=joined["down"][1],
         window=family.window(config, layer),
         rope=family.rope_kinds(config).index(family.rope_kind(config, layer)),
-        **({"q_norm": None, "k_norm": None} | norms),
+        **({"q_norm": None, "k_norm": None} | norms | biases | maps),
     )
 
 

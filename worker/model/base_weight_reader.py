@@ -7,10 +7,12 @@ load all weights into host memory first: here one matrix at a time passes throug
 import json
 import logging
 import math
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,20 +33,26 @@ PATHS = {module: f"self_attn.{module}" for module in ("q_proj", "k_proj", "v_pro
 }
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _DERIVED = ".rotary_emb.inv_freq"  # in older folders; the configuration determines it
-_DTYPES = ("F64", "F32", "F16", "BF16")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Of a number: its code, and its part of a block's scale (fp8's scales are per row).
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
-_LAYER_PLACE = 2  # of a layer's number in a tensor's name, `model.layers.0.…`
+_LAYERS, _LAYER_PLACE = "model.layers.", 2  # of a layer's number in a tensor's name, `model.layers.0.…`
+_LENGTH = 8  # bytes before a safetensors header, which say how long it is
 _HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
 _SAID = 8  # names of tensors that an error lists
 
 
 @dataclass(frozen=True)
 class UnreadTensor:
-    """A tensor that is not read yet."""
+    """A tensor that is not read yet. read: its rows of a slice, of which alone bytes are touched."""
 
     shape: tuple[int, ...]
-    read: Callable[[], Tensor]
+    dtype: torch.dtype
+    read: Callable[[slice], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Weights:
@@ -56,10 +64,16 @@ class Weights:
         wanted: Mapping[str, tuple[int, ...]],
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        places: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Raises UnsupportedModelError if a wanted tensor is missing, or has another shape."""
-        self._held, self.device, self._dtype = held, torch.device(device), dtype
-        lacking = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in held or held[name].shape != shape]
+        """places: the file that each tensor should be in. Raises UnsupportedModelError if a wanted tensor is missing, or has
+        another shape."""
+        self._held, self._wanted, self.device, self._dtype = held, wanted, torch.device(device), dtype
+        lacking = [
+            f"{name} {list(shape)}" + (f" of {places[name]}" if name in places else "")
+            for name, shape in wanted.items()
+            if name not in held or held[name].shape != shape
+        ]
         if lacking:
             more = f" and {len(lacking) - _SAID} more" if len(lacking) > _SAID else ""
             raise UnsupportedModelError(f"the weights lack, or have in another shape: {', '.join(lacking[:_SAID])}{more}")
@@ -68,7 +82,26 @@ class Weights:
             log.warning("%d tensors are not of this family and change nothing: %s", len(strange), ", ".join(strange[:_SAID]))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._held[name].read().to(self.device, self._dtype)
+        return self.rows(name, 0, self.shape(name)[0])
+
+    def rows(self, name: str, first: int, stop: int) -> Tensor:
+        """Rows [first, stop) of a tensor. No other row is read."""
+        return self._held[name].read(slice(first, stop)).to(self.device, self._dtype)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._held[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of the tensor that is returned."""
+        return self._dtype or self._held[name].dtype
+
+    def stored_bytes(self) -> tuple[int, dict[int, int]]:
+        """Bytes of all wanted tensors as they are stored, and of those of each layer."""
+        layers = Counter[int]()
+        for name in self._wanted:
+            if (layer := _layer_of(name)) is not None:
+                layers[layer] += self._held[name].nbytes
+        return sum(self._held[name].nbytes for name in self._wanted), layers
 
     def below(self, prefix: str, suffix: str, modules: Iterable[str]) -> list[Tensor]:
         """A layer's tensors for these modules."""
@@ -109,7 +142,9 @@ def part_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> tuple[
             rest[name] = math.prod(shape) * dtype.itemsize
         else:
             scales = 4 * shape[0] if precision == "fp8" else 0
-            layers[int(name.split(".")[_LAYER_PLACE])] += math.prod(shape) * coded + scales
+            layer = _layer_of(name)
+            assert layer is not None, "all matrices but embedding and head are of layers"
+            layers[layer] += math.prod(shape) * coded + scales
     ends = (rest.pop(EMBEDDING), rest.pop(HEAD)) if HEAD in rest else ()
     return tuple(map(round, layers)), ends, sum(rest.values())
 
@@ -135,7 +170,7 @@ def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
 
 def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, UnreadTensor]:
     """Tensors that are already in memory."""
-    return {name: UnreadTensor(tuple(tensor.shape), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()}
+    return {name: UnreadTensor(tuple(tensor.shape), tensor.dtype, tensor.__getitem__) for name, tensor in tensors.items()}
 
 
 def in_folder(source: Path) -> dict[str, UnreadTensor]:
@@ -146,8 +181,21 @@ def in_folder(source: Path) -> dict[str, UnreadTensor]:
             opened = safe_open(file, framework="pt")
             found |= dict(_held(opened, file))
         except (SafetensorError, OSError) as error:
-            raise UnsupportedModelError(f"{file.name} cannot be read: {error}; bring the folder anew") from None
+            raise UnsupportedModelError(
+                f"{_damage(file) or f'{file.name} cannot be read: {error}'}; bring the folder anew"
+            ) from None
     return found
+
+
+def places_in(source: Path) -> dict[str, str]:
+    """The file that the folder's index says each tensor is in; nothing without an index. Raises UnsupportedModelError."""
+    index = source / INDEX
+    if not index.is_file():
+        return {}
+    try:
+        return {name: Path(file).name for name, file in json.loads(index.read_text())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedModelError(f"{INDEX} is no index of safetensors files: {error!r}") from None
 
 
 def _held(opened: Any, file: Path) -> Iterator[tuple[str, UnreadTensor]]:
@@ -157,24 +205,40 @@ def _held(opened: Any, file: Path) -> Iterator[tuple[str, UnreadTensor]]:
             raise UnsupportedModelError(
                 f"{file.name} holds {name} as {part.get_dtype()}; what works: {', '.join(_DTYPES)}, the original weights"
             )
-        yield name, UnreadTensor(tuple(part.get_shape()), partial(opened.get_tensor, name))
+        yield name, UnreadTensor(tuple(part.get_shape()), _DTYPES[part.get_dtype()], part.__getitem__)
 
 
 def _files(source: Path) -> list[Path]:
     """The files that transformers would read: those that the index names, else the one whole file."""
-    index = source / INDEX
-    if not index.is_file():
+    if not (source / INDEX).is_file():
         if not (source / WHOLE).is_file():
             raise UnsupportedModelError(
                 f"{source} is no model folder: it holds neither {WHOLE} nor {INDEX}; no weights but safetensors are read"
             )
         return [source / WHOLE]
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [source / Path(name).name for name in names]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnsupportedModelError(f"{INDEX} is no index of safetensors files: {error!r}") from None
+    files = [source / name for name in sorted(set(places_in(source).values()))]
     gone = [file.name for file in files if not file.is_file()]
     if gone:
         raise UnsupportedModelError(f"{INDEX} names files that are not there: {', '.join(gone[:_SAID])}")
     return files
+
+
+def _damage(file: Path) -> str | None:
+    """Where a file is cut short: the first tensor that lacks bytes. None: its header does not say."""
+    with file.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        start = _LENGTH + int.from_bytes(opened.read(_LENGTH), "little")
+        if start > size:
+            return None
+        try:
+            header = json.loads(opened.read(start - _LENGTH))
+            ends = {name: start + one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return None
+    lost = sorted((end, name) for name, end in ends.items() if end > size)
+    return f"{file.name} is cut short after {size} bytes: {lost[0][1]} should end at byte {lost[0][0]}" if lost else None
+
+
+def _layer_of(name: str) -> int | None:
+    """The layer that a tensor is of; None: of none."""
+    return int(name.split(".")[_LAYER_PLACE]) if name.startswith(_LAYERS) else None

@@ -34,6 +34,15 @@ def quantise_rows(x_TK: Tensor, factor_K: Tensor | None = None) -> QuantisedRows
     return QuantisedRows((values_TK * inverse_T[:, None]).to(CODE), largest_T / LARGEST)
 
 
+def check_sizes(shape: torch.Size, device: torch.device) -> None:
+    """Raise ValueError for a weight [N, K] that no GPU product takes."""
+    if device.type == "cuda" and (shape[0] % STEP or shape[1] % STEP):
+        raise ValueError(
+            f"a linear map of {shape[0]} by {shape[1]} has no product in fp8, which takes multiples of {STEP}; "
+            "take precision bf16 or nf4"
+        )
+
+
 @dataclass(frozen=True)
 class Fp8Weight(OwnProducts):
     """codes e4m3 [N, K], scales fp32 [N]. dtype: of what it decodes to."""
@@ -47,11 +56,7 @@ class Fp8Weight(OwnProducts):
         """Quantise weights [N_i, K] of one dtype, stacked by rows. Raises ValueError for a size that no GPU product takes."""
         parts = [quantise_rows(weight) for weight in weights]
         codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).view(CODE)
-        if codes.is_cuda and (codes.shape[0] % STEP or codes.shape[1] % STEP):
-            raise ValueError(
-                f"a linear map of {codes.shape[0]} by {codes.shape[1]} has no product in fp8, which takes multiples of {STEP}; "
-                "take precision bf16 or nf4"
-            )
+        check_sizes(codes.shape, codes.device)
         return cls(codes, torch.cat([part.scales for part in parts]), weights[0].dtype)
 
     @property

@@ -1,28 +1,32 @@
 """Processes that are ranks of a sharded tiny model, and run the passes that a test gives them. For tests alone."""
 
+import hashlib
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
+from worker.model.base_weight_reader import UnreadTensor, in_folder
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives, open_store, reach_store
-from worker.model.sharding.weight_shards import Sharding
+from worker.model.sharding.weight_shards import FORWARD, Sharding, WeightShards
 
 SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """passes: of each rank, the lengths of the rows of each of its passes. layers, ends: what is sharded."""
+    """passes: of each rank, the lengths of the rows of each of its passes. layers, ends: what is sharded. folder: of the model;
+    None: it is at hand."""
 
     config: str
     passes: tuple[tuple[tuple[int, ...], ...], ...]
@@ -32,17 +36,22 @@ class Case:
     precision: Any = "bf16"
     recompute: bool = False
     alone: bool = False  # rank 0 runs a pass of the base that nobody else has
+    folder: str | None = None
+    dtype: torch.dtype = torch.float32  # of the computation, on a model that is read
 
 
 @dataclass
 class Seen:
-    """losses of each pass; the base's before and after an update; the arena's gradient; gathers begun in all."""
+    """losses of each pass; the base's before and after an update; the arena's gradient; gathers begun in all. read: bytes that
+    were read of each tensor in the folder. units: sha256 of each unit as it was gathered from all ranks."""
 
     losses: list[float] = field(default_factory=list)
     gradient: Tensor | None = None
     gathers: int = 0
     held_bytes: int = 0
     refusal: str | None = None
+    read: dict[str, int] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
 
 
 def model(case: Case) -> Any:
@@ -52,6 +61,35 @@ def model(case: Case) -> Any:
         if hasattr(config, "layer_types"):
             config.layer_types = config.layer_types[:1] * case.depth
     return tiny.model(config)
+
+
+def backbone_of(case: Case, sharding: Sharding | None = None) -> Backbone:
+    if case.folder is not None:
+        return Backbone.load(case.folder, "cpu", case.dtype, case.precision, sharding)
+    return Backbone.of(model(case), precision=case.precision, sharding=sharding)
+
+
+def digest(tensors: Sequence[Tensor]) -> str:
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch, read: dict[str, int]) -> None:
+    """Note the bytes of each tensor that are read from folders."""
+
+    def counting(name: str, unread: UnreadTensor) -> UnreadTensor:
+        def rows(some: slice) -> Tensor:
+            found = unread.read(some)
+            read[name] = read.get(name, 0) + found.nbytes
+            return found
+
+        return replace(unread, read=rows)
+
+    monkeypatch.setattr(
+        "worker.model.backbone.in_folder", lambda source: {n: counting(n, u) for n, u in in_folder(source).items()}
+    )
 
 
 def segments_of(trainer: Trainer, rank: int, passes: Sequence[Sequence[int]]) -> list[list[Segment]]:
@@ -84,8 +122,17 @@ def run(trainer: Trainer, rank: int, case: Case, seen: Seen) -> Seen:
 def reference(case: Case, rank: int) -> Seen:
     """The same passes over a whole base, in this process."""
     torch.set_num_threads(1)
-    backbone = Backbone.of(model(case), precision=case.precision)
+    backbone = backbone_of(case)
     return run(Trainer(backbone, Arena(backbone.targets, 24)), rank, case, Seen())
+
+
+def units_of(shards: WeightShards) -> dict[str, str]:
+    """All ranks ask at the same time."""
+    found = {}
+    for unit in shards._order:
+        shards.use(unit, FORWARD)
+        found[unit] = digest(shards.views(unit))
+    return found
 
 
 class Ranks:
@@ -140,17 +187,22 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
         return gather(whole, part)
 
     collectives.gather = counted  # type: ignore[method-assign]
+    read: dict[str, int] = {}
+    count_reads(pytest.MonkeyPatch(), read)
     while True:
         case: Case = pipe.recv()
         sharding = Sharding(rank, world, frozenset(case.layers), case.ends)
-        backbone = Backbone.of(model(case), precision=case.precision, sharding=sharding)
+        read.clear()
+        backbone = backbone_of(case, sharding)
         assert backbone.shards is not None
         backbone.shards.collectives, backbone.shards.accompany = collectives, lambda: None
-        trainer, seen, begun[0] = Trainer(backbone, Arena(backbone.targets, 24)), Seen(), 0
+        trainer, seen, begun[0] = Trainer(backbone, Arena(backbone.targets, 24)), Seen(read=dict(read)), 0
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in backbone.tensors()}
         seen.held_bytes = sum(storages.values())
         try:
             run(trainer, rank, case, seen)
+            if case.folder is not None:
+                seen.units = units_of(backbone.shards)
         except GatherFailed as error:
             seen.refusal = str(error)
         seen.gathers = begun[0]

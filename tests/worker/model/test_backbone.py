@@ -1,12 +1,14 @@
 """Our block against transformers' own classes: every family, packed and ragged, logits and gradients; and what is refused."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
 
 from contract.model_types import MODEL_TYPES
@@ -164,6 +166,34 @@ def test_a_damaged_folder_is_refused_by_what_is_wrong(damage: Callable[[Path], A
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
     damage(tmp_path)
     with pytest.raises(UnsupportedModelError, match=message):
+        Backbone.load(tmp_path)
+
+
+def test_a_file_that_is_cut_short_is_named_with_the_first_tensor_that_it_lacks(tmp_path: Path) -> None:
+    tiny.model(CONFIGS["qwen3"]).save_pretrained(tmp_path, max_shard_size="150KB")
+    file = tmp_path / "model-00002-of-00003.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    held = {name: one["data_offsets"] for name, one in json.loads(content[8:start]).items() if name != "__metadata__"}
+    first, second = sorted(held, key=held.__getitem__)[1:3]
+    for size, lost in ((start + held[first][1], second), (start + held[first][1] - 1, first)):
+        file.write_bytes(content[:size])
+        end = start + held[lost][1]
+        message = f"model-00002-of-00003.safetensors is cut short after {size} bytes: {lost} should end at byte {end}"
+        with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+            Backbone.load(tmp_path)
+    file.write_bytes(content[: start - 1])
+    with pytest.raises(UnsupportedModelError, match=r"00002-of-00003.safetensors cannot be read"):
+        Backbone.load(tmp_path)
+
+
+def test_a_tensor_that_a_shard_lacks_is_named_with_the_shard(tmp_path: Path) -> None:
+    tiny.model(CONFIGS["qwen3"]).save_pretrained(tmp_path, max_shard_size="150KB")
+    file = tmp_path / "model-00002-of-00003.safetensors"
+    tensors = load_file(file)
+    lost = min(tensors)
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
+    with pytest.raises(UnsupportedModelError, match=rf"{lost} .* of model-00002-of-00003\.safetensors"):
         Backbone.load(tmp_path)
 
 

@@ -105,17 +105,17 @@ class WeightShards:
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
-    def add(self, unit: str, tensors: Sequence[Tensor]) -> None:
-        """Keep this rank's part of a unit's tensors."""
+    def add(self, unit: str, tensors: Sequence[Tensor], read: Callable[[Tensor, int, Sequence[int]], None]) -> None:
+        """Keep this rank's part of a unit. tensors: that store it; only their shapes and dtypes are looked at. read: writes the
+        unit's bytes to a tensor, uint8 [n] of zeros, from a first byte on, given where in the unit each tensor starts."""
         places, end = [], 0
         for tensor in tensors:
             places.append((end, tensor.shape, tensor.dtype))
             end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         size = -(-end // (self.world * ALIGNMENT)) * ALIGNMENT
-        whole = torch.zeros(size * self.world, dtype=torch.uint8, device=self.device)
-        for tensor, (start, _, _) in zip(tensors, places, strict=True):
-            whole[start : start + tensor.nbytes] = tensor.contiguous().reshape(-1).view(torch.uint8)
-        self._units[unit] = _Unit(tuple(places), whole[self.rank * size : (self.rank + 1) * size].clone())
+        part = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        read(part, self.rank * size, [start for start, _, _ in places])
+        self._units[unit] = _Unit(tuple(places), part)
         self._order.append(unit)
 
     def allocate(self) -> None:
