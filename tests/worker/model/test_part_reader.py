@@ -16,6 +16,7 @@ PRECISIONS = ("bf16", "nf4", "nf4_double", "fp8")
 SHAPES = {
     "odd": (((77, 60), (13, 60), (13, 60)), ((60, 77),), ((131, 60), (131, 60)), ((60, 131),)),
     "even": (((128, 64), (32, 64), (32, 64)), ((64, 128),), ((192, 64), (192, 64)), ((64, 192),)),
+    "scales that are cut": (((300, 260), (20, 260), (20, 260)), ((260, 300),), ((500, 260), (500, 260)), ((260, 500),)),
     "long rows": (((3, 1027), (1, 1027), (1, 1027)), ((1027, 3),), ((5, 1027), (5, 1027)), ((1027, 5),)),
     "less than a block": (((1, 3), (1, 3), (1, 3)), ((3, 1),), ((2, 3), (2, 3)), ((3, 2),)),
 }
@@ -74,7 +75,7 @@ def test_parts_are_those_of_weights_that_were_stored_whole(shapes, precision, de
         pytest.skip("a GPU has no product of these sizes")
     reads = Reads(SHAPES[shapes], device)
     whole = reads.stored(precision)
-    for world in WORLDS:
+    for world in (*WORLDS, 500) if shapes == "scales that are cut" else WORLDS:  # 500: parts of which some are scales alone
         for rank, wanted in enumerate(cut(whole, world)):
             assert torch.equal(reads.part(rank, world, precision).cpu(), wanted), (world, rank)
 
