@@ -16,6 +16,7 @@ from benchmarks.sweep.random_base import TOKENIZER
 from contract.messages.placement_messages import BaseModelRef
 from worker.data.row_reader import reader_of
 from worker.model.arena import Arena
+from worker.model.backbone import OnLoaded, ignore_progress
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
@@ -33,7 +34,12 @@ def install() -> None:
 
 
 def drawn_base(
-    ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None, sharding: None = None
+    ref: BaseModelRef,
+    device: torch.device,
+    eight_bit: bool = False,
+    memory: int | None = None,
+    sharding: None = None,
+    on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
     """In place of base_loader.load_base."""
     trainer = drawn_trainer(ref, device, eight_bit, memory)
@@ -47,6 +53,7 @@ def drawn_trainer(
     memory: int | None = None,
     sharding: None = None,
     rank: int = 0,
+    on_progress: OnLoaded = ignore_progress,
 ) -> Trainer:
     """In place of base_loader.load_trainer. The same numbers on every device of a kind."""
     backbone = replace(random_backbone(SHAPES[ref.name], device=str(device)), max_positions=POSITIONS)

@@ -84,7 +84,7 @@ class ExecutorProgress(Message):
     kind: Literal["progress"] = "progress"
     phases: dict[str, Phase]
     waits: dict[str, str] = Field(default={})
-    loading: dict[str, str] = Field(default={})  # how far the fetching of their bases is
+    loading: dict[str, str] = Field(default={})  # how far the fetching, then the loading, of their bases is
     at: float
 
 

@@ -58,7 +58,8 @@ class NodeWelcome(Message):
 
 class Pulse(Message):
     """How one placement does. `progress_age` is how long ago its executor last finished anything; `waits_for` what it cannot
-    go on without, in a sentence: room on the node's disk. `loading`: how far the fetching of its base is, in a sentence."""
+    go on without, in a sentence: room on the node's disk. `loading`: how far the fetching, then the loading, of its base
+    is, in a sentence."""
 
     placement_id: str
     fence: int

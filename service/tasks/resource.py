@@ -70,7 +70,9 @@ class PlacementResource(BaseModel):
     since: datetime
     acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
     waits_for: str | None = Field(description="What it cannot go on without, in a sentence: room on the node's disk")
-    loading: str | None = Field(description="How far the fetching of its base from the hub, or from storage, is, in a sentence")
+    loading: str | None = Field(
+        description="How far the fetching of its base from the hub, or from storage, then its loading, is, in a sentence"
+    )
     ended_at: datetime | None
     end_reason: str | None
     tokens_per_second: float | None

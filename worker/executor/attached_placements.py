@@ -193,7 +193,8 @@ class AttachedPlacements:
         ref = self._fetch.local(ref, lease)
         if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, tuple(devices)):
             self._loaded = None  # the next base needs its memory
-            self._loaded = self._ranks.load(ref, devices, self._settings, generates)
+            with self._fetch.telling(lease) as tell:
+                self._loaded = self._ranks.load(ref, devices, self._settings, generates, tell)
         return self._loaded
 
     def _check_leases(self, silent: float) -> None:

@@ -50,7 +50,7 @@ from worker.model.sharding.weight_shards import (
 OnLoaded = Callable[[int, int], None]  # bytes of a base's files that are loaded, here or by another rank, and of all
 
 
-def _ignore(loaded: int, whole: int) -> None:
+def ignore_progress(loaded: int, whole: int) -> None:
     return
 
 
@@ -104,7 +104,7 @@ class Backbone:
         dtype: torch.dtype = torch.float32,
         precision: Precision = "bf16",
         sharding: Sharding | None = None,
-        on_progress: OnLoaded = _ignore,
+        on_progress: OnLoaded = ignore_progress,
     ) -> "Backbone":
         """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError.
 
@@ -138,7 +138,7 @@ class Backbone:
         weights: Weights,
         precision: Precision,
         sharding: Sharding | None,
-        on_progress: OnLoaded = _ignore,
+        on_progress: OnLoaded = ignore_progress,
     ) -> "Backbone":
         parts, norm = PartShards(sharding, weights, precision), weights[NORM]
         whole, of_layers = weights.stored_bytes()

@@ -28,7 +28,7 @@ class HeldPlacement:
     detaching_since: float | None = None
     leaving: bool = False  # asked to checkpoint its jobs and leave
     waits_for: str | None = None  # what it cannot go on without, in a sentence
-    loading: str | None = None  # how far the fetching of its base is, in a sentence
+    loading: str | None = None  # how far the fetching, then the loading, of its base is, in a sentence
 
     def pulse(self) -> PlacementPulse:
         """Its part of the next heartbeat."""

@@ -20,7 +20,7 @@ from worker.data.row_reader import fingerprint_of, reader_of, reads_date
 from worker.generate.end_tokens import end_tokens
 from worker.generate.text_decoder import Decode
 from worker.model.arena import Arena
-from worker.model.backbone import Backbone
+from worker.model.backbone import Backbone, OnLoaded, ignore_progress
 from worker.model.base_weight_reader import weight_bytes
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
@@ -72,6 +72,7 @@ def load_base(
     eight_bit: bool = False,
     memory: int | None = None,
     sharding: ChosenSharding | None = None,
+    on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
     """Check the revision, and load the base with its tokenizer. Arguments and errors as of load_trainer."""
     source = Path(ref.source)
@@ -84,7 +85,7 @@ def load_base(
             f"base model {ref.name}: the weights in {source} have revision {found}, the task is pinned to {ref.revision}; "
             "bring the folder back, or register the new weights and submit again"
         )
-    trainer = load_trainer(ref, device, eight_bit, memory, sharding)
+    trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
@@ -101,11 +102,12 @@ def load_trainer(
     memory: int | None = None,
     sharding: ChosenSharding | None = None,
     rank: int = 0,
+    on_progress: OnLoaded = ignore_progress,
 ) -> Trainer:
-    """Load the weights, whose revision was checked, under an arena. Raises BaseError, or Crowded.
+    """Load the weights, whose revision rank 0 checks, under an arena. Raises BaseError, or Crowded.
 
     eight_bit: keep moments in 8 bits. memory: bytes that the base may take at most; a larger one is not loaded. sharding: of
-    which this is rank `rank`; None: a whole copy.
+    which this is rank `rank`; None: a whole copy. on_progress: as of Backbone.load.
     """
     source = Path(ref.source)
     if ref.precision == "fp8" and (lacking := _without_fp8(device)) is not None:
@@ -118,7 +120,7 @@ def load_trainer(
         if memory is not None and need > memory:
             raise BaseError(_too_large(ref, need, memory))
         own = sharding.of(rank) if sharding is not None else None
-        trainer = _tried(lambda: _trainer(source, ref.precision, device, eight_bit, own))
+        trainer = _tried(lambda: _trainer(source, ref.precision, device, eight_bit, own, on_progress))
     except BaseError:
         raise
     except (UnsupportedModelError, OSError, ValueError) as error:
@@ -167,9 +169,16 @@ def _too_large(ref: BaseModelRef, need: int, memory: int) -> str:
     )
 
 
-def _trainer(source: Path, precision: Precision, device: torch.device, eight_bit: bool, sharding: Sharding | None) -> Trainer:
+def _trainer(
+    source: Path,
+    precision: Precision,
+    device: torch.device,
+    eight_bit: bool,
+    sharding: Sharding | None,
+    on_progress: OnLoaded,
+) -> Trainer:
     """The fused trainer on a GPU, plain PyTorch on a CPU. The arena grows as jobs come."""
-    backbone = Backbone.load(source, device, compute_dtype(device), precision, sharding)
+    backbone = Backbone.load(source, device, compute_dtype(device), precision, sharding, on_progress)
     if device.type == "cpu":
         return Trainer(backbone, Arena(backbone.targets, 8, device, eight_bit=eight_bit))
     return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, eight_bit))

@@ -21,7 +21,7 @@ class Lease:
         self._changed = threading.Condition()
         self._released = False
         self._waits: dict[str, str] = {}
-        self.loading: str | None = None  # how far the fetching of its base is, in a sentence
+        self.loading: str | None = None  # how far the fetching, then the loading, of its base is, in a sentence
 
     @property
     def waits_for(self) -> str | None:

@@ -4,8 +4,8 @@ The service says from where; there is no other source to fall back on. Loads not
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseFile, BaseModelRef
@@ -40,16 +40,26 @@ class BaseFetch:
         """The same base with a folder of this node as its source. Retries while the lease lasts. Raises BaseError."""
         if not ref.files:
             return ref
-        with self._source_of(ref, lease) as source:
-            run = _Run(self._cache, self._files, source, ref, lease, self._told)
-            try:
-                held = persist(lease, run.what, run.attempt)
-            finally:
-                run.tell(None)
+        with self._source_of(ref, lease) as source, self.telling(lease) as tell:
+            run = _Run(self._cache, self._files, source, ref, lease, tell)
+            held = persist(lease, run.what, run.attempt)
         if self._held is not None:
             self._held.release()
         self._held = held
         return ref.model_copy(update={"source": str(held.folder)})
+
+    @contextmanager
+    def telling(self, lease: Lease) -> Iterator[Callable[[str], None]]:
+        """Within it, what is yielded takes sentences that say how far the base is."""
+
+        def tell(sentence: str | None) -> None:
+            lease.loading = sentence
+            self._told()
+
+        try:
+            yield tell
+        finally:
+            tell(None)
 
     def _source_of(self, ref: BaseModelRef, lease: Lease) -> AbstractContextManager[BaseSource]:
         if ref.stored:
@@ -68,9 +78,9 @@ class _Run:
         source: BaseSource,
         ref: BaseModelRef,
         lease: Lease,
-        told: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
-        self._cache, self._files, self._ref, self._lease, self._told = cache, files, ref, lease, told
+        self._cache, self._files, self._ref, self._lease, self.tell = cache, files, ref, lease, tell
         self._source, self._downloads = source, BaseDownloads(source)
         self._whole = sum(file.bytes for file in ref.files)
         self.what = f"the download of base model {ref.name} ({gigabytes(self._whole)})"
@@ -94,10 +104,6 @@ class _Run:
         except SourceAway as error:
             self.tell(f"{name}: {self._part} fetched; {self._source.label} does not answer, it is asked again")
             raise Unreachable(f"{self._source.label}: {error}") from None
-
-    def tell(self, sentence: str | None) -> None:
-        self._lease.loading = sentence
-        self._told()
 
     @property
     def _part(self) -> str:

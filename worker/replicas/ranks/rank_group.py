@@ -16,6 +16,7 @@ from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseCopy, load_base
 from worker.replicas.failed_passes import FailedPasses
+from worker.replicas.load_progress import LoadProgress, Tell
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.ranks.rank_process import RankProcess
 from worker.replicas.ranks.rank_watch import RankWatch
@@ -74,10 +75,15 @@ class RankGroup:
         self._collectives: RankCollectives | None = None
 
     def load(
-        self, ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, generates: bool = False
+        self,
+        ref: BaseModelRef,
+        devices: Sequence[torch.device],
+        settings: Settings,
+        generates: bool = False,
+        tell: Tell = lambda sentence: None,
     ) -> LoadedBase:
         """Load the base onto each device, whole or its shards: the first in this process, and each other in one of its own.
-        Ends earlier ranks. generates: as of choose_sharding. Raises BaseError, or Crowded."""
+        Ends earlier ranks. generates: as of choose_sharding. tell: as of LoadProgress. Raises BaseError, or Crowded."""
         self.close()
         sharding = choose_sharding(ref, devices, settings, generates)
         if sharding is not None:
@@ -85,12 +91,14 @@ class RankGroup:
         try:
             for environment in environments(len(devices), os.environ)[1:]:  # they import torch while this process loads
                 self._ranks.append(RankProcess(environment, self._memory, self._on_silence))
-            base = load_base(ref, devices[0], settings.worker_moments == "8bit", memory_of(devices[0], settings), sharding)
-            threads = torch.get_num_threads()
-            loading = [
-                rank.begin("load", ref, device, threads, _bare(settings), sharding, rank.number)
-                for rank, device in zip(self._ranks, devices[1:], strict=True)
-            ]
+            # Ranks of a sharded base read each its own part; copies are read from the page cache, once the first has filled it.
+            loading = self._begin_loading(ref, devices, settings, sharding) if sharding is not None else []
+            tell(f"base model {ref.name}: its revision is checked")
+            eight_bit, progress = settings.worker_moments == "8bit", LoadProgress(f"base model {ref.name}", tell)
+            base = load_base(ref, devices[0], eight_bit, memory_of(devices[0], settings), sharding, progress)
+            if self._ranks:
+                tell(f"base model {ref.name}: loaded on the first of {len(devices)} devices, the others are loading")
+            loading = loading or self._begin_loading(ref, devices, settings, sharding)
             for loaded in loading:
                 loaded()
             if base.trainer.backbone.shards is not None:
@@ -99,6 +107,16 @@ class RankGroup:
             self.close()
             raise
         return LoadedBase(base, tuple(devices), tuple(self._ranks), sharding)
+
+    def _begin_loading(
+        self, ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, sharding: ChosenSharding | None
+    ) -> list[Callable[[], None]]:
+        """On the other ranks. What is returned waits for each."""
+        threads = torch.get_num_threads()
+        return [
+            rank.begin("load", ref, device, threads, _bare(settings), sharding, rank.number)
+            for rank, device in zip(self._ranks, devices[1:], strict=True)
+        ]
 
     def _connect(self, shards: WeightShards) -> None:
         """Join the ranks of a sharded base into one group. All are of this node, so no address that is given matters."""

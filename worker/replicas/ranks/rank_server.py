@@ -25,6 +25,7 @@ from worker.replicas.base_loader import BaseError, Crowded, load_trainer
 from worker.replicas.device_replica import Replica, Unrunnable
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.failed_passes import FailedPasses
+from worker.replicas.load_progress import LoadProgress
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
@@ -104,14 +105,15 @@ class RankServer:
         sharding: ChosenSharding | None,
         rank: int,
     ) -> None:
-        """Load a copy of the base, which rank 0 has checked, or this rank's shards of it. Raises BaseError, or Crowded."""
+        """Load a copy of the base, which rank 0 checks, or this rank's shards of it. Raises BaseError, or Crowded."""
         if device.type == "cuda":
             torch.cuda.set_device(device)  # no context on another's
             self._memory.pin()
         else:
             torch.set_num_threads(threads)
         eight_bit, memory = settings.worker_moments == "8bit", memory_of(device, settings)
-        self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank)
+        progress = LoadProgress(f"base model {ref.name}, rank {rank}")
+        self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank, progress)
         self._trainer.arena.host_memory = self._memory.empty
         if sharding is not None:
             self._failed = FailedPasses(ObjectCache(settings.scratch / OBJECTS), ref, device, sharding.plan.world)

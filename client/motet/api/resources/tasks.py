@@ -105,7 +105,7 @@ class Placement(Message):
     micro_batches: int = 0
     forwards: int = 0
     waits_for: str | None = None  # what it cannot go on without: room on the node's disk
-    loading: str | None = None  # how far the fetching of its base is
+    loading: str | None = None  # how far the fetching, then the loading, of its base is
     beside: int = 0  # other tasks on its GPUs
     slowdown: float | None = None  # how many times slower than alone it was of late beside them
 
