@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from worker.model.base_weight_reader import UnreadTensor, Weights
-from worker.model.sharding.frozen_tensors import stored, tensors_of, unfilled
+from worker.model.peak_memory import peak_bytes
+from worker.model.sharding.frozen_tensors import stored, stored_rows, tensors_of, unfilled
 from worker.model.sharding.sharded_parts import PartShards
 from worker.model.sharding.weight_shards import ALIGNMENT, Sharding, WeightShards, layer_unit
 
@@ -119,6 +120,19 @@ def test_rows_of_codes_are_read_again_only_for_scales_in_another_part(precision,
         read = sum(count * reads.matrices[name].shape[1] for name, count in reads.rows.items())
         assert whole <= read <= limit * whole, (world, read / whole)
         assert all(count >= len(reads.matrices[name]) for name, count in reads.rows.items())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_more_than_one_matrix_is_in_memory_beside_the_part(precision):
+    reads = Reads((((512, 512), (512, 512), (512, 512)), ((512, 512),), ((512, 512), (512, 512)), ((512, 512),)))
+    layer = PartShards(None, reads.weights, precision)
+    whole = peak_bytes(lambda: layer.linear_maps(0, reads.names), reads.matrices.values())
+    stored_bytes = sum(tensor.nbytes for tensor in reads.stored(precision))
+    peak = peak_bytes(lambda: reads.part(1, 4, precision), reads.matrices.values()) - stored_bytes  # of the meta device
+    one = peak_bytes(lambda: stored_rows(reads.matrices["w_o.0"], precision), reads.matrices.values())
+    part = stored_bytes / 4
+    assert peak <= 1.1 * part + one
+    assert 1.1 * part + one < 0.85 * whole
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
