@@ -33,6 +33,7 @@ class LlamaShape:
     head_size: int
     vocabulary: int
     tied: bool
+    biased: bool = False  # q, k and v, as in Qwen2
 
     @property
     def matrix_parameters(self) -> int:
@@ -43,6 +44,8 @@ class LlamaShape:
 
 LLAMA_1B = LlamaShape(16, 2048, 8192, 32, 8, 64, 128256, True)
 LLAMA_8B = LlamaShape(32, 4096, 14336, 32, 8, 128, 128256, False)
+LLAMA_70B = LlamaShape(80, 8192, 28672, 64, 8, 128, 128256, False)
+QWEN_32B = LlamaShape(64, 5120, 27648, 40, 8, 128, 152064, False, biased=True)
 
 
 def random_backbone(shape: LlamaShape, seed: int = 0, device: str = "cuda") -> Backbone:
@@ -60,8 +63,9 @@ def random_backbone(shape: LlamaShape, seed: int = 0, device: str = "cuda") -> B
     for layer in range(shape.layers):
         layers.append(
             BlockWeights(
-                norm_attention=1 + normal(d, scale=0.1), w_qkv=normal(q + 2 * kv, d, scale=d**-0.5), b_qkv=None, q_norm=None,
-                k_norm=None, w_o=normal(d, q, scale=0.3 * q**-0.5), b_o=None, norm_mlp=1 + normal(d, scale=0.1),
+                norm_attention=1 + normal(d, scale=0.1), w_qkv=normal(q + 2 * kv, d, scale=d**-0.5),
+                b_qkv=normal(q + 2 * kv, scale=0.1) if shape.biased else None, q_norm=None, k_norm=None,
+                w_o=normal(d, q, scale=0.3 * q**-0.5), b_o=None, norm_mlp=1 + normal(d, scale=0.1),
                 w_gate_up=normal(2 * f, d, scale=d**-0.5), b_gate_up=None, w_down=normal(d, f, scale=0.3 * f**-0.5),
                 b_down=None, window=None,
             )
