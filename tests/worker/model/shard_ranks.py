@@ -1,4 +1,5 @@
-"""Processes that are ranks of a sharded tiny model, and run the passes that a test gives them. For tests alone."""
+"""Processes that are ranks of a sharded tiny model, and run the passes that a test gives them, on a CPU or a GPU each. For
+tests alone."""
 
 import hashlib
 import multiprocessing
@@ -11,16 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.model import tiny
+from tests.worker.model import device_case, tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.base_weight_reader import UnreadTensor, in_folder
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
+from worker.model.row_optimizer import RowUpdate
 from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives, open_store, reach_store
 from worker.model.sharding.weight_shards import FORWARD, Sharding, WeightShards
 
 SECONDS = 600.0
+ON_GPU = {"fused llama": device_case.llama, "fused qwen3": device_case.qwen}  # of shapes that the fused layers take, in bf16
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,12 @@ class Case:
 
 @dataclass
 class Seen:
-    """losses of each pass; the base's before and after an update; the arena's gradient; gathers begun in all. read: bytes that
-    were read of each tensor in the folder. units: sha256 of each unit as it was gathered from all ranks."""
+    """losses of each pass; the arena's gradient, and its weights after an update; gathers begun in all. read: bytes that were
+    read of each tensor in the folder. units: sha256 of each unit as it was gathered from all ranks."""
 
     losses: list[float] = field(default_factory=list)
     gradient: Tensor | None = None
+    weights: Tensor | None = None
     gathers: int = 0
     held_bytes: int = 0
     refusal: str | None = None
@@ -55,6 +61,8 @@ class Seen:
 
 
 def model(case: Case) -> Any:
+    if case.config in ON_GPU:
+        return ON_GPU[case.config]().to(torch.bfloat16)
     config = tiny.configs()[case.config]
     if config.num_hidden_layers != case.depth:
         config.num_hidden_layers = case.depth
@@ -63,10 +71,10 @@ def model(case: Case) -> Any:
     return tiny.model(config)
 
 
-def backbone_of(case: Case, sharding: Sharding | None = None) -> Backbone:
+def backbone_of(case: Case, device: torch.device | str = "cpu", sharding: Sharding | None = None) -> Backbone:
     if case.folder is not None:
-        return Backbone.load(case.folder, "cpu", case.dtype, case.precision, sharding)
-    return Backbone.of(model(case), precision=case.precision, sharding=sharding)
+        return Backbone.load(case.folder, device, case.dtype, case.precision, sharding)
+    return Backbone.of(model(case), device, case.precision, sharding)
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
@@ -92,6 +100,15 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, read: dict[str, int]) -> None:
     )
 
 
+def trainer_of(backbone: Backbone) -> Trainer:
+    """As an executor makes it; on a GPU without captured passes, which a sharded base has not."""
+    if backbone.device.type == "cpu":
+        return Trainer(backbone, Arena(backbone.targets, 24))
+    trainer = DeviceTrainer(backbone, DeviceArena(backbone.targets, 24, backbone.device, torch.bfloat16))
+    trainer.graph_tokens = 0
+    return trainer
+
+
 def segments_of(trainer: Trainer, rank: int, passes: Sequence[Sequence[int]]) -> list[list[Segment]]:
     """Each pass: the rank's two adapters, whose rows alternate."""
     slots = [trainer.arena.attach(4, 4 + rank), trainer.arena.attach(8, 8)]
@@ -115,15 +132,16 @@ def run(trainer: Trainer, rank: int, case: Case, seen: Seen) -> Seen:
         seen.losses += [trainer.evaluate(one)[0].total.item() for one in passes]
     with gathers.together(len(passes), True, lambda: None):
         seen.losses += [trainer.train(one, case.recompute)[0].total.item() for one in passes]
-    seen.gradient = trainer.arena.grad.clone()
+    seen.gradient = trainer.arena.grad.cpu().clone()
+    trainer.update([RowUpdate(slot, 1e-2, 0.01, 1, 1.0) for slot in trainer.arena.slots])
+    seen.weights = trainer.arena.master.cpu().clone()
     return seen
 
 
-def reference(case: Case, rank: int) -> Seen:
+def reference(case: Case, rank: int, kind: str = "cpu") -> Seen:
     """The same passes over a whole base, in this process."""
     torch.set_num_threads(1)
-    backbone = backbone_of(case)
-    return run(Trainer(backbone, Arena(backbone.targets, 24)), rank, case, Seen())
+    return run(trainer_of(backbone_of(case, kind)), rank, case, Seen())
 
 
 def units_of(shards: WeightShards) -> dict[str, str]:
@@ -136,16 +154,16 @@ def units_of(shards: WeightShards) -> dict[str, str]:
 
 
 class Ranks:
-    """`world` processes; each case runs on all."""
+    """`world` processes; each case runs on all. kind: of device, cpu or cuda; each has one of its own."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, kind: str = "cpu") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(world):
             ours, its = context.Pipe()
             self._pipes.append(ours)
-            self.processes.append(context.Process(target=_serve, args=(rank, world, its), daemon=True))
+            self.processes.append(context.Process(target=_serve, args=(rank, world, its, kind), daemon=True))
         for process in self.processes:
             process.start()
         port = self._pipes[0].recv()
@@ -171,14 +189,18 @@ class Ranks:
             process.join()
 
 
-def _serve(rank: int, world: int, pipe: Connection) -> None:
+def _serve(rank: int, world: int, pipe: Connection, kind: str) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if kind == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     if rank == 0:
         store = open_store("127.0.0.1", 0, world, SECONDS)
         pipe.send(store.port)
     else:
         store = reach_store("127.0.0.1", pipe.recv(), world, SECONDS)
-    collectives = RankCollectives(store, rank, world, torch.device("cpu"), SECONDS)
+    collectives = RankCollectives(store, rank, world, device, SECONDS)
     begun = [0]
     gather = collectives.gather
 
@@ -193,10 +215,10 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
         case: Case = pipe.recv()
         sharding = Sharding(rank, world, frozenset(case.layers), case.ends)
         read.clear()
-        backbone = backbone_of(case, sharding)
+        backbone = backbone_of(case, device, sharding)
         assert backbone.shards is not None
         backbone.shards.collectives, backbone.shards.accompany = collectives, lambda: None
-        trainer, seen, begun[0] = Trainer(backbone, Arena(backbone.targets, 24)), Seen(read=dict(read)), 0
+        trainer, seen, begun[0] = trainer_of(backbone), Seen(read=dict(read)), 0
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in backbone.tensors()}
         seen.held_bytes = sum(storages.values())
         try:

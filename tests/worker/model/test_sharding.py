@@ -36,6 +36,9 @@ def compared(ranks: Ranks, case: Case) -> None:
         assert wanted.gradient is not None
         assert torch.equal(seen.gradient, wanted.gradient)
         assert bool(wanted.gradient.any()) == bool(case.passes[rank])
+        assert seen.weights is not None
+        assert wanted.weights is not None
+        assert torch.equal(seen.weights, wanted.weights)
 
 
 @pytest.mark.parametrize(
