@@ -21,7 +21,7 @@ import torch
 from benchmarks.result_file import write_result
 from benchmarks.sharded.drawn_model import SHAPES
 from benchmarks.sharded.plans import CAPS_GB, EVERY_LAYER, FSDP, FSDP_PACKED, MOTET, TP_PACKED
-from benchmarks.sharded.rank_run import CONTESTANTS, SKIPPED_GATHERS_BATCH, Orders
+from benchmarks.sharded.rank_run import CONTESTANTS, SKIPPED_GATHERS_BATCH, STEP, Orders
 from benchmarks.sharded.rank_set import RankSet
 from benchmarks.sharded.workload import ADAPTERS
 
@@ -69,14 +69,14 @@ def measured(orders: Sequence[Orders], note: Any) -> None:
 def figures_of(rows: Sequence[Mapping[str, Any]], shape: str) -> dict[str, float]:
     """x_RIVAL_bsB_SHAPE: a rival's time over ours; exposed_comm_fraction_SHAPE; peak_gb_CONTESTANT_SHAPE, of any GPU."""
     timed = [row for row in rows if "ms" in row]
-    ms = {(row["contestant"], row["batch"]): row["ms"] for row in timed if row["what"] == "step"}
+    ms = {(row["contestant"], row["batch"]): row["ms"] for row in timed if row["what"] == STEP}
     found = {
         f"x_{name}_bs{batch}_{shape}": round(value / ms[MOTET, batch], 3)
         for (name, batch), value in ms.items()
         if name in RIVALS and (MOTET, batch) in ms
     }
     for row in timed:
-        if row["what"] != "step":
+        if row["what"] != STEP:
             whole = ms[MOTET, row["batch"]]
             suffix = f"_bs{row['batch']}" if row["batch"] != SKIPPED_GATHERS_BATCH else ""
             found[f"exposed_comm_fraction{suffix}_{shape}"] = round((whole - row["ms"]) / whole, 4)
@@ -121,9 +121,9 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any
             gate["agreement"][name] = value
             gate["passed"] |= name.startswith(MOTET) and value["passed"]
             if not value["passed"]:
-                rows.append({"what": "step", "contestant": name, "error": "does not agree with the reference; not timed"})
+                rows.append({"what": STEP, "contestant": name, "error": "does not agree with the reference; not timed"})
         elif kind != "built":
-            rows.append(value if kind == "row" else {"what": "step", "contestant": name, "error": value})
+            rows.append(value if kind == "row" else {"what": STEP, "contestant": name, "error": value})
         print(f"{time.monotonic() - began:.0f} s", name, json.dumps(value), flush=True)
         if kind in ("row", "failed") and gate["passed"] and options.device == "cuda" and not options.dry_run:
             figures = figures_of(rows, options.shape)

@@ -106,10 +106,10 @@ class AdapterBank:
         assert self._master.grad is not None
         self._master.grad.copy_(self._grad)
         regions = self._regions(self._master.grad)
-        squares = regions[True].square().sum(1)
+        squares = torch.linalg.vector_norm(regions[True], dim=1).square()
         if self._reduction == "whole copies":
             dist.all_reduce(squares)
-        norms = (squares + regions[False].square().sum(1)).sqrt()
+        norms = (squares + torch.linalg.vector_norm(regions[False], dim=1).square()).sqrt()
         factors = (CLIP / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
         for region in regions.values():
             region.mul_(factors)

@@ -54,17 +54,18 @@ class FsdpModel(PlainModel):
                 fully_shard(layer, mesh=mesh, reshard_after_forward=index != self.sharded[-1])
 
         super().__init__(given.model, given.recompute, shard)
+        if plan is None:
+            return
         resident = [layer for index, layer in enumerate(self.layers) if index not in self.sharded]
         whole = {self.norm, *(parameter for layer in resident for parameter in layer.parameters())}
-        if plan is None or not plan.ends:
+        if not plan.ends:
             whole |= {self.embedding, self.head}
         fully_shard(self, mesh=mesh, ignored_params=whole)
         layers = [self.layers[index] for index in self.sharded]
         for layer, following in pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
             following.set_modules_to_backward_prefetch([layer])  # type: ignore[operator]
-        if layers:
-            self.set_modules_to_forward_prefetch(layers[:1])  # type: ignore[operator]
+        self.set_modules_to_forward_prefetch(layers[:1])  # type: ignore[operator]
 
 
 class FsdpDataParallel(Rival):

@@ -36,7 +36,7 @@ CONTESTANTS: dict[str, Callable[[Given], Contestant]] = {
 # and 0.033), and in float32 against float64.
 TOLERANCES = {"cuda": (3e-3, 6e-2), "cpu": (1e-5, 1e-4)}
 GATE_BATCHES, GATE_TOKENS = (1, 2), {"cuda": 256, "cpu": 16}
-SKIPPED_GATHERS_BATCH = 2
+STEP, SKIPPED_GATHERS_BATCH = "step", 2
 GROUP_SECONDS = 300.0
 BROKEN = (RuntimeError, ImportError, TypeError, ValueError, AttributeError, AssertionError, KeyError, TritonError)
 _HOST = "127.0.0.1"
@@ -70,11 +70,11 @@ def serve(number: int, pipe: Connection) -> None:
         try:
             rank = _joined(orders, number, pipe)
             _run(orders, rank, lambda *news: pipe.send(news) if number == 0 else None)
-            rank.collectives.close()
         except BROKEN as error:
             pipe.send(("failed", f"rank {number}: {type(error).__name__}: {str(error).strip()[:600]}"))
             return
         pipe.send(("done", None))
+        rank.collectives.close()
 
 
 def _joined(orders: Orders, number: int, pipe: Connection) -> Rank:
@@ -106,18 +106,19 @@ def _run(orders: Orders, rank: Rank, tell: Callable[[str, Any], None]) -> None:
         "contestant": orders.contestant, "shape": orders.shape, "ranks": orders.world, "sharded_layers": sharded,
         "layers": layers, "recompute": orders.recompute, "note": contestant.note,
     }  # fmt: skip
-    skipped_at = SKIPPED_GATHERS_BATCH if SKIPPED_GATHERS_BATCH in orders.batches else orders.batches[0]
-    for batch in orders.batches:
-        cell = common | {"what": "step", "batch": batch}
+    cells: list[tuple[int, str, AbstractContextManager[None]]] = [(batch, STEP, nullcontext()) for batch in orders.batches]
+    if orders.contestant == MOTET and plan is not None:  # last, since what these steps compute is void
+        batch = SKIPPED_GATHERS_BATCH if SKIPPED_GATHERS_BATCH in orders.batches else orders.batches[0]
+        cells.append((batch, "step, gathers skipped", contestant.without_gathers()))
+    for batch, what, within in cells:
+        cell = common | {"what": what, "batch": batch}
         if rank.collectives.most(int(time.monotonic() > orders.until)):
             tell("row", cell | {"skipped": "the deadline had passed"})
             continue
         work = Workload(batch, orders.tokens, SHAPES[orders.shape].vocabulary)
         contestant.prepare(work)
-        tell("row", cell | _timed(orders, rank, contestant, work))
-        if orders.contestant == MOTET and batch == skipped_at:
-            cell["what"] = "step, gathers skipped"
-            tell("row", cell | _timed(orders, rank, contestant, work, contestant.without_gathers()))
+        with within:
+            tell("row", cell | _timed(orders, rank, contestant, work))
 
 
 def _made(orders: Orders, rank: Rank, shape: Any, recompute: bool) -> tuple[Contestant, Any]:
@@ -146,27 +147,20 @@ def _gate(orders: Orders, rank: Rank) -> dict[str, Any]:
     return {"passed": passed, "tolerance": tolerance, "loss": loss, "gradient": gradient}
 
 
-def _timed(
-    orders: Orders,
-    rank: Rank,
-    contestant: Contestant,
-    work: Workload,
-    within: AbstractContextManager[None] | None = None,
-) -> dict[str, Any]:
+def _timed(orders: Orders, rank: Rank, contestant: Contestant, work: Workload) -> dict[str, Any]:
     """Wall time of a step on the rank that takes longest, and the peaks of each. All ranks begin a step together."""
     cuda, seconds, losses = rank.device.type == "cuda", [], list[float]()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    with within or nullcontext():
-        for _ in range(orders.warmup + orders.steps):
-            rank.collectives.most(0)
-            if cuda:
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            losses = contestant.step()
-            if cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
+    for _ in range(orders.warmup + orders.steps):
+        rank.collectives.most(0)
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        losses = contestant.step()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
     peaks = [torch.cuda.max_memory_allocated() / 1e9, torch.cuda.max_memory_reserved() / 1e9] if cuda else [0.0, 0.0]
     every = _of_all(rank, [*seconds[orders.warmup :], *peaks])
     each = sorted(1e3 * contestant.parts_of_step * max(values) for values in zip(*(one[:-2] for one in every), strict=True))
