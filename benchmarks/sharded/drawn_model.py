@@ -58,7 +58,7 @@ class DrawnTensors(Mapping[str, Tensor]):
         return len(self._shapes)
 
     def items(self) -> ItemsView[str, Tensor]:
-        return {name: torch.empty(shape, device="meta") for name, shape in self._shapes.items()}.items()
+        return {name: torch.empty(shape, device="meta", dtype=self._dtype) for name, shape in self._shapes.items()}.items()
 
 
 @dataclass(frozen=True)

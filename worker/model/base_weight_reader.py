@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -169,8 +170,12 @@ def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
 
 
 def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, UnreadTensor]:
-    """Tensors that are already in memory."""
-    return {name: UnreadTensor(tuple(tensor.shape), tensor.dtype, tensor.__getitem__) for name, tensor in tensors.items()}
+    """Tensors that are in memory, or made as they are looked up: of `items` only shapes and dtypes are read."""
+
+    def rows(name: str, some: slice) -> Tensor:
+        return tensors[name][some]
+
+    return {name: UnreadTensor(tuple(one.shape), one.dtype, partial(rows, name)) for name, one in tensors.items()}
 
 
 def in_folder(source: Path) -> dict[str, UnreadTensor]:
