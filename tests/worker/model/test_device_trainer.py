@@ -128,12 +128,15 @@ def test_graphs_follow_an_arena_that_grows_and_segments_of_one_slot_are_one() ->
 
 
 @pytest.mark.parametrize("make", [llama, gemma2])
-def test_buckets_that_come_often_are_captured_and_keep_their_bits(make: Callable[[], PreTrainedModel]) -> None:
-    trainer = device_trainer(make())
+def test_buckets_that_come_often_are_captured_and_keep_their_bits(
+    make: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, emptied, empty_cache = device_trainer(make()), list[None](), torch.cuda.empty_cache
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: (emptied.append(None), empty_cache()))
     slots = fill_slots(trainer)
-    passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (2, 5, 16)]
+    passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (5, 2, 16)]
     sizes = [sum(example.length for segment in segments for example in segment.examples) for segments in passes]
-    assert sizes[1] < GRAPH_TOKENS < sizes[2] < FAST_GRAPH_TOKENS - 512
+    assert sizes[1] < sizes[0] < GRAPH_TOKENS < sizes[2] < FAST_GRAPH_TOKENS - 512
     seen: list[list[list[Tensor]]] = [[] for _ in passes]
     for _ in range(CAPTURE_AFTER + 3):
         for place, segments in enumerate(passes):
@@ -141,7 +144,9 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits(make: Callable
             found = [value.clone() for loss in losses for value in (loss.total, loss.hits)]
             seen[place].append(found + [trainer.arena.grad[slot.used].clone() for slot in slots])
             trainer.discard_gradients(slots)
-    assert len(trainer.captured) == sum(size <= trainer.graph_tokens for size in sizes)
+    captured = sum(size <= trainer.graph_tokens for size in sizes)
+    assert len(trainer.captured) == captured
+    assert len(emptied) == captured - 1, "the shorter pass finds its memory in the longer one's"
     for rounds in seen:
         for later in rounds[1:]:
             assert all(torch.equal(one, other) for one, other in zip(later, rounds[0], strict=True))
