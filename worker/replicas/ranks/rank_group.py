@@ -93,12 +93,13 @@ class RankGroup:
                 self._ranks.append(RankProcess(environment, self._memory, self._on_silence))
             # Ranks of a sharded base read each its own part; copies are read from the page cache, once the first has filled it.
             loading = self._begin_loading(ref, devices, settings, sharding) if sharding is not None else []
-            tell(f"base model {ref.name}: its revision is checked")
+            tell(f"base model {ref.name}: its weights are being checked")
             eight_bit, progress = settings.worker_moments == "8bit", LoadProgress(f"base model {ref.name}", tell)
             base = load_base(ref, devices[0], eight_bit, memory_of(devices[0], settings), sharding, progress)
             if self._ranks:
                 tell(f"base model {ref.name}: loaded on the first of {len(devices)} devices, the others are loading")
-            loading = loading or self._begin_loading(ref, devices, settings, sharding)
+            if sharding is None:
+                loading = self._begin_loading(ref, devices, settings, sharding)
             for loaded in loading:
                 loaded()
             if base.trainer.backbone.shards is not None:
