@@ -38,7 +38,7 @@ PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves it
 SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
 # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only the capturing one's calls are captured.
 CAPTURE_ERRORS = "thread_local"
-CAPTURE_AFTER = 4  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
+CAPTURE_AFTER = 3  # passes of a bucket, the last of which captures it: two launches cost about what a capture adds
 
 
 @dataclass(frozen=True)
