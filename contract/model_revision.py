@@ -6,10 +6,7 @@ Knows no cache, no hub, and nothing of what the files hold.
 
 import hashlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-_FILES_AT_ONCE = 8
 
 
 class NoWeights(ValueError):
@@ -26,9 +23,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def revision_of(folder: Path) -> str:
     """The revision of the weights in this folder, of which every byte is read. Raises NoWeights and OSError."""
-    files = weight_files(folder)
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:  # hashing holds no lock of the interpreter
-        return combined(zip([file.name for file in files], pool.map(_sha256_of, files), strict=True))
+    return combined((path.name, _sha256_of(path)) for path in weight_files(folder))
 
 
 def combined(files: Iterable[tuple[str, str]]) -> str:

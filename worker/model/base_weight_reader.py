@@ -7,6 +7,7 @@ load all weights into host memory first: here one matrix at a time passes throug
 import json
 import logging
 import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
 _LAYERS, _LAYER_PLACE = "model.layers.", 2  # of a layer's number in a tensor's name, `model.layers.0.…`
 _LENGTH = 8  # bytes before a safetensors header, which say how long it is
+_MOST_HEADER = 100_000_000  # bytes of a header that safetensors reads
 _HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
 _SAID = 8  # names of tensors that an error lists
 
@@ -229,19 +231,19 @@ def _files(source: Path) -> list[Path]:
 
 
 def _damage(file: Path) -> str | None:
-    """Where a file is cut short: the first tensor that lacks bytes. None: its header does not say."""
-    with file.open("rb") as opened:
-        size = os.fstat(opened.fileno()).st_size
-        start = _LENGTH + int.from_bytes(opened.read(_LENGTH), "little")
-        if start > size:
-            return None
-        try:
-            header = json.loads(opened.read(start - _LENGTH))
-            ends = {name: start + one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return None
-    lost = sorted((end, name) for name, end in ends.items() if end > size)
-    return f"{file.name} is cut short after {size} bytes: {lost[0][1]} should end at byte {lost[0][0]}" if lost else None
+    """Where a file is cut short: the first tensor that lacks bytes. None: it cannot be read, or its header does not say."""
+    try:
+        with file.open("rb") as opened:
+            size, length = os.fstat(opened.fileno()).st_size, int.from_bytes(opened.read(_LENGTH), "little")
+            if _LENGTH + length > min(size, _MOST_HEADER):
+                return None
+            header = json.loads(opened.read(length))
+        tensors = [(name, one) for name, one in header.items() if name != "__metadata__"]
+        ends = [(_LENGTH + length + operator.index(one["data_offsets"][1]), name) for name, one in tensors]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return None
+    lost = min((one for one in ends if one[0] > size), default=None)
+    return f"{file.name} is cut short after {size} bytes: {lost[1]} should end at byte {lost[0]}" if lost else None
 
 
 def _layer_of(name: str) -> int | None:

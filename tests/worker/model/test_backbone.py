@@ -187,6 +187,27 @@ def test_a_file_that_is_cut_short_is_named_with_the_first_tensor_that_it_lacks(t
         Backbone.load(tmp_path)
 
 
+def _file(header: bytes, length: int | None = None) -> bytes:
+    return (len(header) if length is None else length).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(_file(b"[" * 200_000), id="nested deeply"),
+        pytest.param(_file(b'{"t": {"data_offsets": ' + b"[" * 200_000), id="offsets nested deeply"),
+        pytest.param(_file(b'{"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.5]}}'), id="half a byte"),
+        pytest.param(_file(b"{}", 1 << 40), id="a header longer than the file"),
+        pytest.param(b"", id="empty"),
+    ],
+)
+def test_a_header_that_says_nothing_true_is_refused_as_unreadable(content: bytes, tmp_path: Path) -> None:
+    tiny.model(CONFIGS["qwen3"]).save_pretrained(tmp_path, max_shard_size="150KB")
+    (tmp_path / "model-00002-of-00003.safetensors").write_bytes(content)
+    with pytest.raises(UnsupportedModelError, match=r"00002-of-00003.safetensors cannot be read.*; bring the folder anew"):
+        Backbone.load(tmp_path)
+
+
 def test_a_tensor_that_a_shard_lacks_is_named_with_the_shard(tmp_path: Path) -> None:
     tiny.model(CONFIGS["qwen3"]).save_pretrained(tmp_path, max_shard_size="150KB")
     file = tmp_path / "model-00002-of-00003.safetensors"

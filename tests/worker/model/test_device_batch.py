@@ -2,10 +2,13 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from grouped_lora import Span
+from grouped_lora.work_table import ClassSize
 
 from worker.model.cuda.device_batch import FINE, REPEATED, BatchShape, Grain, tables
 from worker.model.cuda.device_trainer import CAPTURE_AFTER
@@ -46,3 +49,23 @@ def test_passes_of_tasks_that_share_meet_buckets_again(batch_sizes: list[int]) -
     assert replayed(found) > replayed(shapes(batch_sizes, FINE, seed=len(batch_sizes))) + 0.05
     for shape, tokens in found:
         assert tokens <= shape.tokens < tokens + max(32, tokens / 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "enough"),
+    [
+        ({}, True),
+        ({"tokens": 512, "labels": 64, "segments": 64, "sequences": 64}, True),
+        ({"tokens": 1056}, False),
+        ({"labels": 320}, False),
+        ({"classes": (ClassSize(64, 8, 32),)}, False),
+        ({"classes": (ClassSize(16, 400, 800),)}, True),
+        ({"classes": (ClassSize(16, 4, 16), ClassSize(256, 4, 16))}, False),
+        ({"has_dropout": True}, False),
+    ],
+)
+def test_a_pass_finds_its_memory_in_that_of_one_that_is_smaller_in_nothing(change: dict[str, Any], enough: bool) -> None:
+    known = BatchShape(1024, 256, 4, 8, (ClassSize(32, 4, 16),))
+    assert known.takes_as_much_as(replace(known, **change)) is enough
+    if enough:
+        assert replace(known, has_dropout=True).takes_as_much_as(replace(known, **change))

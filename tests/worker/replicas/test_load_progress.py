@@ -15,7 +15,7 @@ from worker.replicas import load_progress
 from worker.replicas.load_progress import LoadProgress
 from worker.replicas.ranks import rank_group
 from worker.replicas.ranks.rank_group import RankGroup
-from worker.replicas.ranks.rank_process import RankProcess
+from worker.replicas.ranks.rank_process import RankLost, RankProcess
 from worker.settings import Settings
 
 GB = 10**9
@@ -100,3 +100,29 @@ def test_ranks_of_a_sharded_base_load_beside_the_first_and_those_of_copies_after
     layers = [float(sentence.split()[3]) for sentence in told[1:-1]]
     assert len(layers) == 6, "after each layer, and at the end"
     assert layers == sorted(layers)
+
+
+def test_a_rank_that_ends_while_the_first_loads_ends_the_load_at_the_next_layer(deep_base, tmp_path, monkeypatch):
+    ranks, layers = list[RankProcess](), list[str]()
+    begin = RankProcess.begin
+
+    def began(self, name, *args, **more):
+        ranks.append(self)
+        return begin(self, name, *args, **more)
+
+    def tell(sentence):
+        if "loaded" in sentence:
+            layers.append(sentence)
+            ranks[0].kill()
+            ranks[0]._process.wait(60)
+
+    monkeypatch.setattr(load_progress, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(RankProcess, "begin", began)
+    settings = Settings(
+        api_url="http://nowhere", join_token=JOIN_TOKEN, worker_dir=tmp_path, worker_threads=1, worker_sharding="always"
+    )
+    group = RankGroup(lambda silent: None)
+    with pytest.raises(RankLost, match=r"ranks \[1\] have ended"):
+        group.load(deep_base, [torch.device("cpu")] * 2, settings, tell=tell)
+    assert len(layers) == 1
+    assert ranks[0].ended

@@ -93,6 +93,14 @@ class BatchShape:
     def attention_blocks(self) -> int:
         return -(-self.tokens // BLOCK) + self.sequences + 1
 
+    def takes_as_much_as(self, other: "BatchShape") -> bool:
+        """Whether a pass of this shape takes no less memory than one of the other in the same mode."""
+
+        def sizes(shape: BatchShape) -> tuple[int, ...]:
+            return shape.tokens, shape.labels, shape.classes[-1].rank_class, len(shape.classes), shape.has_dropout
+
+        return all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
+
     def layout(self) -> UploadLayout:
         fields = {
             "tokens": (self.tokens,),

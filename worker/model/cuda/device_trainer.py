@@ -6,7 +6,7 @@ and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has t
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -232,8 +232,9 @@ class DeviceTrainer(Trainer):
         return _Graph(graph, inputs, result)
 
     def _pool_holds(self, shape: BatchShape, mode: PassMode) -> bool:
-        """Whether a pass that took more memory was captured before, so that this one finds its memory in the pool."""
-        return any(known.tokens >= shape.tokens and of in (mode, SAVED) for known, of in self._graphs)
+        """Whether a pass that took no less memory was captured before, so that this one finds its memory in the pool: no fewer
+        tokens and labels, adapters as wide, dropout if this one has it, and activations saved if this one saves them."""
+        return any(of in (mode, SAVED) and known.takes_as_much_as(shape) for known, of in self._graphs)
 
 
 @contextmanager
@@ -244,8 +245,11 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
         graph.capture_begin(pool, CAPTURE_ERRORS)
         try:
             yield
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # the capture is void; what it was ended by says more
+                graph.capture_end()
+            raise
+        graph.capture_end()
 
 
 def _graph_tokens(backbone: Backbone) -> int:

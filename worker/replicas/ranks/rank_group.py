@@ -18,7 +18,7 @@ from worker.replicas.base_loader import BaseCopy, load_base
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress, Tell
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
-from worker.replicas.ranks.rank_process import RankProcess
+from worker.replicas.ranks.rank_process import RankProcess, check_running
 from worker.replicas.ranks.rank_watch import RankWatch
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.replicas.sharding_choice import ChosenSharding, choose_sharding
@@ -83,7 +83,8 @@ class RankGroup:
         tell: Tell = lambda sentence: None,
     ) -> LoadedBase:
         """Load the base onto each device, whole or its shards: the first in this process, and each other in one of its own.
-        Ends earlier ranks. generates: as of choose_sharding. tell: as of LoadProgress. Raises BaseError, or Crowded."""
+        Ends earlier ranks. generates: as of choose_sharding. tell: as of LoadProgress. Raises BaseError, Crowded, or RankLost
+        as soon as a rank is seen to have ended."""
         self.close()
         sharding = choose_sharding(ref, devices, settings, generates)
         if sharding is not None:
@@ -95,7 +96,12 @@ class RankGroup:
             loading = self._begin_loading(ref, devices, settings, sharding) if sharding is not None else []
             tell(f"base model {ref.name}: its weights are being checked")
             eight_bit, progress = settings.worker_moments == "8bit", LoadProgress(f"base model {ref.name}", tell)
-            base = load_base(ref, devices[0], eight_bit, memory_of(devices[0], settings), sharding, progress)
+
+            def on_progress(loaded: int, whole: int) -> None:
+                check_running(self._ranks)
+                progress(loaded, whole)
+
+            base = load_base(ref, devices[0], eight_bit, memory_of(devices[0], settings), sharding, on_progress)
             if self._ranks:
                 tell(f"base model {ref.name}: loaded on the first of {len(devices)} devices, the others are loading")
             if sharding is None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -167,3 +167,10 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             how = "broke its link"
         return RankLost(f"rank {self.number} (pid {self.pid}) {how}: {error}")
+
+
+def check_running(ranks: Iterable[RankProcess]) -> None:
+    """Raise RankLost if any has ended."""
+    ended = [rank.number for rank in ranks if rank.ended]
+    if ended:
+        raise RankLost(f"ranks {ended} have ended")

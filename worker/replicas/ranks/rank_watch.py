@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from worker.model.sharding.weight_shards import WeightShards
-from worker.replicas.ranks.rank_process import RankLost, RankProcess
+from worker.replicas.ranks.rank_process import RankProcess, check_running
 
 _LOOK_SECONDS = 1.0
 
@@ -41,6 +41,4 @@ class RankWatch:
     def _look(self, busy_since: float | None) -> None:
         if busy_since is not None:
             self._on_silence(time.monotonic() - busy_since)
-        ended = [rank.number for rank in self._ranks if rank.ended]
-        if ended:
-            raise RankLost(f"ranks {ended} have ended")
+        check_running(self._ranks)
