@@ -48,7 +48,8 @@ class Settings(BaseSettings):
     worker_device: Literal["auto", "cpu", "cuda"] = "auto"
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device
     worker_threads: Count | None = None  # torch threads of a slot; left out, the cores are shared among the slots
-    worker_memory_bytes: Count | None = None  # of an executor, on GPUs of each; left out, what is free, shared among the slots
+    # of an executor, on GPUs of each GPU; left out, the free memory, shared among the slots
+    worker_memory_bytes: Count | None = None
     worker_park_bytes: Count | None = None  # main memory for parked jobs, which go to disk beyond it; left out, an eighth of an
     # executor's memory on a CPU, a quarter of the free memory on a GPU's host
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU

@@ -1,5 +1,6 @@
 """The table of docs/BENCHMARKS.md on rivals, from the result file. Measures nothing."""
 
+import math
 from typing import Any
 
 _MODES = ("eager", "graphed")
@@ -23,9 +24,10 @@ def rivals(result: dict[str, Any]) -> str:
         lines.append(f"| {title} | " + " | ".join(_times(rows, cell, name) for cell in cells) + " |")
     lines += [
         "",
-        f"So in every cell, graphed too, LoRAFusion takes at least {f['x_lorafusion_min']:.2f} times as long as ours, mLoRA "
-        f"{f['x_mlora_min']:.2f} times, Unsloth {f['x_unsloth_min']:.2f} times\n(aim: 1). Graphs are kind to those that launch "
-        "much.",
+        f"So in every cell, graphed too, LoRAFusion takes at least {_floor(f['x_lorafusion_min'])} times as long as ours, "
+        f"mLoRA {_floor(f['x_mlora_min'])} times, Unsloth {_floor(f['x_unsloth_min'])} times\n(aim: 1). Graphs are kind to "
+        "those that launch much. How each is run (the longest `note` of its rows):\n",
+        *(f"- {name}: {_note(rows, name)}" for _, name in _SHOWN[2:]),
     ]
     return "\n".join(lines)
 
@@ -34,3 +36,11 @@ def _times(rows: list[dict[str, Any]], cell: str, name: str) -> str:
     mine = (row for row in rows if row["cell"] == cell and row["what"].endswith(f", {name}"))
     found = {row["mode"]: row["ms"] for row in mine if "ms" in row}
     return " / ".join(f"{found[mode]:.1f}" if mode in found else "not run" for mode in _MODES)
+
+
+def _floor(ratio: float) -> str:
+    return f"{math.floor(100 * ratio) / 100:.2f}"
+
+
+def _note(rows: list[dict[str, Any]], name: str) -> str:
+    return max((str(row["note"]) for row in rows if row["what"].endswith(f", {name}")), key=len)

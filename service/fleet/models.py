@@ -162,9 +162,8 @@ class Placement(Base):
     acknowledged_at: Mapped[At | None]
     heartbeat_at: Mapped[At | None]
     waits_for: Mapped[str | None] = mapped_column(Text)  # room on the node's disk, as the last heartbeat says in a sentence
-    loading: Mapped[str | None] = mapped_column(
-        Text
-    )  # how far the fetching, then the loading, of its base is, as the last heartbeat says
+    # how far the fetching, then the loading, of its base is, as the last heartbeat says
+    loading: Mapped[str | None] = mapped_column(Text)
     lease_until: Mapped[At]
     expected_seconds: Mapped[float | None]  # of remaining work, as the plan estimated it
     leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to save its jobs and leave

@@ -47,7 +47,7 @@ from worker.model.sharding.weight_shards import (
     layer_unit,
 )
 
-OnLoaded = Callable[[int, int], None]  # bytes of a base's files that are loaded, here or by another rank, and of all
+OnLoaded = Callable[[int, int], None]  # bytes, as stored, of the layers that this rank is done with, and of all
 
 
 def ignore_progress(loaded: int, whole: int) -> None:

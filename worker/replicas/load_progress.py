@@ -13,7 +13,7 @@ TELL_SECONDS, LOG_SECONDS = 1.0, 10.0  # at least, between sentences
 
 
 class LoadProgress:
-    """Called with bytes of the base's files that are loaded, and of all. what: is loaded. tell: takes sentences."""
+    """Called as Backbone.load's `on_progress`. what: is loaded. tell: takes sentences."""
 
     def __init__(self, what: str, tell: Tell = lambda sentence: None) -> None:
         self._what, self._tell = what, tell

@@ -103,7 +103,7 @@ class RankGroup:
 
             base = load_base(ref, devices[0], eight_bit, memory_of(devices[0], settings), sharding, on_progress)
             if self._ranks:
-                tell(f"base model {ref.name}: loaded on the first of {len(devices)} devices, the others are loading")
+                tell(f"base model {ref.name}: loaded on the first of {len(devices)} devices; the others follow")
             if sharding is None:
                 loading = self._begin_loading(ref, devices, settings, sharding)
             for loaded in loading:
