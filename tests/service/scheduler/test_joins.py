@@ -54,7 +54,7 @@ def test_a_task_joins_the_executor_of_its_base_rather_than_wait() -> None:
         ({"group": "another base"}, {}),
         ({"room": 0.95}, {}),
         ({"bound": 1.2}, {}),
-        ({}, {"bound": 1.3}),
+        ({}, {"bound": 1.15}),
         ({"gpus": 1, "seconds": 3000}, {}),  # it would keep the GPU for longer than the task there
         ({}, {"remaining": 5}),  # waiting is over sooner
         ({"overhead": 0.0}, {"overhead": 0.0, "remaining": 100}),  # nothing is saved, and the one there would lose
@@ -83,6 +83,28 @@ def test_joiners_come_until_a_bound_would_break() -> None:
     found = joins_of(SchedulingProblem(ONE, (running(),), tasks))
     assert 0 < len(found) <= 5  # 0.6 + 6 x 0.4 is the bound of 3
     assert all(join.worst <= 3 + 1e-9 for join in found.values())
+
+
+def test_a_joiner_is_slowed_more_where_that_keeps_its_neighbours_bound() -> None:
+    problem = SchedulingProblem(ONE, (running(bound=1.3),), (waiting("t"),))
+    assert joins_of(problem)["t"].slowdown == pytest.approx(1.88, abs=0.01)  # 1.4 if both were slowed alike, and r beyond 1.3
+    slow = slowdowns(settled(problem, solve(problem)).running[0].members, 1)
+    assert slow["r"] == pytest.approx(1.27, abs=0.01)
+
+
+def test_more_tasks_of_each_tenant_join_where_every_tenant_has_one() -> None:
+    """A second task of a tenant halves its share, which alone would slow both beyond the bound: 3.5 times for the first."""
+    kinds = {tenant: sharing(overhead=overhead, room=0.01) for tenant, overhead in zip("abc", (0.78, 0.65, 0.47), strict=True)}
+    members = tuple(Member(f"r{tenant}", tenant, 1000, kind, 100) for tenant, kind in kinds.items())
+    tasks = tuple(
+        Queued(f"{tenant}{at}", 1, 100, (500,), tenant=tenant, sharing=(kind,))
+        for at in range(7)
+        for tenant, kind in kinds.items()
+    )
+    problem = SchedulingProblem(ONE, (RunningExecutor("ra", "n", 1, 1878, "a", members),), tasks)
+    assert sorted(problem.queued[problem.row[name]].tenant for name in joins_of(problem)) == ["a", "b", "c"]
+    slow = slowdowns(settled(problem, solve(problem)).running[0].members, 1)
+    assert max(slow.values()) == pytest.approx(2.98, abs=0.01)
 
 
 def test_a_task_may_join_one_that_starts_in_the_same_plan() -> None:

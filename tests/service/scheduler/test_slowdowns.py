@@ -1,14 +1,17 @@
 """How tasks slow each other down on one executor, against the executor's own policy; and what the service learns of it."""
 
 import math
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, ends, roomy, slowdowns
 from service.scheduler.estimate.step_cost import StepCost, prior_step_cost, step_cost
 from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
-from worker.policy.deficit_round_robin import RunnableTask, select
+from worker.policy.deficit_round_robin import RunnableTask, SpeedEstimate, select, urgency
 from worker.policy.step_time import StepLoad, StepModel
 
 ROW = 187
@@ -33,30 +36,38 @@ def test_alike_tasks_share_the_pass() -> None:
 
 
 def test_a_tenants_tasks_divide_its_weight() -> None:
-    slow = slowdowns([member("a"), member("b", tenant="t"), member("c", tenant="t")], 1)
+    slow = slowdowns([member("a", bound=9), member("b", tenant="t", bound=9), member("c", tenant="t", bound=9)], 1)
     assert slow["b"] == slow["c"] == pytest.approx(2 * slow["a"])
     heavier = slowdowns([member("a"), member("b", tenants_weight=2.0)], 1)
     assert heavier["a"] == pytest.approx(2 * heavier["b"])
 
 
-def simulated(batches: dict[str, tuple[str, int]], budget: int = 16384, steps: int = 4000) -> dict[str, float]:
+def simulated(batches: dict[str, tuple[str, int]], bound: float, budget: int = 16384, steps: int = 4000) -> dict[str, float]:
     """Slowdowns under the executor's own choice of steps: name to (tenant, rows a step). A full step lasts by the model."""
     deficits: dict[str, float] = {}
     made, clock = dict.fromkeys(batches, 0), 0.0
+    seen = dict.fromkeys(batches, SpeedEstimate())
 
     def seconds(tokens: float) -> float:
         return H200.seconds(StepLoad(1, tokens, 0, 0))
 
     for _ in range(steps):
-        candidates = [RunnableTask(n, t, seconds(rows * ROW), rows * ROW) for n, (t, rows) in batches.items()]
+        candidates = [
+            RunnableTask(n, t, seconds(rows * ROW), rows * ROW, urgency=urgency(seen[n].speed, bound))
+            for n, (t, rows) in batches.items()
+        ]
         chosen = select(candidates, deficits, budget)
         deficits = dict(chosen.deficits)
-        clock += seconds(sum(batches[name][1] * ROW for name in chosen.chosen))
-        for name in chosen.chosen:
-            made[name] += 1
+        spent = seconds(sum(batches[name][1] * ROW for name in chosen.chosen))
+        clock += spent
+        for name, (_, rows) in batches.items():
+            steps_now = int(name in chosen.chosen)
+            made[name] += steps_now
+            seen[name] = seen[name].after(spent, steps_now * seconds(rows * ROW))
     return {name: clock / (made[name] * seconds(rows * ROW)) for name, (_, rows) in batches.items()}
 
 
+@pytest.mark.parametrize("bound", [1.5, 3.0, 9.0])
 @pytest.mark.parametrize(
     "batches",
     [
@@ -64,18 +75,43 @@ def simulated(batches: dict[str, tuple[str, int]], budget: int = 16384, steps: i
         {"a": ("x", 1), "b": ("y", 8)},
         {"a": ("x", 1), "b": ("y", 2), "c": ("z", 4), "d": ("w", 8)},
         {"a": ("x", 4), "b": ("y", 4), "c": ("y", 4)},
+        {"a": ("x", 1), "b": ("x", 1), "c": ("y", 2), "d": ("z", 4)},
         {name: (name, 2) for name in "abcdefgh"},
     ],
 )
-def test_the_prediction_is_what_the_executor_does(batches) -> None:
-    found = simulated(batches)
+def test_the_prediction_is_what_the_executor_does(batches, bound) -> None:
+    found = simulated(batches, bound)
     members = []
     for name, (tenant, rows) in batches.items():
         overhead = StepCost(H200.per_pass, H200.per_token).overhead(rows * ROW)
-        members.append(member(name, overhead, tenant=tenant))
+        members.append(member(name, overhead, tenant=tenant, bound=bound))
     predicted = slowdowns(members, 1)
     for name, slow in found.items():
         assert predicted[name] == pytest.approx(slow, rel=0.12), (name, predicted, found)
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Member]:
+    tenants = draw(st.lists(st.sampled_from("xyz"), min_size=2, max_size=9))
+    weights = {tenant: draw(st.floats(0.1, 10)) for tenant in "xyz"}
+    return [
+        member(
+            str(at), draw(st.floats(0, 0.99)), tenant=tenant, bound=draw(st.floats(1.0, 9.0)), tenants_weight=weights[tenant],
+            gpus=draw(st.integers(1, 4)),
+        )
+        for at, tenant in enumerate(tenants)
+    ]  # fmt: skip
+
+
+@given(crowds(), st.sampled_from((1.0, 1.0, 1.7)))
+def test_the_predicted_progress_goes_by_weight_and_urgency(crowd: list[Member], correction: float) -> None:
+    """As worker/policy/deficit_round_robin.py hands it out, which knows nothing of this prediction."""
+    slow, tasks = slowdowns(crowd, 4, correction), Counter(one.tenant for one in crowd)
+    rounds = [
+        slow[one.id] * urgency(1 / slow[one.id], one.sharing.bound) * one.sharing.weight / tasks[one.tenant] for one in crowd
+    ]
+    assert rounds == pytest.approx([rounds[0]] * len(rounds), rel=1e-3)
+    assert min(slow.values()) >= correction
 
 
 def test_a_narrow_task_slows_one_gpu_of_a_wide_executor() -> None:

@@ -3,7 +3,11 @@
 A step takes one pass of the base, whatever is in it, and then time for each token. Tasks that step together share the pass. An
 executor hands out progress by deficit round robin: in the time in which a task of weight 1 makes the progress of a second
 alone, one of weight w makes that of w seconds. With o the part of a task's step alone that is the pass (its overhead), that
-time is max(w o) + sum(w (1 - o)) seconds. A tenant's tasks on an executor divide its weight.
+time is max(w o) + sum(w (1 - o)) seconds, the round. A tenant's tasks on an executor divide its weight.
+
+Near its bound a task is urgent: the executor multiplies its weight by (f / p)^2, at least 1 and at most 8. p is its progress,
+compared with alone, and f a quarter more than its bound asks for. In a round of g seconds p = w u / g with urgency u, so u =
+(f g / w)^(2/3): the round is a fixed point, and lasts as long as the urgencies say that follow from its length.
 
 All GPUs of an executor step together. A task that is narrower than the executor has its jobs on as many of the GPUs as it is
 wide; such tasks are spread, so a step lasts as long as on the GPU with the most of them.
@@ -13,8 +17,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 ROUNDING = 1e-9
+EARLY, MOST_URGENCY = 1.25, 8.0  # as worker/policy/deficit_round_robin.py has them, where what the executor does is decided
+_ITERATIONS, _SETTLED = 40, 1e-6
+_STEP = 1.5  # with a slope of 0 to 2/3 each iteration at least halves the error
 
 
 @dataclass(frozen=True)
@@ -49,16 +57,51 @@ class Member:
 def slowdowns(members: Sequence[Member], gpus: int, correction: float = 1.0) -> dict[str, float]:
     """How many times longer each member takes than alone, while all of them are on the executor's `gpus` GPUs. `correction`:
     measured over predicted, at least 1."""
-    tasks = Counter(member.tenant for member in members)
-    part = {member.id: member.sharing.weight / tasks[member.tenant] for member in members}
-    passes = max((part[member.id] * member.sharing.overhead for member in members), default=0.0)
-    work = {member.id: part[member.id] * (1 - member.sharing.overhead) for member in members}
-    narrow = [member for member in members if member.gpus < gpus]
-    layers = math.ceil(sum(member.gpus for member in narrow) / gpus)
-    round_ = passes + sum(work[member.id] for member in members if member.gpus >= gpus)
-    round_ += layers * max((work[member.id] for member in narrow), default=0.0)
-    worse = correction if len(members) > 1 else 1.0
-    return {member.id: max(1.0, round_ / part[member.id]) * worse for member in members}
+    there = tuple((member.tenant, member.sharing, member.gpus) for member in members)
+    found = _slowdowns(there, gpus, correction if len(members) > 1 else 1.0)
+    return {member.id: slow for member, slow in zip(members, found, strict=True)}
+
+
+_There = tuple[tuple[str, Sharing, int], ...]  # of each member its tenant, what it brings, and the GPUs that it would run on
+
+
+@lru_cache(maxsize=8192)  # a plan asks for the same ones in each of its trials
+def _slowdowns(there: _There, gpus: int, correction: float) -> tuple[float, ...]:
+    tasks = Counter(tenant for tenant, _, _ in there)
+    parts = [sharing.weight / tasks[tenant] for tenant, sharing, _ in there]
+    round_ = _round(there, gpus, parts)
+    if any(EARLY * correction * round_ > part * sharing.bound for part, (_, sharing, _) in zip(parts, there, strict=True)):
+        parts, round_ = _urgent(there, gpus, parts, correction)
+    return tuple(max(1.0, round_ / part) * correction for part in parts)
+
+
+def _round(there: _There, gpus: int, parts: Sequence[float]) -> float:
+    """Seconds in which a member whose part of the weights is 1 makes the progress of a second alone."""
+    passes = wide = narrow = 0.0
+    layers = 0
+    for (_, sharing, own), part in zip(there, parts, strict=True):
+        passes, work = max(passes, part * sharing.overhead), part * (1 - sharing.overhead)
+        if own < gpus:
+            layers, narrow = layers + own, max(narrow, work)
+        else:
+            wide += work
+    return passes + wide + math.ceil(layers / gpus) * narrow
+
+
+def _urgent(there: _There, gpus: int, parts: Sequence[float], correction: float) -> tuple[list[float], float]:
+    """The parts times each member's urgency, and the round that makes them so."""
+    floors = [correction * min(1.0, EARLY / sharing.bound) for _, sharing, _ in there]
+    round_ = _round(there, gpus, parts)
+    for _ in range(_ITERATIONS):
+        found = [
+            part * min(MOST_URGENCY, max(1.0, (floor * round_ / part) ** (2 / 3)))
+            for part, floor in zip(parts, floors, strict=True)
+        ]
+        after = _round(there, gpus, found)
+        if abs(after - round_) <= _SETTLED * round_:
+            break
+        round_ *= (after / round_) ** _STEP
+    return found, after
 
 
 def ends(members: Sequence[Member], gpus: int, correction: float = 1.0) -> dict[str, int]:
