@@ -31,6 +31,7 @@ class _There:
 
     task: Arrival
     left: float
+    bound: float
     speed: float = 1.0
 
 
@@ -48,7 +49,7 @@ class _Executor:
 
     def reckon(self) -> None:
         """Work out the speeds of those who are there."""
-        parts = [Part(there.task.tenant, there.task.batch_size, there.task.gpus) for there in self.members.values()]
+        parts = [Part(one.task.tenant, one.task.batch_size, one.task.gpus, one.bound) for one in self.members.values()]
         for there, speed in zip(self.members.values(), speeds(parts, self.gpus) if parts else (), strict=True):
             there.speed = speed
 
@@ -162,7 +163,7 @@ class Fleet:
 
     def _add(self, executor: _Executor, name: str, delay: float) -> None:
         task = self._waiting.pop(name)
-        executor.members[name] = _There(task, task.true + delay)
+        executor.members[name] = _There(task, task.true + delay, self._sharing[name].bound)
         self._began[name] = self._now
         executor.reckon()
 

@@ -12,12 +12,14 @@ import numpy as np
 
 from benchmarks.simulator.arrivals import Arrival
 from service.scheduler.core.joins.slowdowns import Sharing
+from worker.policy.deficit_round_robin import urgency
 
 ROW_TOKENS = 187
 _PER_ROW = (0.072 - 0.0113) / 30  # seconds of a row of a step, between 1 and 16 jobs of batch 2
 PASS = 0.0113 - 2 * _PER_ROW  # seconds of a step without rows
 _ROWS, _SECONDS = (0.0, 2.0, 32.0, 64.0), (PASS, 0.0113, 0.072, 0.145)
 _BEYOND = (0.145 - 0.072) / 32
+_SETTLED = 60  # rounds of urgency against speed
 # bytes beside a base of 1.24B parameters and a pass, of 141 GB: an adapter row with its moments, a token's activations
 _ROOM, _ADAPTER_ROW, _TOKEN = 100e9, 14e6, 1.1e6
 
@@ -31,19 +33,31 @@ def step_seconds(rows: float) -> float:
 
 @dataclass(frozen=True)
 class Part:
-    """A task's part of an executor: its tenant, the rows of its batch on each of its GPUs, and how many those are."""
+    """A task's part of an executor: tenant, rows of a batch on each of its GPUs, how many those are, and its bound."""
 
     tenant: str
     rows: int
     gpus: int
+    bound: float | None = None
 
 
 def speeds(parts: Sequence[Part], gpus: int) -> list[float]:
     """Seconds of progress that each part makes in a second, compared with alone, on an executor of `gpus` GPUs that step
-    together: it hands out equal progress by tenant, packing steps as full as the most frequent of them allows. A task that is
-    narrower than the executor lies on the GPUs with the fewest rows."""
+    together: it hands out equal progress by tenant, and more to who comes near its bound, until that is settled."""
     tasks = Counter(part.tenant for part in parts)
-    weights = [1.0 / tasks[part.tenant] for part in parts]
+    weights, urgent = [1.0 / tasks[part.tenant] for part in parts], [1.0] * len(parts)
+    for _ in range(_SETTLED):
+        found = _speeds(parts, [weight * more for weight, more in zip(weights, urgent, strict=True)], gpus)
+        asked = [urgency(speed, part.bound) for speed, part in zip(found, parts, strict=True)]
+        if all(abs(more - ask) < 1e-6 for more, ask in zip(urgent, asked, strict=True)):
+            break
+        urgent = [more ** (2 / 3) * ask ** (1 / 3) for more, ask in zip(urgent, asked, strict=True)]
+    return found
+
+
+def _speeds(parts: Sequence[Part], weights: Sequence[float], gpus: int) -> list[float]:
+    """As `speeds`, with these weights. Steps are packed as full as the most frequent of them allows. A task that is narrower
+    than the executor lies on the GPUs with the fewest rows."""
     steps = [weight / step_seconds(part.rows) for weight, part in zip(weights, parts, strict=True)]
     passes = max(steps)
     rows = [0.0] * gpus
