@@ -1,11 +1,12 @@
-"""What passes of small tasks in changing company cost: launched, captured and replayed; and what emptied caches add to it.
+"""What passes of small tasks in changing company cost: launched, captured and replayed; what is saved where larger buckets take
+passes of others, and what emptied caches add.
 
     python -m benchmarks.captures [--commit HASH] [--dry-run]
 
 Llama-3.2-1B's shape, three adapters of rank 16 at batch 1, 2 and 4, each of which draws GSM8K's rows by itself; after every
 STAY passes one of them changes its batch size, as where one task leaves and another joins. Each pass is timed with the device
-idle before it, and waited for. The same passes run twice on new trainers: as built, where a capture leaves the caches alone if
-the graphs' pool has room, and with each capture as torch.cuda.graph makes it. The second run of each is reported, in turns.
+idle before it, and waited for. The same passes run twice on new trainers: as built for several tasks; each pass in a bucket of
+its own, as for one task; and that with each capture as torch.cuda.graph makes it. The second run of each is reported, in turns.
 """
 
 import argparse
@@ -25,34 +26,39 @@ from benchmarks.result_file import write_result
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape
-from worker.model.cuda.device_trainer import DeviceTrainer, PassMode
+from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.fused_pass import PassResult
+from worker.model.cuda.pass_graphs import PassGraphs, PassMode
 from worker.model.flat_batch import Segment
 
 PASSES, STAY = 600, 60
-AS_BUILT, EMPTIED = "as built", "caches emptied"
+ARMS = AS_BUILT, OWN, EMPTIED = "as built, for several tasks", "each in its own bucket", "that, and caches emptied"
 REPLAYED, LAUNCHED, CAPTURED = "replayed", "launched", "captured"
 
 
-class Timed(DeviceTrainer):
+class Timed(PassGraphs):
     """Times each pass by what became of it. emptied: every capture empties the caches."""
 
-    def __init__(self, backbone: Backbone, arena: DeviceArena, emptied: bool) -> None:
-        super().__init__(backbone, arena)
+    def __init__(self, trainer: DeviceTrainer, emptied: bool) -> None:
+        super().__init__(trainer.backbone.device, trainer.launch)
         self._emptied = emptied
-        self.times = defaultdict[str, list[float]](list)
+        self.times, self.padded = defaultdict[str, list[float]](list), 0
 
     def _pool_holds(self, shape: BatchShape, mode: PassMode) -> bool:
         return not self._emptied and super()._pool_holds(shape, mode)
 
-    def _replay(self, shape: BatchShape, host: Tensor, mode: PassMode) -> PassResult:
-        before, key = len(self.captured), (shape, mode)
-        kind = REPLAYED if key in self._graphs else LAUNCHED
+    def waste(self, shape: BatchShape, mode: PassMode, larger: BatchShape) -> None:
+        super().waste(shape, mode, larger)
+        self.padded += 1
+
+    def run(self, shape: BatchShape, host: Tensor, mode: PassMode) -> PassResult:
+        before, known = len(self.shapes), shape in self.shapes
         torch.cuda.synchronize()
         began = time.perf_counter()
-        result = super()._replay(shape, host, mode)
+        result = super().run(shape, host, mode)
         torch.cuda.synchronize()
-        self.times[CAPTURED if len(self.captured) > before else kind].append((time.perf_counter() - began) * 1e3)
+        kind = CAPTURED if len(self.shapes) > before else REPLAYED if known else LAUNCHED
+        self.times[kind].append((time.perf_counter() - began) * 1e3)
         return result
 
 
@@ -66,21 +72,23 @@ def companies(seed: int) -> list[list[int]]:
     return found
 
 
-def arm(backbone: Backbone, emptied: bool, sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
+def arm(backbone: Backbone, name: str, sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
     arena = DeviceArena(backbone.targets, 64, "cuda", torch.bfloat16)
-    trainer, rows = Timed(backbone, arena, emptied), Rows(LLAMA_1B.vocabulary)
+    trainer, rows = DeviceTrainer(backbone, arena), Rows(LLAMA_1B.vocabulary)
+    trainer.graphs = timed = Timed(trainer, emptied=name == EMPTIED)
     slots = [arena.attach(16, 32.0) for _ in sizes[0]]
     for slot in slots:
         arena.master[slot.used].normal_(std=0.02)
         arena.touched(slot)
     began = time.perf_counter()
     for company in sizes:
-        trainer.train([Segment(slot, rows.take(size), 1 / 100) for slot, size in zip(slots, company, strict=True)])
+        segments = [Segment(slot, rows.take(size), 1 / 100) for slot, size in zip(slots, company, strict=True)]
+        trainer.train(segments, shared=name == AS_BUILT)
         trainer.discard_gradients(slots)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    found = {kind: {"passes": len(ms), "ms": median(ms), "most_ms": max(ms)} for kind, ms in trainer.times.items()}
-    return {"what": "passes in changing company", "caches": EMPTIED if emptied else AS_BUILT, "seconds": seconds, **found}
+    found = {kind: {"passes": len(ms), "ms": median(ms), "most_ms": max(ms)} for kind, ms in timed.times.items()}
+    return {"what": "passes in changing company", "arm": name, "seconds": seconds, "padded": timed.padded, **found}
 
 
 def main() -> None:
@@ -91,15 +99,16 @@ def main() -> None:
     gate = {} if options.dry_run else run_gate()
     backbone, sizes, rows = random_backbone(LLAMA_1B), companies(0), []
     for turn in range(2):
-        for emptied in (True, False):
-            row = arm(backbone, emptied, sizes)
+        for name in ARMS:
+            row = arm(backbone, name, sizes)
             print(row, flush=True)
             if turn:  # kernels were compiled in the first
                 rows.append(row)
-    by = {row["caches"]: row for row in rows}
-    figures = {f"{kind}_ms": by[AS_BUILT][kind]["ms"] for kind in (REPLAYED, LAUNCHED, CAPTURED)}
-    figures |= {f"{kind}_ms_emptied": by[EMPTIED][kind]["ms"] for kind in (LAUNCHED, CAPTURED)}
-    figures["x_seconds"] = by[EMPTIED]["seconds"] / by[AS_BUILT]["seconds"]
+    by = {row["arm"]: row for row in rows}
+    figures = {f"{kind}_ms": by[OWN][kind]["ms"] for kind in (REPLAYED, LAUNCHED, CAPTURED)}
+    figures["captured_ms_emptied"] = by[EMPTIED][CAPTURED]["ms"]
+    figures["x_own_bucket"] = by[OWN]["seconds"] / by[AS_BUILT]["seconds"]
+    figures["x_emptied"] = by[EMPTIED]["seconds"] / by[OWN]["seconds"]
     print(figures)
     if not options.dry_run:
         print(write_result("captures", gate, figures, rows, options.commit))

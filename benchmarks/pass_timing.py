@@ -17,8 +17,9 @@ from benchmarks.roofline import adapter_floor, copy_bytes_per_s
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
-from worker.model.cuda.device_trainer import CAPTURE_AFTER, DeviceTrainer, spans_of
+from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import FlatBatch, Segment
 
 OURS, BASE, GROUPED, LOOP = "ours", "base alone", "torch grouped_mm, padded", "PyTorch loop"

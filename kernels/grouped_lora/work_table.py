@@ -92,9 +92,39 @@ class HostTable:
     blocks: np.ndarray
     sizes: tuple[ClassSize, ...]
 
+    def padded(self, sizes: Sequence[ClassSize]) -> "HostTable":
+        """The same table in the capacity of another one. Raises ValueError where it does not fit (see `holds`)."""
+        if not holds(sizes, self.sizes):
+            raise ValueError(f"a table of {self.sizes} does not fit one of {tuple(sizes)}")
+        spans = np.zeros((sum(size.spans for size in sizes), SPAN_COLUMNS), np.int32)
+        scales = np.zeros(spans.shape[0], np.float32)
+        blocks = np.zeros((sum(size.blocks for size in sizes), BLOCK_COLUMNS), np.int32)
+        span = block = own_span = own_block = 0
+        for size, own in zip(sizes, self.sizes, strict=True):
+            spans[span : span + own.spans] = self.spans[own_span : own_span + own.spans]
+            scales[span : span + own.spans] = self.scales[own_span : own_span + own.spans]
+            blocks[block : block + own.blocks] = self.blocks[own_block : own_block + own.blocks]
+            span, block = span + size.spans, block + size.blocks
+            own_span, own_block = own_span + own.spans, own_block + own.blocks
+        return HostTable(spans, scales, blocks, tuple(sizes))
+
     def on(self, device: torch.device | str) -> WorkTable:
         spans, scales, blocks = (torch.from_numpy(part).to(device) for part in (self.spans, self.scales, self.blocks))
         return WorkTable(spans, scales, blocks, self.sizes)
+
+
+def holds(sizes: Sequence[ClassSize], own: Sequence[ClassSize]) -> bool:
+    """Whether a table of these sizes has room for one of `own`, with a launch for each of its rank classes."""
+    if len(sizes) != len(own):
+        return False
+    return all(
+        _class_of(size.rank_class) == _class_of(its.rank_class) and all(a >= b for a, b in zip(size, its, strict=True))
+        for size, its in zip(sizes, own, strict=True)
+    )
+
+
+def _class_of(rank: int) -> int:
+    return max(NARROW, tile_width(rank))
 
 
 def tile_width(rank: int) -> int:
@@ -141,7 +171,7 @@ def _by_class(entries: Sequence[Entry]) -> list[list[Entry]]:
     """The entries of each class, by ascending width. Those without an adapter join the first, so that they take no launch."""
     found = defaultdict[int, list[Entry]](list)
     for entry in entries:
-        found[max(NARROW, tile_width(entry[3]))].append(entry)
+        found[_class_of(entry[3])].append(entry)
     if len(found) > 1 and not any(entry[3] for entry in found[NARROW]):
         bare = found.pop(NARROW)
         found[min(found)] = sorted([*bare, *found[min(found)]])

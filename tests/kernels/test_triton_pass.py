@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from grouped_lora.work_table import ClassSize
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
@@ -57,10 +58,16 @@ class Step:
         self.spans, _ = spans_of(self.segments, self.flat.ranges)
         self.fused = FusedPass(self.backbone, self.arena.layout, self.backbone.max_positions)
 
-    def upload(self, adapters: bool) -> tuple[DeviceBatch, Labels]:
+    def upload(self, adapters: bool, larger: bool = False) -> tuple[DeviceBatch, Labels]:
+        """larger: in the bucket of a batch with more of everything."""
         spans = self.spans if adapters else ()
         table = tables(self.flat, spans, (False,) * len(spans))
         shape = BatchShape.of(self.flat, table)
+        if larger:
+            wider = tables(self.flat, spans, (False,) * len(spans), tokens=shape.tokens + 96)
+            classes = tuple(ClassSize(size.rank_class, size.spans + 3, size.blocks + 5) for size in wider.sizes)
+            table, (tokens, labels) = wider.padded(classes), (shape.tokens + 96, shape.labels + 64)
+            shape = BatchShape(tokens, labels, 2 * shape.segments, 2 * shape.sequences, classes, shape.has_dropout)
         return unpack(shape, torch.from_numpy(fill(shape, self.flat, table)).to(DEVICE))
 
     def truth(self) -> tuple[Tensor, Tensor]:
@@ -114,6 +121,17 @@ def test_a_pass_equals_the_plain_path(
     layered = step.arena.layered
     result = step.fused.train(batch, labels, layered(step.arena.compute_copy), layered(step.arena.grad), recompute)
     assert error(result.sums[: len(sums)], sums) < CLOSE
+    assert step.off(grad) < CLOSE
+
+
+def test_a_pass_in_a_larger_bucket_equals_the_plain_path() -> None:
+    step = Step(NARROW, 0.3, (8, 20))
+    sums, grad = step.truth()
+    batch, labels = step.upload(adapters=True, larger=True)
+    layered = step.arena.layered
+    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), layered(step.arena.grad))
+    assert error(result.sums[: len(sums)], sums) < CLOSE
+    assert not result.sums[len(sums) :].any()
     assert step.off(grad) < CLOSE
 
 

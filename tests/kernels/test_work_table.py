@@ -3,7 +3,7 @@
 import pytest
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.sequence_table import sequence_blocks
-from grouped_lora.work_table import BLOCK_T, UNADAPTED_SPAN, ClassSize, HostTable, host_table
+from grouped_lora.work_table import BLOCK_T, UNADAPTED_SPAN, ClassSize, HostTable, holds, host_table
 
 
 def spans(*parts: tuple[int, int]) -> list[Span]:
@@ -71,3 +71,34 @@ def test_narrow_adapters_have_the_table_that_they_have_without_a_wide_neighbour(
     assert narrow.blocks.equal(alone.on("cpu").blocks)
     assert beside.sizes[1] == ClassSize(256, 1, 1)
     assert wide.blocks.tolist() == [[0, 75, 108]]
+
+
+def test_a_table_in_a_larger_ones_capacity_gives_the_same_work() -> None:
+    adapters = spans((70, 16), (5, 256), (130, 64), (64, 100))
+    own = host_table(adapters, 300)
+    larger = host_table(spans((200, 32), (90, 40), (10, 16), (33, 200), (70, 128)), 450, span_step=4, block_step=16).sizes
+    assert holds(larger, own.sizes)
+    padded = own.padded(larger)
+    assert padded.sizes == larger
+    assert [block[:3] for block in walked(padded)] == [block[:3] for block in walked(own)]
+    assert sequence_blocks([0, 70, 75, 205, 269, 300], 20, padded.spans)[:, :3].tolist() == (
+        sequence_blocks([0, 70, 75, 205, 269, 300], 20, own.spans)[:, :3].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    "larger",
+    [
+        (ClassSize(64, 2, 8),),  # no launch for 256
+        (ClassSize(16, 8, 80), ClassSize(256, 8, 80)),  # narrower tiles
+        (ClassSize(64, 8, 80), ClassSize(128, 8, 80)),
+        (ClassSize(64, 1, 80), ClassSize(256, 8, 80)),  # fewer spans
+        (ClassSize(64, 8, 2), ClassSize(256, 8, 80)),  # fewer blocks
+        (ClassSize(64, 8, 80), ClassSize(256, 8, 80), ClassSize(256, 8, 80)),
+    ],
+)
+def test_a_table_that_lacks_room_or_a_launch_is_refused(larger: tuple[ClassSize, ...]) -> None:
+    own = host_table(spans((70, 16), (130, 64), (64, 200)), 264)
+    assert not holds(larger, own.sizes)
+    with pytest.raises(ValueError, match="does not fit"):
+        own.padded(larger)

@@ -146,14 +146,15 @@ def _run_micro_batch(
         stepped.work[key.placement].tokens += piece.tokens
         stepped.work[key.placement].adapter_rows += job.config.rank if piece.first == 0 else 0
         recompute |= job.activations.recompute
+    placements = {piece.job.placement for piece in micro_batch}
     try:
-        losses = trainer.train(segments, recompute)
+        losses = trainer.train(segments, recompute, shared=len(placements) > 1)
     except OutOfMemory as error:
         error.sole_placement = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise
     for key, loss in zip(segment_keys, losses, strict=True):
         task_step_of[key].sums[key].append(loss)
-    for placement in {piece.job.placement for piece in micro_batch}:
+    for placement in placements:
         stepped.work[placement].micro_batches += 1
         stepped.work[placement].forwards += trainer.forwards - before
 

@@ -84,12 +84,12 @@ def test_a_tenant_whose_rows_find_no_memory(fleet, placing, tmp_path, three, mon
     """Passes with a row of the bad tenant's length find none, with others or without, and leave ruins in the gradients."""
     real = Trainer._train_pass
 
-    def small(self, segments, recompute):
+    def small(self, segments, *form):
         if any(example.length > 150 for segment in segments if segment.slot is not None for example in segment.examples):
             for segment in segments:
                 self.arena.grad[segment.slot.used].fill_(float("nan"))
             torch.empty(1 << 60, dtype=torch.uint8)
-        return real(self, segments, recompute)
+        return real(self, segments, *form)
 
     monkeypatch.setattr(Trainer, "_train_pass", small)
     bad = of_tenant(placing(JOB, LONG, early_exit=CALM, training={"max_steps": 4, "max_seq_len": 200}), "bad")

@@ -36,7 +36,7 @@ def limits(monkeypatch):
     has = {False: math.inf, True: math.inf, "rows": math.inf, "profiles": True, "refused": []}
     real, enlarged = Trainer._train_pass, arenas._enlarged
 
-    def small(self, segments, recompute):
+    def small(self, segments, recompute, *form):
         tokens = sum(example.length for segment in segments for example in segment.examples)
         if tokens > has[recompute] and (has["profiles"] or any(segment.slot is not None for segment in segments)):
             for segment in segments:  # what a pass leaves behind that ends half-way
@@ -44,7 +44,7 @@ def limits(monkeypatch):
                     self.arena.grad[segment.slot.used].fill_(float("nan"))
             has["refused"].append((tokens, recompute))
             exhaust()
-        return real(self, segments, recompute)
+        return real(self, segments, recompute, *form)
 
     def grown(buffer, count):
         if count > has["rows"]:

@@ -44,7 +44,7 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
     inside: dict[Trainer, list[str]] = {}
     shared, loaded, passes, met, measured = [], [], [], threading.Event(), threading.Event()
 
-    def watched(self, segments, recompute):
+    def watched(self, segments, *form):
         thread = threading.current_thread().name
         with guard:
             inside.setdefault(self, []).append(thread)
@@ -61,7 +61,7 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
                 passes.append(thread)
                 if len(passes) > 10:  # of 40 steps: on a busy machine the joiner is slow to come
                     measured.wait(5)
-            return real(self, segments, recompute)
+            return real(self, segments, *form)
         finally:
             with guard:
                 inside[self].remove(thread)

@@ -11,7 +11,7 @@ from grouped_lora import Span
 from grouped_lora.work_table import ClassSize
 
 from worker.model.cuda.device_batch import FINE, REPEATED, BatchShape, Grain, tables
-from worker.model.cuda.device_trainer import CAPTURE_AFTER
+from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import Example, FlatBatch, Segment
 
 PASSES = 250

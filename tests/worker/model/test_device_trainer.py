@@ -23,8 +23,9 @@ from tests.worker.model.device_case import (
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_trainer import CAPTURE_AFTER, FAST_GRAPH_TOKENS, GRAPH_TOKENS, DeviceTrainer
+from worker.model.cuda.device_trainer import FAST_GRAPH_TOKENS, GRAPH_TOKENS, DeviceTrainer
 from worker.model.cuda.fused_head import Labels, head_loss
+from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import Dropout, Segment
 from worker.model.plain.trainer import OutOfMemory
 from worker.model.row_optimizer import RowUpdate, update_rows
@@ -150,6 +151,32 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits(
     for rounds in seen:
         for later in rounds[1:]:
             assert all(torch.equal(one, other) for one, other in zip(later, rounds[0], strict=True))
+
+
+def test_a_pass_of_several_tasks_runs_in_a_captured_bucket_that_holds_it() -> None:
+    trainer = device_trainer(llama())
+    slots = fill_slots(trainer)
+    longer = [Segment(slot, examples(index, 5), 0.01) for index, slot in enumerate(slots)]
+    shorter = [Segment(slot, examples(index, 4), 0.01) for index, slot in enumerate(slots[:3])]  # one task has left
+
+    def trained(segments: list[Segment], shared: bool) -> tuple[Tensor, list[Tensor]]:
+        losses = trainer.train(segments, shared=shared)
+        found = [trainer.arena.grad[segment.slot.used].clone() for segment in segments if segment.slot is not None]
+        trainer.discard_gradients(slots)
+        return torch.stack([loss.total for loss in losses]), found
+
+    losses, grads = trained(shorter, shared=True)
+    for _ in range(CAPTURE_AFTER):
+        trained(longer, shared=True)
+    (captured,) = trainer.captured
+    for _ in range(3):
+        again, others = trained(shorter, shared=True)
+        assert error(again, losses) < 1e-3
+        assert all(error(one, other) < 0.02 for one, other in zip(others, grads, strict=True))
+    assert trainer.captured == [captured], "all three were replayed in the longer one's bucket"
+    alone, own = trained(shorter, shared=False)
+    assert torch.equal(alone, losses), "a pass of one task runs in its own bucket, whatever was captured"
+    assert all(torch.equal(one, other) for one, other in zip(own, grads, strict=True))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01])  # of the logits: smaller ones tie more often

@@ -5,7 +5,7 @@ with tokens of no adapter, and the labels with rows of weight 0, so that a captu
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -51,9 +51,13 @@ def token_bucket(tokens: int, grain: Grain = FINE) -> int:
     return bucket(tokens, grain.steps, 32)
 
 
-def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...], grain: Grain = FINE) -> HostTable:
-    """The work table of a batch on its bucket of tokens. accumulate[i]: span i's gradient adds to what is there."""
-    return host_table(spans, token_bucket(batch.size, grain), accumulate, grain.spans, grain.blocks)
+def tables(
+    batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...], grain: Grain = FINE, tokens: int | None = None
+) -> HostTable:
+    """The work table of a batch on an axis of `tokens` tokens; left out, on its bucket. accumulate[i]: span i's gradient adds
+    to what is there."""
+    axis = token_bucket(batch.size, grain) if tokens is None else tokens
+    return host_table(spans, axis, accumulate, grain.spans, grain.blocks)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,20 @@ class BatchShape:
     def attention_blocks(self) -> int:
         return -(-self.tokens // BLOCK) + self.sequences + 1
 
+    def may_take(self, other: "BatchShape") -> bool:
+        """Whether a batch of the other bucket fits this one's buffer, its work table aside, with launches for its ranks."""
+
+        def sizes(shape: BatchShape) -> tuple[int, ...]:
+            return shape.tokens, shape.labels, shape.segments, shape.sequences, *(size.rank_class for size in shape.classes)
+
+        alike = len(self.classes) == len(other.classes) and self.has_dropout == other.has_dropout
+        return alike and all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
+
+    def padding_of(self, other: "BatchShape") -> float:
+        """How much longer a pass of this bucket takes than one of the other, as a fraction: a token takes time in the layers, a
+        label in the head."""
+        return max(self.tokens / other.tokens, self.labels / other.labels) - 1
+
     def takes_as_much_as(self, other: "BatchShape") -> bool:
         """Whether a pass of this shape takes no less memory than one of the other in the same mode."""
 
@@ -101,18 +119,20 @@ class BatchShape:
 
         return all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
 
-    def layout(self) -> UploadLayout:
-        fields = {
-            "tokens": (self.tokens,),
-            "positions": (self.tokens,),
-            "label_indices": (self.labels,),
-            "label_tokens": (self.labels,),
-            "loss_weights": (self.labels,),
-            "label_bounds": (self.segments + 1,),
-            "attention": (self.attention_blocks, SEQUENCE_COLUMNS),
-            "keys": (self.tokens if self.has_dropout else 0,),
-        }
-        return UploadLayout(fields, self.classes)
+
+@lru_cache(maxsize=256)
+def _layout(shape: BatchShape) -> UploadLayout:
+    fields = {
+        "tokens": (shape.tokens,),
+        "positions": (shape.tokens,),
+        "label_indices": (shape.labels,),
+        "label_tokens": (shape.labels,),
+        "loss_weights": (shape.labels,),
+        "label_bounds": (shape.segments + 1,),
+        "attention": (shape.attention_blocks, SEQUENCE_COLUMNS),
+        "keys": (shape.tokens if shape.has_dropout else 0,),
+    }
+    return UploadLayout(fields, shape.classes)
 
 
 def _power(count: int) -> int:
@@ -121,7 +141,7 @@ def _power(count: int) -> int:
 
 def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.int32]:
     """The buffer of one batch; `batch` lies on the host."""
-    layout = shape.layout()
+    layout = _layout(shape)
     flat = layout.empty()
     put = partial(layout.put, flat)
     labels = batch.label_bounds[-1]
@@ -142,7 +162,7 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
 
 def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
     """Views of an uploaded buffer."""
-    layout = shape.layout()
+    layout = _layout(shape)
     field = partial(layout.field, flat)
     table = layout.table(flat, field("keys") if shape.has_dropout else None)
     labels = Labels(

@@ -4,17 +4,15 @@ Nothing here waits for the device. Kernel launches limit small passes, so each o
 and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has the crossover).
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.optimizer.adamw import RowTable, adamw
+from grouped_lora.work_table import holds
 from torch import Tensor
 
 from worker.model.arena import ROW_MULTIPLE, Slot
@@ -22,6 +20,7 @@ from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, BatchShape, Grain, fill, tables, unpack
 from worker.model.cuda.fused_pass import FusedPass, PassResult
+from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassGraphs, PassMode
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import LossSum, StepLosses, Trainer
@@ -33,19 +32,6 @@ GRAPH_TOKENS = 4096  # passes of fewer tokens take the host longer to launch tha
 # tokens keep about 8 GB of activations on that shape, hence the least memory.
 FAST_GRAPH_TOKENS, LAYER_PARAMETERS = 8192, 61e6
 FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
-MAX_GRAPHS = 64
-PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
-SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
-# Other threads of the process (checkpoints, uploads) may use the device meanwhile: only the capturing one's calls are captured.
-CAPTURE_ERRORS = "thread_local"
-CAPTURE_AFTER = 3  # passes of a bucket, the last of which captures it: two launches cost about what a capture adds
-
-
-@dataclass(frozen=True)
-class _Graph:
-    graph: torch.cuda.CUDAGraph
-    inputs: Tensor
-    result: PassResult
 
 
 class DeviceTrainer(Trainer):
@@ -58,16 +44,12 @@ class DeviceTrainer(Trainer):
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = _graph_tokens(backbone)
-        self._graphs: OrderedDict[tuple[BatchShape, PassMode], _Graph] = OrderedDict()
-        self._seen = Counter[tuple[BatchShape, PassMode]]()  # buckets that are not captured
-        self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
-        self._capture_stream: Any = None  # of all graphs: memory is shared within one stream
-        self._buffers: tuple[int, int] = (0, 0)
+        self.graphs = PassGraphs(backbone.device, self.launch)
 
     @property
     def captured(self) -> list[BatchShape]:
         """The buckets that have a captured graph."""
-        return [shape for shape, _ in self._graphs]
+        return self.graphs.shapes
 
     def sibling(self) -> "DeviceTrainer":
         device, dtype = self.backbone.device, self.arena.compute_copy.dtype
@@ -140,17 +122,17 @@ class DeviceTrainer(Trainer):
 
     def release_caches(self) -> None:
         torch.cuda.synchronize(self.backbone.device)
-        self._forget_graphs()
+        self.graphs.forget()
         self._fused.stack.abandon()
         super().release_caches()
 
-    def _train_pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
-        return self._run_batch(segments, RECOMPUTED if recompute else SAVED)
+    def _train_pass(self, segments: Sequence[Segment], recompute: bool, shared: bool = False) -> list[LossSum]:
+        return self._run_batch(segments, RECOMPUTED if recompute else SAVED, shared)
 
     def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:
         return self._run_batch(segments, FORWARD)
 
-    def _run_batch(self, segments: Sequence[Segment], mode: PassMode) -> list[LossSum]:
+    def _run_batch(self, segments: Sequence[Segment], mode: PassMode, shared: bool = False) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _first_row(segments[place].slot))
         batch = FlatBatch.of([segments[place] for place in order])
         spans, slots = spans_of(batch.segments, batch.ranges)
@@ -159,11 +141,19 @@ class DeviceTrainer(Trainer):
         grain = self.grain(batch.size)
         table = tables(batch, spans, accumulate, grain)
         shape = BatchShape.of(batch, table, grain)
-        host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-        if shape.tokens <= self.graph_tokens:
-            result = self._replay(shape, host, mode)
-        else:
-            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
+        if shape.tokens > self.graph_tokens:
+            host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
+            result = self.launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
+        else:  # graphs know the buffers' addresses, which change as the arena grows or shrinks
+            self.graphs.belong_to((self.arena.compute_copy.data_ptr(), self.arena.grad.data_ptr()))
+            for larger in self.graphs.larger(shape, mode) if shared else ():
+                wider = tables(batch, spans, accumulate, grain, larger.tokens)
+                if holds(larger.classes, wider.sizes):
+                    self.graphs.waste(shape, mode, larger)
+                    shape, table = larger, wider.padded(larger.classes)
+                    break
+            host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
+            result = self.graphs.run(shape, host, mode)
         if mode != FORWARD:
             self.arena.slots_with_gradient.update(slots)
         sums, hits = result.sums.neg(), result.hits.clone()  # a graph's next replay overwrites its results
@@ -177,79 +167,12 @@ class DeviceTrainer(Trainer):
             return FINE
         return COARSE if tokens > GRAPH_TOKENS else REPEATED
 
-    def _launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
+    def launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
         batch, labels = unpack(shape, flat)
         compute_copy = self.arena.layered(self.arena.compute_copy)
         if mode == FORWARD:
             return self._fused.evaluate(batch, labels, compute_copy)
         return self._fused.train(batch, labels, compute_copy, self.arena.layered(self.arena.grad), mode == RECOMPUTED)
-
-    def _replay(self, shape: BatchShape, host: Tensor, mode: PassMode) -> PassResult:
-        buffers = (self.arena.compute_copy.data_ptr(), self.arena.grad.data_ptr())
-        if buffers != self._buffers:  # the arena has grown or shrunk: graphs know the old addresses
-            self._forget_graphs()
-            self._buffers = buffers
-        key = (shape, mode)
-        if key not in self._graphs:
-            self._seen[key] += 1
-            if self._seen[key] < CAPTURE_AFTER:
-                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
-            del self._seen[key]
-            if len(self._graphs) == MAX_GRAPHS:
-                self._graphs.popitem(last=False)
-            self._graphs[key] = self._capture(shape, host, mode)
-        self._graphs.move_to_end(key)
-        graph = self._graphs[key]
-        graph.inputs.copy_(host, non_blocking=True)
-        graph.graph.replay()
-        return graph.result
-
-    def _forget_graphs(self) -> None:
-        self._graphs.clear()
-        self._pool = None
-
-    def _capture(self, shape: BatchShape, host: Tensor, mode: PassMode) -> _Graph:
-        inputs = host.to(self.backbone.device)
-        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, mode)  # noqa: E731
-        # PyTorch's default capture stream belongs to the device that captured first.
-        self._capture_stream = self._capture_stream or torch.cuda.Stream(self.backbone.device)
-        self._capture_stream.wait_stream(torch.cuda.current_stream())
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        if self._pool_holds(shape, mode):
-            recording: AbstractContextManager[None] = _recording(graph, self._pool, self._capture_stream)
-        else:
-            if mode != FORWARD:
-                # The warm-up pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches.
-                inputs.zero_()
-            with torch.cuda.stream(self._capture_stream):
-                run()
-            torch.cuda.current_stream().wait_stream(self._capture_stream)
-            # It gives back what the warm-up and launched passes left in the allocator's cache: the pool grows from that.
-            recording = torch.cuda.graph(graph, self._pool, self._capture_stream, CAPTURE_ERRORS)
-        with recording:
-            result = run()
-        return _Graph(graph, inputs, result)
-
-    def _pool_holds(self, shape: BatchShape, mode: PassMode) -> bool:
-        """Whether a pass that took no less memory was captured before, so that this one finds its memory in the pool: no fewer
-        tokens and labels, adapters as wide, dropout if this one has it, and activations saved if this one saves them."""
-        return any(of in (mode, SAVED) and known.takes_as_much_as(shape) for known, of in self._graphs)
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """torch.cuda.graph without the emptying of all caches, of the device's memory and of pinned memory, which passes that are
-    launched next would have to allocate anew. The capture's kernels were launched and compiled before."""
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool, CAPTURE_ERRORS)
-        try:
-            yield
-        except BaseException:
-            with suppress(RuntimeError):  # the capture is void; what it was ended by says more
-                graph.capture_end()
-            raise
-        graph.capture_end()
 
 
 def _graph_tokens(backbone: Backbone) -> int:

@@ -82,21 +82,24 @@ class Trainer:
         On a sharded base its passes gather nothing, so their losses mean nothing."""
         return Trainer(self.backbone.measured(), Arena(self.backbone.targets, ROW_MULTIPLE, self.backbone.device))
 
-    def train(self, segments: Sequence[Segment], recompute: bool = False) -> list[LossSum]:
+    def train(self, segments: Sequence[Segment], recompute: bool = False, shared: bool = False) -> list[LossSum]:
         """One forward and backward; each adapter's gradient of loss_weight * sum(-log p) is added to the arena's (on a
         GPU its first pass of a step overwrites the arena's instead: device_trainer.py).
 
         recompute: keep each layer's input alone and compute the layer again in backward (activation checkpointing, Chen et al.
         2016): a forward more, a fraction of the memory. The same bits on a CPU, the same to rounding on a GPU.
+
+        shared: the segments are of several tasks. Such a pass has other bits on a GPU than one of its own anyway, and may be
+        padded further there, so that it need not be launched anew (device_trainer.py).
         """
         self.forwards += 1
-        return self._run(segments, with_gradient=True, recompute=recompute)
+        return self._run(segments, True, recompute, shared)
 
     def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
         """Losses of a pass without gradients. A pass that finds no memory is split in halves, and these again, down to single
         rows."""
         try:
-            return self._run(segments, with_gradient=False, recompute=True)
+            return self._run(segments, with_gradient=False)
         except OutOfMemory:
             count = sum(len(segment.examples) for segment in segments)
             if count < 2 or self.backbone.shards is not None:  # the other ranks are in the midst of this pass
@@ -115,10 +118,12 @@ class Trainer:
             torch.cuda.synchronize(self.backbone.device)
             torch.cuda.empty_cache()
 
-    def _run(self, segments: Sequence[Segment], with_gradient: bool, recompute: bool) -> list[LossSum]:
+    def _run(
+        self, segments: Sequence[Segment], with_gradient: bool, recompute: bool = True, shared: bool = False
+    ) -> list[LossSum]:
         try:
             with self.on_device(), self.backbone.gathers.one_pass(with_gradient):
-                return self._train_pass(segments, recompute) if with_gradient else self._forward_pass(segments)
+                return self._train_pass(segments, recompute, shared) if with_gradient else self._forward_pass(segments)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -128,7 +133,7 @@ class Trainer:
             self.discard_gradients(segment.slot for segment in segments if segment.slot is not None)
         raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples), recompute)
 
-    def _train_pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
+    def _train_pass(self, segments: Sequence[Segment], recompute: bool, shared: bool = False) -> list[LossSum]:
         batch = FlatBatch.of(segments, self.backbone.device)
         adapters = self.adapters(batch, self.arena.grad)
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)

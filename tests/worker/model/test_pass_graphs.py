@@ -1,0 +1,100 @@
+"""When a bucket of passes is captured, and which captured one takes a pass of another: the rule, without real captures."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from grouped_lora.work_table import ClassSize
+
+from worker.model.cuda import pass_graphs
+from worker.model.cuda.device_batch import BatchShape
+from worker.model.cuda.pass_graphs import CAPTURE_AFTER, FORWARD, MAX_GRAPHS, SAVED, PassGraphs
+
+SHAPE = BatchShape(1024, 256, 4, 8, (ClassSize(32, 4, 16),))
+HOST = torch.zeros(1, dtype=torch.int32)
+
+
+class Counted(PassGraphs):
+    """Counts what became of passes: "launched", "captured" or "replayed"."""
+
+    def __init__(self) -> None:
+        self.did = Counter[str]()
+        super().__init__(torch.device("cpu"), lambda *of: self.did.update(["launched"]))  # type: ignore[arg-type, func-returns-value]
+
+    def _capture(self, shape: BatchShape, host: torch.Tensor, mode: Any) -> Any:
+        self.did["captured"] += 1
+        graph = type("Graph", (), {"replay": lambda _: self.did.update(["replayed"])})()
+        return pass_graphs._Graph(graph, host.clone(), None)  # type: ignore[arg-type]
+
+    def shared(self, shape: BatchShape) -> BatchShape:
+        """A pass of several tasks; the bucket in which it ran."""
+        for larger in self.larger(shape, SAVED):
+            self.waste(shape, SAVED, larger)
+            self.run(larger, HOST, SAVED)
+            return larger
+        self.run(shape, HOST, SAVED)
+        return shape
+
+    def capture(self, shape: BatchShape) -> None:
+        for _ in range(CAPTURE_AFTER):
+            self.run(shape, HOST, SAVED)
+        assert shape in self.shapes
+
+
+def test_the_third_pass_of_a_bucket_captures_it() -> None:
+    graphs = Counted()
+    for _ in range(5):
+        graphs.run(SHAPE, HOST, SAVED)
+    assert graphs.did == {"launched": CAPTURE_AFTER - 1, "captured": 1, "replayed": 5 - (CAPTURE_AFTER - 1)}
+
+
+def test_a_larger_bucket_takes_passes_until_they_have_wasted_what_a_capture_costs() -> None:
+    graphs, smaller = Counted(), replace(SHAPE, tokens=800, labels=200)  # a pass of SHAPE is 0.28 longer
+    graphs.capture(SHAPE)
+    found = [graphs.shared(smaller) for _ in range(12)]
+    assert found[:8] == [SHAPE] * 8, "eight times 0.28 is above 2"
+    assert found[8:] == [smaller] * 4
+    assert graphs.did["launched"] == CAPTURE_AFTER - 1 + 1, "once before the capture, so that its kernels are loaded"
+    assert smaller in graphs.shapes
+
+
+def test_of_larger_buckets_the_least_padded_takes_a_pass() -> None:
+    graphs = Counted()
+    for tokens, labels in ((1536, 256), (1024, 512), (1280, 256)):
+        graphs.capture(replace(SHAPE, tokens=tokens, labels=labels))
+    assert [shape.tokens for shape in graphs.larger(SHAPE, SAVED)] == [1280, 1536], "twice the labels is no less than a launch"
+    assert list(graphs.larger(SHAPE, FORWARD)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 1056},
+        {"labels": 320},
+        {"segments": 8},
+        {"sequences": 16},
+        {"classes": (ClassSize(64, 4, 16),)},
+        {"classes": (ClassSize(32, 4, 16), ClassSize(128, 4, 16))},
+        {"has_dropout": True},
+        {"tokens": 512, "labels": 64},  # launching it costs no more
+    ],
+)
+def test_a_bucket_takes_no_pass_that_does_not_fit_or_costs_as_much_as_launching(change: dict[str, Any]) -> None:
+    graphs = Counted()
+    graphs.capture(SHAPE)
+    assert list(graphs.larger(replace(SHAPE, **change), SAVED)) == []
+
+
+def test_graphs_of_other_buffers_are_forgotten_and_the_oldest_of_too_many() -> None:
+    graphs = Counted()
+    graphs.belong_to((1, 2))
+    for count in range(MAX_GRAPHS + 1):
+        graphs.capture(replace(SHAPE, tokens=1024 + 32 * count))
+    assert len(graphs.shapes) == MAX_GRAPHS
+    assert SHAPE not in graphs.shapes
+    graphs.belong_to((1, 2))
+    assert len(graphs.shapes) == MAX_GRAPHS
+    graphs.belong_to((1, 3))
+    assert graphs.shapes == []
