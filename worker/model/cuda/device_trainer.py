@@ -44,7 +44,7 @@ class DeviceTrainer(Trainer):
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = _graph_tokens(backbone)
-        self.graphs = PassGraphs(backbone.device, self.launch)
+        self.graphs = PassGraphs(backbone.device)
 
     @property
     def captured(self) -> list[BatchShape]:
@@ -143,7 +143,7 @@ class DeviceTrainer(Trainer):
         shape = BatchShape.of(batch, table, grain)
         if shape.tokens > self.graph_tokens:
             host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-            result = self.launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
+            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
         else:  # graphs know the buffers' addresses, which change as the arena grows or shrinks
             self.graphs.belong_to((self.arena.compute_copy.data_ptr(), self.arena.grad.data_ptr()))
             for larger in self.graphs.larger(shape, mode) if shared else ():
@@ -153,7 +153,7 @@ class DeviceTrainer(Trainer):
                     shape, table = larger, wider.padded(larger.classes)
                     break
             host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-            result = self.graphs.run(shape, host, mode)
+            result = self.graphs.run(shape, host, mode, self._launch)
         if mode != FORWARD:
             self.arena.slots_with_gradient.update(slots)
         sums, hits = result.sums.neg(), result.hits.clone()  # a graph's next replay overwrites its results
@@ -167,7 +167,7 @@ class DeviceTrainer(Trainer):
             return FINE
         return COARSE if tokens > GRAPH_TOKENS else REPEATED
 
-    def launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
+    def _launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
         batch, labels = unpack(shape, flat)
         compute_copy = self.arena.layered(self.arena.compute_copy)
         if mode == FORWARD:

@@ -5,6 +5,7 @@ bucket is captured once its passes have wasted as much as that: the ski-rental r
 hindsight. Knows shapes and how to launch a pass; knows no adapters and no tasks.
 """
 
+import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -37,10 +38,10 @@ class _Graph:
 
 
 class PassGraphs:
-    """launch: launches a pass of a bucket from its uploaded buffer."""
+    """Holds no trainer: in a cycle of references graphs would be freed by the garbage collector, at any time."""
 
-    def __init__(self, device: torch.device, launch: Launch) -> None:
-        self._device, self._launch = device, launch
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._graphs: OrderedDict[tuple[BatchShape, PassMode], _Graph] = OrderedDict()
         self._wasted = defaultdict[tuple[BatchShape, PassMode], float](float)  # replayed passes, of buckets not captured
         self._launched = set[tuple[BatchShape, PassMode]]()
@@ -76,28 +77,28 @@ class PassGraphs:
         """A pass of `shape` is replayed in the bucket `larger`."""
         self._wasted[shape, mode] += larger.padding_of(shape)
 
-    def run(self, shape: BatchShape, host: Tensor, mode: PassMode) -> PassResult:
-        """A pass from its buffer in pinned memory: launched or replayed. Its bucket is captured if that is due; it was launched
-        before, so that its kernels are compiled and loaded."""
+    def run(self, shape: BatchShape, host: Tensor, mode: PassMode, launch: Launch) -> PassResult:
+        """A pass from its buffer in pinned memory: launched, by `launch` from the uploaded buffer, or replayed. Its bucket is
+        captured if that is due; it was launched before, so that its kernels are compiled and loaded."""
         key = (shape, mode)
         if key not in self._graphs:
             if self._wasted[key] < CAPTURE_COSTS or key not in self._launched:
                 self._wasted[key] += LAUNCH_WASTES
                 self._launched.add(key)
-                return self._launch(shape, host.to(self._device, non_blocking=True), mode)
+                return launch(shape, host.to(self._device, non_blocking=True), mode)
             del self._wasted[key]
             if len(self._graphs) == MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = self._capture(shape, host, mode)
+            self._graphs[key] = self._capture(shape, host, mode, launch)
         self._graphs.move_to_end(key)
         graph = self._graphs[key]
         graph.inputs.copy_(host, non_blocking=True)
         graph.graph.replay()
         return graph.result
 
-    def _capture(self, shape: BatchShape, host: Tensor, mode: PassMode) -> _Graph:
+    def _capture(self, shape: BatchShape, host: Tensor, mode: PassMode, launch: Launch) -> _Graph:
         inputs = host.to(self._device)
-        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, mode)  # noqa: E731
+        run: Callable[[], PassResult] = lambda: launch(shape, inputs, mode)  # noqa: E731
         # PyTorch's default capture stream belongs to the device that captured first.
         self._capture_stream = self._capture_stream or torch.cuda.Stream(self._device)
         self._capture_stream.wait_stream(torch.cuda.current_stream())
@@ -114,7 +115,7 @@ class PassGraphs:
             torch.cuda.current_stream().wait_stream(self._capture_stream)
             # It gives back what the warm-up and launched passes left in the allocator's cache: the pool grows from that.
             recording = torch.cuda.graph(graph, self._pool, self._capture_stream, CAPTURE_ERRORS)
-        with recording:
+        with _no_collection(), recording:
             result = run()
         return _Graph(graph, inputs, result)
 
@@ -137,3 +138,15 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
                 graph.capture_end()
             raise
         graph.capture_end()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector: another graph that it frees on this thread would end the capture."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
