@@ -79,7 +79,8 @@ class StepModel:
     per_job: float
 
     def seconds(self, load: StepLoad) -> float:
-        return float(np.dot(load.terms, [self.per_pass, self.per_token, self.per_row, self.per_job]))
+        adapters = self.per_row * load.adapter_rows + self.per_job * load.jobs
+        return self.per_pass * load.passes + self.per_token * load.tokens + adapters
 
     def tokens_for_throughput_share(self, share: float, most: int) -> int:
         """Tokens of the smallest pass that reaches `share` of the throughput of an endless one, up to `most`."""
