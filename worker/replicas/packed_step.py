@@ -147,8 +147,9 @@ def _run_micro_batch(
         stepped.work[key.placement].adapter_rows += job.config.rank if piece.first == 0 else 0
         recompute |= job.activations.recompute
     placements = {piece.job.placement for piece in micro_batch}
+    shared = len(placements) > 1
     try:
-        losses = trainer.train(segments, recompute, shared=len(placements) > 1)
+        losses = trainer.train(segments, recompute, shared)
     except OutOfMemory as error:
         error.sole_placement = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise

@@ -16,14 +16,14 @@ def fail(fault: str, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     real = Trainer.train
     kind, _, limit = fault.partition(":")
 
-    def train(self, segments, *form, **named):
+    def train(self, segments, *form):
         tokens = sum(example.length for segment in segments for example in segment.examples)
         if kind == "broken":
             raise RuntimeError("this device is gone")
         if tokens > int(limit):
             self.arena.grad.fill_(float("nan"))
             raise OutOfMemory(tokens)
-        return real(self, segments, *form, **named)
+        return real(self, segments, *form)
 
     if monkeypatch is not None:
         monkeypatch.setattr(Trainer, "train", train)
