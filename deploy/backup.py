@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from deploy.devstack.binaries import installed
 from deploy.devstack.postgres import Postgres
@@ -81,9 +81,13 @@ def restore(state: State, source: Path) -> None:
     state.take_secrets(source / "secrets.json")
     with running_postgres(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
-        with create_engine(postgres.url(), connect_args=CONNECT).begin() as connection:
+        engine = create_engine(postgres.url(), connect_args=CONNECT)
+        with engine.begin() as connection:
             roles.ensure(connection)  # the dump grants rights to roles but does not create them
         _tool(postgres, "pg_restore", "--dbname=motet", "--exit-on-error", "--no-owner", str(source / _DUMP))
+        with engine.begin() as connection:
+            connection.execute(text("ANALYZE"))  # a dump holds no statistics
+        engine.dispose()
 
 
 def _tool(postgres: Postgres, name: str, *words: str, grows: Path | None = None) -> None:

@@ -63,6 +63,7 @@ def restore(owner: str, manifest: Manifest, source: Storage, target: Storage, se
         shutil.copyfileobj(dump, into, BLOCK)
     with psycopg.connect(driver_url(owner), connect_timeout=10) as connection:
         found = count_rows(connection)
+        connection.execute("ANALYZE")  # a dump holds no statistics: queries of large tables would be planned without any
     differing = [table for table in manifest.rows.keys() | found.keys() if manifest.rows.get(table) != found.get(table)]
     if differing:
         raise SettingsError(f"the restored database differs from the backup's count in {', '.join(sorted(differing))}")

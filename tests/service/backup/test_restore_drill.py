@@ -105,6 +105,13 @@ def told_of_backup(of: Deployment) -> float:
     return float(sample.value)
 
 
+def analysed(url: str, table: str) -> int:
+    """Rows that the planner believes are in the table; -1: it knows nothing of it."""
+    with psycopg.connect(driver_url(url)) as connection:
+        ((rows,),) = connection.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", [table]).fetchall()
+    return int(rows)
+
+
 def test_nothing_is_lost_after_the_last_backups_point(stack, new_database_url, deploy, places, tmp_path):
     here, there = places
     lost = deploy(new_database_url, **here)
@@ -132,6 +139,7 @@ def test_nothing_is_lost_after_the_last_backups_point(stack, new_database_url, d
     assert done.returncode == 0, done.stderr
     assert "all as counted there" in done.stdout
     assert counts(empty) == at_backup
+    assert analysed(empty, "tasks") == at_backup["tasks"]
     assert lost.command("migrate", **restored).returncode == 0
 
     again = deploy(empty, **(here | there))
