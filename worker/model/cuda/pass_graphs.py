@@ -68,7 +68,7 @@ class PassGraphs:
         """Captured buckets that may take a pass of `shape` for less than launching it costs, the least padded first; none where
         `shape` is captured itself, or is to be now."""
         key = (shape, mode)
-        if key in self._graphs or self._wasted[key] >= CAPTURE_COSTS:
+        if key in self._graphs or self._wasted.get(key, 0.0) >= CAPTURE_COSTS:
             return
         able = {known: known.padding_of(shape) for known, of in self._graphs if of == mode and known.may_take(shape)}
         yield from sorted((known for known in able if able[known] < LAUNCH_WASTES), key=lambda known: able[known])
