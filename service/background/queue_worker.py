@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.background.garbage_collection import sweep
 from service.background.liveness import show_alive
 from service.background.retention import Retention
+from service.background.stopping import stop_all
 from service.completions.session_starts import start_for_who_asks
 from service.dependencies import Dependencies
 from service.messaging.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, pending_key
@@ -28,6 +29,7 @@ from service.scheduler.replan_pacing import Pace
 from service.settings import Settings
 from service.tasks.submission.stored_file_check import validate_due
 from service.tracing import span_exporter
+from service.webhooks.courier import Courier
 from service.webhooks.factories import courier_of
 
 log = logging.getLogger(__name__)
@@ -36,10 +38,9 @@ _RETRY_SECONDS = 1.0
 _TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns every 5 s
 
 
-def job_functions(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
+def job_functions(dependencies: Dependencies, courier: Courier) -> Mapping[QueueJob, Callable[[], None]]:
     """The function for each queue job. Each finds its own work in Postgres, and may find none."""
-    dependencies = Dependencies.of(settings)
-    courier, pace = courier_of(settings, dependencies.db), Pace()
+    pace = Pace()
 
     def plan() -> None:
         replan(dependencies, pace)
@@ -49,7 +50,7 @@ def job_functions(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
         validate_due(dependencies.db, dependencies.storage, dependencies.queue)
 
     def collect() -> None:
-        sweep(dependencies.db, dependencies.storage, Retention.of(settings))
+        sweep(dependencies.db, dependencies.storage, Retention.of(dependencies.settings))
 
     def answer() -> None:
         start_for_who_asks(dependencies)
@@ -113,9 +114,12 @@ class _Worker(rq.SimpleWorker):
 
 
 def run_worker(settings: Settings) -> None:
-    """Execute queue jobs until SIGTERM or SIGINT; a running job ends first. Reconnects when Redis fails."""
+    """Execute queue jobs until SIGTERM or SIGINT; a running job ends first, and so do deliveries that are in flight. Reconnects
+    when Redis fails."""
     span_exporter.start(settings, "motet-queue")
-    NamedQueueJob.work = job_functions(settings)
+    dependencies = Dependencies.of(settings)
+    courier = courier_of(settings, dependencies.db)
+    NamedQueueJob.work = job_functions(dependencies, courier)
     stop = threading.Event()
     current: list[_Worker] = []
 
@@ -141,4 +145,5 @@ def run_worker(settings: Settings) -> None:
             log.warning("the queue worker lost Redis and will reconnect: %r", error)
         current.clear()
         stop.wait(_RETRY_SECONDS)
+    stop_all([courier])
     span_exporter.stop()

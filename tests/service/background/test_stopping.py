@@ -1,13 +1,17 @@
 """Background threads are stopped together: what one of them does last may take as long as a stop may, for all of them."""
 
+import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
+from rq.exceptions import StopRequested
 
+from service.background import queue_worker
 from service.background.stopping import stop_all
 from service.http.outbound import Outbound
 from service.messaging.claim_courier import ClaimCourier, Taken
+from service.messaging.queue import NamedQueueJob, QueueJob
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of
 from tests.service.live_server import PATIENCE, until
@@ -91,3 +95,33 @@ def test_a_stopped_courier_takes_no_more_messages(new_tenant, black_hole, courie
     black_hole.let_go()
     courier.close(PATIENCE)
     assert not courier._slots
+
+
+def test_a_queue_worker_that_is_stopped_waits_for_what_is_in_flight(settings, new_tenant, black_hole, courier, monkeypatch):
+    """Its courier would take more while the process ends, and a call that is cut has no outcome."""
+    one, url = new_tenant(), black_hole.url
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def answered() -> None:
+        until(lambda: courier._stopping)
+        black_hole.let_go()
+
+    class Stopped(queue_worker._Worker):
+        def work(self, *_: object, **__: object) -> bool:
+            messages(one, hook(one, url), 1)
+            NamedQueueJob.work[QueueJob.DELIVER]()
+            until(lambda: len(black_hole.taken) == 1)
+            threading.Thread(target=answered).start()
+            signal.raise_signal(signal.SIGTERM)
+            raise StopRequested
+
+    monkeypatch.setattr(queue_worker, "_Worker", Stopped)
+    monkeypatch.setattr(queue_worker, "courier_of", lambda *_: courier)
+    try:
+        queue_worker.run_worker(settings)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not courier._slots, "the call in flight has ended"
+    messages(one, hook(one, url), 1)
+    assert courier.deliver_due() == 0
