@@ -10,10 +10,8 @@ from statistics import fmean
 
 from service.fleet.models import Placement
 from service.scheduler.core import problem as p
-from service.scheduler.core.joins.slowdowns import Member, Sharing, ends, slowdowns
+from service.scheduler.core.joins.slowdowns import Member, Sharing, correction_by, ends
 from service.tasks.models import Task
-
-MOST_CORRECTION = 8.0
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,15 @@ def running_of(live: Sequence[LiveTask], joinable: Collection[str]) -> tuple[p.R
 
 
 def corrected(there: Sequence[LiveTask], members: Sequence[Member], gpus: int) -> float:
-    """Measured over predicted slowdown of those who share an executor, on average, or as it was when a bound was broken there;
-    1 where it is less, or not measured."""
-    predicted = slowdowns(members, gpus)
-    ratios = [
-        one.placed.current_slowdown / predicted[one.task.id]
+    """With which their predicted slowdowns are the measured ones, on average; or as it was when a bound was broken there; 1
+    where it is less, or not measured."""
+    found = [
+        correction_by(members, gpus, one.task.id, one.placed.current_slowdown)
         for one in there
         if one.placed.current_slowdown is not None and len(there) > 1
     ]
     known = [one.placed.correction for one in there if one.placed.correction is not None]
-    return min(MOST_CORRECTION, max(1.0, *known, fmean(ratios) if ratios else 1.0))
+    return max(1.0, *known, fmean(found) if found else 1.0)
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,11 @@ def told_of_backup(of: Deployment) -> float:
     return float(sample.value)
 
 
-def analysed(url: str, table: str) -> int:
-    """Rows that the planner believes are in the table; -1: it knows nothing of it."""
+def statistics(url: str, table: str) -> int:
+    """Of how many columns of the table the planner knows what they hold."""
     with psycopg.connect(driver_url(url)) as connection:
-        ((rows,),) = connection.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", [table]).fetchall()
-    return int(rows)
+        ((columns,),) = connection.execute("SELECT count(*) FROM pg_stats WHERE tablename = %s", [table]).fetchall()
+    return int(columns)
 
 
 def test_nothing_is_lost_after_the_last_backups_point(stack, new_database_url, deploy, places, tmp_path):
@@ -139,7 +139,7 @@ def test_nothing_is_lost_after_the_last_backups_point(stack, new_database_url, d
     assert done.returncode == 0, done.stderr
     assert "all as counted there" in done.stdout
     assert counts(empty) == at_backup
-    assert analysed(empty, "tasks") == at_backup["tasks"]
+    assert statistics(empty, "tasks") > 0
     assert lost.command("migrate", **restored).returncode == 0
 
     again = deploy(empty, **(here | there))

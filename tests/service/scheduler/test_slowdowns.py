@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, ends, roomy, slowdowns
+from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, correction_by, ends, roomy, slowdowns
 from service.scheduler.estimate.step_cost import StepCost, prior_step_cost, step_cost
 from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
 from worker.policy.deficit_round_robin import RunnableTask, SpeedEstimate, select, urgency
@@ -112,6 +112,27 @@ def test_the_predicted_progress_goes_by_weight_and_urgency(crowd: list[Member], 
     ]
     assert rounds == pytest.approx([rounds[0]] * len(rounds), rel=1e-3)
     assert min(slow.values()) >= correction
+
+
+@given(crowds(), st.sampled_from((1.0, 1.3, 2.0, 5.0)))
+def test_the_correction_is_found_by_what_was_measured(crowd: list[Member], true: float) -> None:
+    measured_ = slowdowns(crowd, 4, true)
+    if len(crowd) > 1:
+        for one in crowd:
+            found = correction_by(crowd, 4, one.id, measured_[one.id])
+            assert slowdowns(crowd, 4, found)[one.id] == pytest.approx(measured_[one.id], rel=1e-4)
+
+
+def test_a_crowd_that_was_measured_beyond_its_bound_is_not_predicted_within_it_again() -> None:
+    """Its executor is twice as slow as predicted. By the plain ratio the correction would be 1.68, and nobody beyond 2.96."""
+    crowd = [
+        Member(name, tenant, 100, Sharing("b", overhead, 0.1, 3.0))
+        for name, tenant, overhead in (("a", "x", 0.85), ("b", "y", 0.85), ("c", "x", 0.7))
+    ]
+    seen = slowdowns(crowd, 1, 2.0)
+    assert max(seen.values()) > 3.3
+    assert correction_by(crowd, 1, "a", seen["a"]) == pytest.approx(2.0, abs=1e-3)
+    assert broken_bounds(crowd, 1, correction_by(crowd, 1, "a", seen["a"]))
 
 
 def test_a_narrow_task_slows_one_gpu_of_a_wide_executor() -> None:

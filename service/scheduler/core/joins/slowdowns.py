@@ -23,6 +23,8 @@ ROUNDING = 1e-9
 EARLY, MOST_URGENCY = 1.25, 8.0  # as worker/policy/deficit_round_robin.py has them, where what the executor does is decided
 _ITERATIONS, _SETTLED = 40, 1e-6
 _STEP = 1.5  # with a slope of 0 to 2/3 each iteration at least halves the error
+MOST_CORRECTION = 8.0
+_HALVINGS = 24
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,19 @@ def _urgent(there: _There, gpus: int, parts: Sequence[float], correction: float)
             break
         round_ *= (after / round_) ** _STEP
     return found, after
+
+
+def correction_by(members: Sequence[Member], gpus: int, id: str, measured: float) -> float:
+    """The correction, within 1 and MOST_CORRECTION, with which the member's predicted slowdown is the measured one. By
+    bisection: it is no plain ratio, since members that are slower than predicted are more urgent, too."""
+    low, high = 1.0, MOST_CORRECTION
+    there = tuple((member.tenant, member.sharing, member.gpus) for member in members)
+    place = next(at for at, member in enumerate(members) if member.id == id)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        less = _slowdowns.__wrapped__(there, gpus, middle)[place] < measured
+        low, high = (middle, high) if less else (low, middle)
+    return low
 
 
 def ends(members: Sequence[Member], gpus: int, correction: float = 1.0) -> dict[str, int]:
