@@ -8,6 +8,7 @@ import torch
 from contract.states import ExitReason
 from tests.worker.inside import Inside
 from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.cuda.pass_graphs import PassGraphs
 
 pytestmark = pytest.mark.gpu
 
@@ -33,15 +34,18 @@ def made(monkeypatch):
     """The fused trainers that were made, and how many passes each has captured."""
     trainers = []
 
-    class Noted(DeviceTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.captures = 0
-            trainers.append(self)
+    class Counted(PassGraphs):
+        captures = 0
 
         def _capture(self, *args):
             self.captures += 1
             return super()._capture(*args)
+
+    class Noted(DeviceTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.graphs = Counted(self.backbone.device)
+            trainers.append(self)
 
     monkeypatch.setattr("worker.replicas.base_loader.DeviceTrainer", Noted)
     return trainers
@@ -96,7 +100,7 @@ def test_two_gpus_train_what_each_trains_alone(fleet, placing, tmp_path, made):
         on(placing({**JOB, "learning_rate": rates}, **spec), 0, 1)
     )
     assert [trainer.backbone.device.index for trainer in made] == [0]
-    assert made[0].captures, "the arena forgets its graphs when it shrinks at the end"
+    assert made[0].graphs.captures, "the arena forgets its graphs when it shrinks at the end"
     assert set(both.manifests) == {0, 1, 2, 3}
     for gpu in (0, 1):
         placement = on(placing({**JOB, "learning_rate": rates[gpu::2]}, **spec), gpu)

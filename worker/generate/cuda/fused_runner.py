@@ -20,6 +20,7 @@ from worker.generate.sequence import Sequence
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.pass_graphs import CAPTURE_ERRORS, no_collection
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.lm_head import softcapped
 
@@ -123,7 +124,7 @@ class FusedRunner:
         torch.cuda.current_stream().wait_stream(self._capture_stream)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
+        with no_collection(), torch.cuda.graph(graph, self._pool, self._capture_stream, CAPTURE_ERRORS):
             logits = self._launch(shape, inputs)
         return _DecodeGraph(graph, inputs, logits)
 

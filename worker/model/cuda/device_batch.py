@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.block.sequence_table import BLOCK, SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
-from grouped_lora.work_table import ClassSize, HostTable, WorkTable, host_table
+from grouped_lora.work_table import ClassSize, HostTable, WorkTable, holds, host_table
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,6 +44,9 @@ COARSE = Grain(16, 4, 8, 64)
 # Of small passes, which are captured: padding of at most 1/8 (5 % on GSM8K's rows), so that few buckets repeat whoever shares
 # the pass. Of 250 passes of nine jobs of batch 2, FINE has 30 % replayed, this 90 %; of three jobs of batch 1, 2, 4: 44, 91 %.
 REPEATED = Grain(8, 2, 4, 16)
+
+
+TAIL_PART = 512  # tokens of padding that attend to each other, a multiple of BLOCK: a longer part would take quadratic time
 
 
 def token_bucket(tokens: int, grain: Grain = FINE) -> int:
@@ -98,17 +101,18 @@ class BatchShape:
         return -(-self.tokens // BLOCK) + self.sequences + 1
 
     def may_take(self, other: "BatchShape") -> bool:
-        """Whether a batch of the other bucket fits this one's buffer, its work table aside, with launches for its ranks."""
+        """Whether a batch of the other bucket fits this one's buffer, with launches for its ranks; on this one's longer axis
+        its work table may still have too many entries."""
 
         def sizes(shape: BatchShape) -> tuple[int, ...]:
-            return shape.tokens, shape.labels, shape.segments, shape.sequences, *(size.rank_class for size in shape.classes)
+            return shape.tokens, shape.labels, shape.segments, shape.sequences
 
-        alike = len(self.classes) == len(other.classes) and self.has_dropout == other.has_dropout
-        return alike and all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
+        fits = all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
+        return fits and self.has_dropout == other.has_dropout and holds(self.classes, other.classes)
 
     def padding_of(self, other: "BatchShape") -> float:
-        """How much longer a pass of this bucket takes than one of the other, as a fraction: a token takes time in the layers, a
-        label in the head."""
+        """How much longer at most a pass of this bucket takes than one of the other, as a fraction: a token takes time in the
+        layers, a label in the head."""
         return max(self.tokens / other.tokens, self.labels / other.labels) - 1
 
     def takes_as_much_as(self, other: "BatchShape") -> bool:
@@ -153,8 +157,9 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     put("loss_weights", np.repeat(np.array([segment.loss_weight for segment in batch.segments]), counts))
     put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
     layout.put_table(flat, table)
-    tail = (*batch.bounds, shape.tokens) if shape.tokens > batch.size else batch.bounds
-    put("attention", sequence_blocks(tail, shape.attention_blocks, table.spans))
+    bounds = (*batch.bounds, *range(batch.size + TAIL_PART, shape.tokens, TAIL_PART))
+    bounds = (*bounds, shape.tokens) if shape.tokens > batch.size else bounds
+    put("attention", sequence_blocks(bounds, shape.attention_blocks, table.spans))
     if batch.keys is not None:
         put("keys", batch.keys[: batch.size].view(np.int32))
     return flat

@@ -1,6 +1,6 @@
 """Captured graphs of short passes: when a bucket is captured, and which captured bucket takes a pass of another one.
 
-A pass of a bucket that is not captured is launched, which costs about one replayed pass more; a capture costs about two. So a
+A pass of a bucket that is not captured is launched, which wastes about one replayed pass; a capture costs about two. So a
 bucket is captured once its passes have wasted as much as that: the ski-rental rule, never worse than twice the best in
 hindsight. Knows shapes and how to launch a pass; knows no adapters and no tasks.
 """
@@ -23,7 +23,9 @@ PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves it
 SAVED, RECOMPUTED, FORWARD = get_args(PassMode)
 # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only the capturing one's calls are captured.
 CAPTURE_ERRORS = "thread_local"
-LAUNCH_WASTES, CAPTURE_COSTS = 1.0, 2.0  # replayed passes (docs/NUMERICS.md, Captured or launched)
+# In replayed passes. Both depend on the host: a launch wasted 0.6 and 1.2, a capture 2.1 and 2.7 (docs/NUMERICS.md, Captured or
+# launched). Padding is taken where it is less than what a launch wasted at least.
+LAUNCH_WASTES, CAPTURE_COSTS, MOST_PADDING = 1.0, 2.0, 0.6
 CAPTURE_AFTER = 3  # passes of a bucket, the last of which captures it, where no other bucket takes one
 assert (CAPTURE_AFTER - 1) * LAUNCH_WASTES == CAPTURE_COSTS
 
@@ -71,7 +73,7 @@ class PassGraphs:
         if key in self._graphs or self._wasted.get(key, 0.0) >= CAPTURE_COSTS:
             return
         able = {known: known.padding_of(shape) for known, of in self._graphs if of == mode and known.may_take(shape)}
-        yield from sorted((known for known in able if able[known] < LAUNCH_WASTES), key=lambda known: able[known])
+        yield from sorted((known for known in able if able[known] < MOST_PADDING), key=lambda known: able[known])
 
     def waste(self, shape: BatchShape, mode: PassMode, larger: BatchShape) -> None:
         """A pass of `shape` is replayed in the bucket `larger`."""
@@ -115,7 +117,7 @@ class PassGraphs:
             torch.cuda.current_stream().wait_stream(self._capture_stream)
             # It gives back what the warm-up and launched passes left in the allocator's cache: the pool grows from that.
             recording = torch.cuda.graph(graph, self._pool, self._capture_stream, CAPTURE_ERRORS)
-        with _no_collection(), recording:
+        with no_collection(), recording:
             result = run()
         return _Graph(graph, inputs, result)
 
@@ -141,8 +143,8 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the garbage collector: another graph that it frees on this thread would end the capture."""
+def no_collection() -> Iterator[None]:
+    """For a capture: another graph that the garbage collector frees on this thread would end it."""
     was = gc.isenabled()
     gc.disable()
     try:
