@@ -8,7 +8,7 @@ from contract.states import RequeueReason
 from service.dependencies import Dependencies
 from service.fleet.models import Placement
 from service.fleet.reports import BROKEN_AT
-from service.scheduler.core.joins.slowdowns import correction_by
+from service.scheduler.core.joins.slowdowns import MOST_CORRECTION, correction_by
 from service.scheduler.core.problem import RunningExecutor
 from service.scheduler.explain.join_sentences import makes_room
 from service.scheduler.state import planner_lease
@@ -37,7 +37,7 @@ def relieve(dependencies: Dependencies, token: str, seen: Snapshot) -> bool:
 def _correction(run: RunningExecutor, slowest: Placement) -> float:
     """With which the slowest one's predicted slowdown is the measured one: those who stay are not joined by as many again."""
     if all(member.id != slowest.task_id for member in run.members):  # its executor is not one to join, so nothing is predicted
-        return max(run.correction, slowest.current_slowdown or 1.0)
+        return max(run.correction, min(MOST_CORRECTION, slowest.current_slowdown or 1.0))
     return max(run.correction, correction_by(run.members, run.gpus, slowest.task_id, slowest.current_slowdown or 1.0))
 
 

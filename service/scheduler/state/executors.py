@@ -10,7 +10,7 @@ from statistics import fmean
 
 from service.fleet.models import Placement
 from service.scheduler.core import problem as p
-from service.scheduler.core.joins.slowdowns import Member, Sharing, correction_by, ends
+from service.scheduler.core.joins.slowdowns import MOST_CORRECTION, Member, Sharing, correction_by, ends
 from service.tasks.models import Task
 
 
@@ -72,7 +72,7 @@ def corrected(there: Sequence[LiveTask], members: Sequence[Member], gpus: int) -
         if one.placed.current_slowdown is not None and len(there) > 1
     ]
     known = [one.placed.correction for one in there if one.placed.correction is not None]
-    return max(1.0, *known, fmean(found) if found else 1.0)
+    return min(MOST_CORRECTION, max(1.0, *known, fmean(found) if found else 1.0))
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,26 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, correction_by, ends, roomy, slowdowns
+from service.scheduler.core.joins.slowdowns import (
+    MOST_CORRECTION,
+    Member,
+    Sharing,
+    broken_bounds,
+    correction_by,
+    ends,
+    roomy,
+    slowdowns,
+)
 from service.scheduler.estimate.step_cost import StepCost, prior_step_cost, step_cost
 from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
+from service.scheduler.state.executors import corrected
 from worker.policy.deficit_round_robin import RunnableTask, SpeedEstimate, select, urgency
 from worker.policy.step_time import StepLoad, StepModel
 
@@ -194,3 +205,12 @@ def test_no_measurement_makes_a_cost_negative(seconds) -> None:
     assert found.per_token > 0
     assert math.isfinite(found.seconds(1e6))
     assert 0 < found.overhead(374) < 1
+
+
+def test_a_correction_that_an_older_version_stored_is_bounded() -> None:
+    members = [member("a"), member("b")]
+    there = [
+        SimpleNamespace(task=SimpleNamespace(id=one.id), placed=SimpleNamespace(current_slowdown=None, correction=20.0))
+        for one in members
+    ]
+    assert corrected(there, members, 1) == MOST_CORRECTION
