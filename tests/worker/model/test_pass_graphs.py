@@ -8,7 +8,8 @@ import pytest
 import torch
 from grouped_lora.work_table import ClassSize
 
-from worker.model.cuda import pass_graphs
+from worker.model.cuda import captured_graphs
+from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER, FORWARD, MAX_GRAPHS, SAVED, PassGraphs
 
@@ -16,20 +17,30 @@ SHAPE = BatchShape(1024, 256, 4, 8, (ClassSize(32, 4, 16),))
 HOST = torch.zeros(1, dtype=torch.int32)
 
 
+class Unrecorded(CapturedGraphs[Any, Any]):
+    """Records nothing; counts captures and replays."""
+
+    def __init__(self, most: int, did: Counter[str]) -> None:
+        super().__init__(torch.device("cpu"), most)
+        self._did = did
+
+    def _recorded(self, inputs: torch.Tensor, run: Any, warm: Any) -> Any:
+        self._did["captured"] += 1
+        self._did["warmed up"] += warm is not None
+        graph = type("Graph", (), {"replay": lambda _: self._did.update(["replayed"])})()
+        return captured_graphs._Graph(graph, inputs.clone(), None)
+
+
 class Counted(PassGraphs):
-    """Counts what became of passes: "launched", "captured" or "replayed"."""
+    """Counts what became of passes: "launched", "captured" or "replayed"; and captures that were warmed up."""
 
     def __init__(self) -> None:
-        self.did = Counter[str]()
         super().__init__(torch.device("cpu"))
+        self.did = Counter[str]()
+        self._captured = Unrecorded(MAX_GRAPHS, self.did)
 
     def launch(self, *_: Any) -> Any:
         self.did["launched"] += 1
-
-    def _capture(self, shape: BatchShape, host: torch.Tensor, mode: Any, launch: Any) -> Any:
-        self.did["captured"] += 1
-        graph = type("Graph", (), {"replay": lambda _: self.did.update(["replayed"])})()
-        return pass_graphs._Graph(graph, host.clone(), None)  # type: ignore[arg-type]
 
     def shared(self, shape: BatchShape) -> BatchShape:
         """A pass of several tasks; the bucket in which it ran."""
@@ -50,7 +61,28 @@ def test_the_third_pass_of_a_bucket_captures_it() -> None:
     graphs = Counted()
     for _ in range(5):
         graphs.run(SHAPE, HOST, SAVED, graphs.launch)
-    assert graphs.did == {"launched": CAPTURE_AFTER - 1, "captured": 1, "replayed": 5 - (CAPTURE_AFTER - 1)}
+    replayed = 5 - (CAPTURE_AFTER - 1)
+    assert graphs.did == {"launched": CAPTURE_AFTER - 1, "captured": 1, "warmed up": 1, "replayed": replayed}
+
+
+def test_a_capture_warms_up_unless_a_graph_that_takes_no_less_is_there() -> None:
+    graphs = Counted()
+    for shape in (SHAPE, replace(SHAPE, tokens=800), replace(SHAPE, labels=64), replace(SHAPE, tokens=1280)):
+        graphs.capture(shape)
+    assert graphs.did["captured"] == 4
+    assert graphs.did["warmed up"] == 2, "the first, and the one with more tokens"
+
+
+def test_the_graphs_that_were_used_last_are_kept() -> None:
+    graphs = Unrecorded(2, Counter())
+    for key in "abc":
+        graphs.capture(key, HOST, lambda: None, None)
+        if key == "b":
+            graphs.replay("a", HOST)
+    assert list(graphs) == ["a", "c"]
+    assert "b" not in graphs
+    graphs.forget()
+    assert len(graphs) == 0
 
 
 def test_a_larger_bucket_takes_passes_until_they_have_wasted_what_a_capture_costs() -> None:

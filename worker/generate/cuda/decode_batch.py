@@ -32,6 +32,14 @@ class DecodeShape:
     pages: int
     classes: tuple[ClassSize, ...]
 
+    def takes_as_much_as(self, other: "DecodeShape") -> bool:
+        """Whether a step of this shape takes no less memory than one of the other, their logits aside."""
+
+        def sizes(shape: DecodeShape) -> tuple[int, ...]:
+            return shape.rows, shape.pages, shape.classes[-1].rank_class, len(shape.classes)
+
+        return all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
+
     def layout(self) -> UploadLayout:
         fields = {"tokens": (self.rows,), "positions": (self.rows,), "lengths": (self.rows,), "tables": (self.rows, self.pages)}
         return UploadLayout(fields, self.classes)

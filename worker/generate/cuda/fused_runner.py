@@ -3,9 +3,7 @@
 Takes a trainer of the fused path for its weights and its arena. Nothing here waits for the device.
 """
 
-from collections import Counter, OrderedDict
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
 
 import numpy as np
 import torch
@@ -17,22 +15,15 @@ from worker.generate.cuda.decode_batch import DecodeShape, adapter_spans, by_ada
 from worker.generate.paged_cache import PagedCache
 from worker.generate.plain_pass import prompt_segment
 from worker.generate.sequence import Sequence
+from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.pass_graphs import CAPTURE_ERRORS, no_collection
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.lm_head import softcapped
 
 MAX_GRAPHS = 32
 CAPTURE_AFTER = 4  # decode steps of a bucket, the last of which captures it
-
-
-@dataclass(frozen=True)
-class _DecodeGraph:
-    graph: torch.cuda.CUDAGraph
-    inputs: Tensor
-    logits: Tensor
 
 
 class FusedRunner:
@@ -43,16 +34,13 @@ class FusedRunner:
         self._trainer, self._cache, self._capture_after = trainer, cache, capture_after
         self._fused = FusedPass(trainer.backbone, trainer.arena.layout, trainer.backbone.max_positions)
         self._stack = CachedStack(self._fused.stack, cache)
-        self._graphs: OrderedDict[DecodeShape, _DecodeGraph] = OrderedDict()
+        self._captured = CapturedGraphs[DecodeShape, Tensor](trainer.backbone.device, MAX_GRAPHS)
         self._seen = Counter[DecodeShape]()
-        self._pool: Any = None
-        self._capture_stream: Any = None
-        self._copy_at = 0
 
     @property
     def captured(self) -> tuple[DecodeShape, ...]:
         """The buckets that have a captured graph."""
-        return tuple(self._graphs)
+        return tuple(self._captured)
 
     def run(self, step: BatchStep) -> Tensor:
         """Logits of each sequence's last token [sequences, V], in the base's dtype, or float32 if the family caps them; valid
@@ -96,37 +84,20 @@ class FusedRunner:
         return self._logits(h)
 
     def _replay(self, shape: DecodeShape, host: np.ndarray) -> Tensor:
-        at = self._trainer.arena.compute_copy.data_ptr()
-        if at != self._copy_at:  # the arena has grown or shrunk: graphs know the old address
-            self._graphs.clear()
-            self._pool, self._copy_at = None, at
-        if shape not in self._graphs:
+        self._captured.belong_to((self._trainer.arena.compute_copy.data_ptr(),))
+        if shape not in self._captured:
             self._seen[shape] += 1
             if self._seen[shape] < self._capture_after or self._trainer.backbone.device.type != "cuda":
                 return self._launch(shape, self._up(host))
             del self._seen[shape]
-            if len(self._graphs) == MAX_GRAPHS:
-                self._graphs.popitem(last=False)
-            self._graphs[shape] = self._capture(shape, host)
-        self._graphs.move_to_end(shape)
-        graph = self._graphs[shape]
-        graph.inputs.copy_(torch.from_numpy(host).pin_memory(), non_blocking=True)
-        graph.graph.replay()
-        return graph.logits
+            inputs, held = self._up(host), any(known.takes_as_much_as(shape) for known in self._captured)
 
-    def _capture(self, shape: DecodeShape, host: np.ndarray) -> _DecodeGraph:
-        # Running twice writes the same keys to the same places.
-        inputs = self._up(host)
-        self._capture_stream = self._capture_stream or torch.cuda.Stream(self._trainer.backbone.device)
-        self._capture_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._capture_stream):
-            self._launch(shape, inputs)
-        torch.cuda.current_stream().wait_stream(self._capture_stream)
-        graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with no_collection(), torch.cuda.graph(graph, self._pool, self._capture_stream, CAPTURE_ERRORS):
-            logits = self._launch(shape, inputs)
-        return _DecodeGraph(graph, inputs, logits)
+            def run() -> Tensor:
+                return self._launch(shape, inputs)
+
+            # Running twice writes the same keys to the same places.
+            self._captured.capture(shape, inputs, run, None if held else run)
+        return self._captured.replay(shape, torch.from_numpy(host).pin_memory())
 
     def _logits(self, h: Tensor) -> Tensor:
         logits, cap = torch.mm(h, self._fused.head.t()), self._trainer.backbone.logit_cap
