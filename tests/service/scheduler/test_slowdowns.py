@@ -168,6 +168,10 @@ def test_bounds_and_room() -> None:
     three = [member("a", bound=1.5), member("b"), member("c")]
     assert broken_bounds(three, 1) == ["a"]
     assert broken_bounds(three[:2], 1) == []
+    close = [member("a", bound=1.45), member("b")]
+    assert slowdowns(close, 1)["a"] == pytest.approx(1.31, abs=0.005)
+    assert broken_bounds(close, 1) == []
+    assert broken_bounds(close, 1, 1.01) == ["a"], "not a tenth below"
     assert roomy(three)
     assert not roomy([member("a", room=0.6), member("b", room=0.5)])
 

@@ -2,7 +2,8 @@
 
 A task may join where memory has room, every slowdown there stays within its task's bound, its tenant's quota allows it, and it
 ends sooner than by waiting. A join is made if the plan that is made anew around it is better than the one without it, by
-weighted completion and by expected slowdown of all tasks, the running ones too. The most promising are tried first.
+weighted completion and by expected slowdown of all tasks, the running ones too. They are tried in the order of the queue: a
+task far behind gains most by a join, and would take the place of short ones that start soon.
 
 Placing comes first, since with little to gain tasks that are fused before a GPU is free end later than alone. A task that would
 keep the GPUs much longer than those who are there does not join: it would take them from short tasks yet to come. Values only.
@@ -16,6 +17,7 @@ from service.scheduler.core.batch_arrangement import plan_by_rules
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.slowdowns import Member, broken_bounds, ends, roomy, slowdowns
 from service.scheduler.core.problem import NEVER, Queued, RunningExecutor, SchedulingProblem, Start, missed, objective, slowdown
+from service.scheduler.core.rules import ranked
 
 TRIALS, TRIED_TASKS = 24, 2000  # joins tried in a plan: so many, and fewer where more than so many / TRIALS tasks wait
 ASKED = 16  # waiting tasks that look for a join at a time, by expected end
@@ -125,7 +127,7 @@ def _run(task: Queued, start: Start, node: int) -> RunningExecutor:
 
 
 def _options(plan: _Plan, refused: set[str]) -> list[_JoinOption]:
-    """The joins that are allowed now, one of each task, most gained first."""
+    """The joins that are allowed now, the best of each task, in the order of the queue."""
     problem, later = plan.problem, {start.task: start for start in plan.later}
     runs, held = {run.id: run for run in problem.running if run.members}, held_units(problem)
     groups = _groups(runs.values())
@@ -138,7 +140,8 @@ def _options(plan: _Plan, refused: set[str]) -> list[_JoinOption]:
         options = (_option(problem, task, runs[id], later.get(task.id), queue, held) for id in sorted(near))
         best = max((one for one in options if one is not None), key=lambda one: one.gain, default=None)
         found += [best] if best is not None else []
-    return sorted(found, key=lambda one: -one.gain)
+    place = {task.id: place for place, task in enumerate(ranked(problem))}  # a task that may only join has none
+    return sorted(found, key=lambda one: (place.get(one.task.id, len(place)), -one.gain))
 
 
 def _groups(runs: Iterable[RunningExecutor]) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ EARLY, MOST_URGENCY = 1.25, 8.0  # as worker/policy/deficit_round_robin.py has t
 _ITERATIONS, _SETTLED = 40, 1e-6
 _STEP = 1.5  # with a slope of 0 to 2/3 each iteration at least halves the error
 MOST_CORRECTION = 8.0
+MARGIN = 1.1  # by which a crowd's predicted slowdowns stay below its bounds: what is measured varies by as much
 _HALVINGS = 24
 
 
@@ -137,9 +138,9 @@ def ends(members: Sequence[Member], gpus: int, correction: float = 1.0) -> dict[
 
 
 def broken_bounds(members: Sequence[Member], gpus: int, correction: float = 1.0) -> list[str]:
-    """The members whose predicted slowdown lies beyond their bound."""
+    """The members whose slowdown is predicted to lie beyond their bound, or less than MARGIN below it."""
     slow = slowdowns(members, gpus, correction)
-    return [member.id for member in members if slow[member.id] > member.sharing.bound + ROUNDING]
+    return [member.id for member in members if MARGIN * slow[member.id] > member.sharing.bound + ROUNDING]
 
 
 def roomy(members: Sequence[Member]) -> bool:
