@@ -61,13 +61,13 @@ class Executor:
         self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
-        self._evaluations = JobEvaluations(self._attached, self._attached.progress)
+        self._scheduler = StepScheduler()
+        self._evaluations = JobEvaluations(self._attached, self._attached.progress, self._scheduler.record_evaluation)
         self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}))
         self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._completions = Completions(link, self._cache, self._inbox.put)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._replicas: Replicas | None = None  # of the base that is loaded
-        self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room
         self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
         self._stopping = False

@@ -58,6 +58,11 @@ class StepTimes:
             count=self.count + 1,
         )
 
+    def beside(self, other: "StepTimes", weight: float) -> "StepTimes":
+        """These sums with the other ones, whose steps count `weight` times as much."""
+        gram, moment = self.gram + weight * other.gram, self.moment + weight * other.moment
+        return StepTimes(gram, moment, self.count + other.count)
+
     def model(self) -> "StepModel | None":
         """The fitted model; None before it has seen enough."""
         if self.count < _LEAST:

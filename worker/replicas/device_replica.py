@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 OnProgress = Callable[[], None]
 _REFIT_STEPS = 16  # measured steps between two fits of the model
+_COMPANY = 0.05  # what a step of several tasks counts beside one of a task alone, where it is asked what tasks take alone
 _THROUGHPUT_SHARE = 0.97  # of an endless pass's throughput: longer passes are not sought
 Pending = Callable[[], T]  # work that has begun, or begins when its result is asked for
 Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
@@ -46,8 +47,9 @@ class Replica:
     ) -> None:
         self.trainer, self.tracker, self._give_way, self._failed = trainer, tracker, give_way, failed
         self.adapters = ArenaAdapters(trainer, tracker)
-        self.times = StepTimes.empty()  # of this replica's steps
+        self.times = self._alone = StepTimes.empty()  # of this replica's steps, and of those of a task alone
         self._model: StepModel | None = None  # fitted after so many steps
+        self._alone_model: StepModel | None = None
         self._model_at = 0
         self._fastest = math.inf  # least seconds of a step, over those of the prior
         self._steps_in_progress: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
@@ -77,9 +79,20 @@ class Replica:
     @property
     def model(self) -> StepModel:
         """How long its steps take; a guess until some were measured."""
+        self._fit()
+        return self._model or PRIOR
+
+    @property
+    def alone_model(self) -> StepModel:
+        """How long a task's step takes alone: what steps of one task say, and where these leave it open, those of several. By
+        all steps alike small tasks were predicted a quarter too long, and so were taken for less slowed than they were."""
+        self._fit()
+        return self._alone_model or PRIOR
+
+    def _fit(self) -> None:
         if self._model is None or self.times.count >= self._model_at + _REFIT_STEPS:
             self._model, self._model_at = self.times.model(), self.times.count
-        return self._model or PRIOR
+            self._alone_model = self._alone.beside(self.times, _COMPANY).model()
 
     def _grew(self) -> bool:
         """After a step that found its memory: whether micro-batches grew just now, again after a failure, or because longer
@@ -127,10 +140,15 @@ class Replica:
             runnable, lambda left: self._advance([steps[key] for key in left], slices, on_progress)
         )
         if stepped.passes and not stepped.preferences:  # computing preferences takes time besides
-            self._leave_out_stalls(stepped)
-            self.times = self.times.learned(stepped.load, stepped.seconds)
+            self._learn(stepped)
         stepped.grew = self._grew()
         return stepped, rejected | unrunnable
+
+    def _learn(self, stepped: Stepped) -> None:
+        self._leave_out_stalls(stepped)
+        self.times = self.times.learned(stepped.load, stepped.seconds)
+        if len(stepped.work) == 1:
+            self._alone = self._alone.learned(stepped.load, stepped.seconds)
 
     def _leave_out_stalls(self, stepped: Stepped) -> None:
         """Nobody should learn how fast a device is from its first step, which compiles, and of a later stall no more than such

@@ -171,7 +171,7 @@ class Replicas:
         costs: dict[str, SliceCost] = {}
         for replica, own in self._shares(self._next(jobs)).items():
             for placement, load in replica.next_slice_costs(list(own.values())).items():
-                known, seconds = costs.get(placement, SliceCost(0.0, 0)), replica.model.seconds(load)
+                known, seconds = costs.get(placement, SliceCost(0.0, 0)), replica.alone_model.seconds(load)
                 costs[placement] = SliceCost(max(known.seconds, seconds), max(known.tokens, round(load.tokens)))
         return costs
 

@@ -8,6 +8,7 @@ import pytest
 
 from worker.executor.step_scheduler import StepScheduler
 from worker.policy.deficit_round_robin import SliceCost
+from worker.replicas.packed_step import Stepped, Work
 
 ALONE = 0.01  # seconds that a slice of any task takes alone
 
@@ -30,6 +31,9 @@ def placement(key: str) -> Any:
     return SimpleNamespace(placement_id=key, tenant_id=f"tenant {key}", weight=1.0, max_slowdown=3.0)
 
 
+UNTOLD: Any = SimpleNamespace(slowed=lambda slowdown: None, worked=lambda *work: None)
+
+
 class Shared:
     """A scheduler of tasks that all have work; a step of them takes `seconds`."""
 
@@ -40,7 +44,9 @@ class Shared:
         here = {key: placement(key) for key in keys}
         for _ in range(count):
             self.scheduler.choose(Costs(), here, [run(key) for key in active or keys])  # type: ignore[arg-type]
-            self.scheduler.record_duration(seconds)
+            self.scheduler.record(
+                Stepped({}, seconds, work={key: Work(tokens=100) for key in active or keys}), lambda _: UNTOLD
+            )
 
     def told(self, keys: str) -> list[float | None]:
         found = [self.scheduler.slowdown(key) for key in keys]
@@ -95,6 +101,26 @@ def test_a_stall_is_no_slowdown() -> None:
     shared.steps("abcd", 10.0, 1)
     shared.steps("abcd", 2 * ALONE, 150)
     assert shared.told("abcd") == [pytest.approx(2.0, rel=0.05)] * 4
+
+
+def test_a_neighbours_evaluation_slows_and_ones_own_does_not() -> None:
+    shared = Shared()
+    for _ in range(300):
+        shared.steps("ab", 2 * ALONE, 1)
+        shared.scheduler.record_evaluation(0.2 * ALONE, {"a": 200})
+    assert shared.told("ab") == [
+        pytest.approx(2.2 / 1.2, rel=1e-3),
+        pytest.approx(2.2, rel=1e-3),
+    ]
+
+
+def test_an_evaluation_that_stalls_counts_as_what_its_tokens_may_take() -> None:
+    shared = Shared()
+    shared.steps("ab", 2 * ALONE, 300)
+    shared.scheduler.record_evaluation(60.0, {"a": 50})  # a kernel compiles
+    shared.scheduler.record_evaluation(1.0, {})  # it found no memory
+    shared.steps("ab", 2 * ALONE, 1)
+    assert shared.told("ab") == [pytest.approx(2.0, rel=0.02)] * 2
 
 
 def test_beside_nobody_nothing_is_told() -> None:

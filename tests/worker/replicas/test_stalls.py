@@ -1,11 +1,11 @@
-"""What a device tells of the time of its steps, which the planner learns from: not that a kernel compiled."""
+"""What a device learns and tells of the time of its steps: not that a kernel compiled, and how long a task's take alone."""
 
 from typing import Any
 
 import pytest
 
 from worker.model.plain.trainer import Trainer
-from worker.policy.step_time import STALL
+from worker.policy.step_time import PRIOR, STALL, StepLoad
 from worker.replicas.device_replica import Replica
 from worker.replicas.packed_step import Stepped, Work
 
@@ -17,14 +17,17 @@ class Told(Replica):
         nothing: Any = None
         super().__init__(Trainer.__new__(Trainer), nothing)
 
-    def step(self, seconds: float, tokens: int = 100) -> tuple[int, float]:
-        """(device_steps, device_seconds) of a step of so many tokens."""
+    def step(self, seconds: float, *tokens: int) -> tuple[int, float]:
+        """(device_steps, device_seconds) of a step of tasks of so many tokens each."""
         stepped = Stepped({}, seconds)
-        stepped.work, stepped.passes = {"p": Work(tokens=tokens, adapter_rows=8)}, 1
-        self._leave_out_stalls(stepped)
-        self.times = self.times.learned(stepped.load, seconds)
-        work = stepped.work["p"]
+        stepped.work, stepped.passes = {str(at): Work(tokens=own, adapter_rows=8) for at, own in enumerate(tokens or (100,))}, 1
+        self._learn(stepped)
+        work = stepped.work["0"]
         return work.device_steps, work.device_seconds
+
+    def alone(self, tokens: int) -> float:
+        """Seconds that a task's step of so many tokens is taken to take alone."""
+        return self.alone_model.seconds(StepLoad(1, tokens, 8, 0))
 
 
 def test_the_first_step_of_a_device_does_not_count() -> None:
@@ -42,3 +45,24 @@ def test_a_stall_counts_as_a_slow_step_before_and_after_there_is_a_fit() -> None
         told.step(0.010)
     assert told.step(4.0) == (1, pytest.approx(STALL * 0.010, rel=0.05))
     assert told.step(0.015) == (1, pytest.approx(0.015)), "a slower step is none"
+
+
+def test_what_a_step_takes_alone_is_learned_from_steps_of_one_task() -> None:
+    """In company each token costs more (passes are padded), and no step is as short as the shortest task's."""
+    told = Told()
+    assert told.alone(154) == PRIOR.seconds(StepLoad(1, 154, 8, 0))
+    for _ in range(100):
+        told.step(4.6e-3 + 7.6e-6 * 154, 154)
+    for _ in range(60):
+        for company in ((154, 306), (154, 610), (154, 306, 610), (306, 610, 610, 154)):
+            told.step(6.5e-3 + 8.5e-6 * sum(company), *company)
+    assert told.model.seconds(StepLoad(1, 154, 8, 0)) > 1.08 * told.alone(154)
+    assert told.alone(154) == pytest.approx(4.6e-3 + 7.6e-6 * 154, rel=0.05)
+    assert told.alone(610) == pytest.approx(4.6e-3 + 7.6e-6 * 610, rel=0.15), "never alone: as those in company have it"
+
+
+def test_of_a_task_that_was_never_alone_steps_in_company_tell() -> None:
+    told = Told()
+    for tokens in (200, 400, 800, 1600) * 10:
+        told.step(5e-3 + 8e-6 * 2 * tokens, tokens, tokens)
+    assert told.alone(400) == pytest.approx(5e-3 + 8e-6 * 400, rel=0.2)

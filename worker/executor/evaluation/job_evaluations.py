@@ -4,6 +4,7 @@ job: the training loop asks the policies."""
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from contract.row_scores import RowScores
@@ -19,10 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class JobEvaluations:
-    """`on_progress` is called after each pass."""
+    """`on_progress` is called after each pass, `on_evaluated` after an evaluation: its seconds, and the tokens by placement."""
 
-    def __init__(self, attached: AttachedPlacements, on_progress: Callable[[], None]) -> None:
-        self._attached, self._on_progress = attached, on_progress
+    def __init__(
+        self,
+        attached: AttachedPlacements,
+        on_progress: Callable[[], None],
+        on_evaluated: Callable[[float, Mapping[str, int]], None],
+    ) -> None:
+        self._attached, self._on_progress, self._on_evaluated = attached, on_progress, on_evaluated
 
     def after_step(self, replicas: Replicas, due: Sequence[JobRun]) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         """Evaluate the jobs with their weights as they are: at a rung in full, with the trend's rows as a part."""
@@ -60,7 +66,10 @@ class JobEvaluations:
     ) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         began = time.monotonic()
         found, unrunnable = replicas.evaluate(requests, self._on_progress)
-        per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
+        seconds, tokens = time.monotonic() - began, Counter[str]()
         for key, result in found.items():
-            self._attached[key.placement].count_evaluation(per_token * result.tokens, result.tokens)
+            tokens[key.placement] += result.tokens
+        for placement, own in tokens.items():
+            self._attached[placement].count_evaluation(seconds * own / max(1, tokens.total()), own)
+        self._on_evaluated(seconds, tokens)
         return found, unrunnable

@@ -32,7 +32,7 @@ class ReplicaState:
     """What rank 0 looks at between calls. under_way: tasks in the midst of a step. activations: each task's as of now."""
 
     capacity: Capacity | None = None
-    model: StepModel = PRIOR
+    alone_model: StepModel = PRIOR
     under_way: frozenset[str] = frozenset()
     activations: Mapping[str, Activations] = field(default_factory=dict)
 

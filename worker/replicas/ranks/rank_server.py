@@ -86,7 +86,7 @@ class RankServer:
             return ReplicaState()
         replica = self._replica
         under_way = frozenset(placement for placement in self._activations if replica.under_way(placement))
-        return ReplicaState(replica.capacity, replica.model, under_way, self._activations)
+        return ReplicaState(replica.capacity, replica.alone_model, under_way, self._activations)
 
     def _progress(self) -> None:
         now = time.monotonic()

@@ -94,9 +94,9 @@ class RemoteReplica:
         return not self.adapters.held
 
     @property
-    def model(self) -> StepModel:
-        """How long its steps take."""
-        return self._rank.state.model
+    def alone_model(self) -> StepModel:
+        """How long a task's step takes alone."""
+        return self._rank.state.alone_model
 
     def under_way(self, placement: str) -> bool:
         """Whether the task has run a slice of its step, and not all."""
