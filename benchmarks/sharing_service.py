@@ -1,6 +1,6 @@
 """Tenants' OpenAI-style jobs through the whole service on one device: with joins, against exclusive placement.
 
-    python -m benchmarks.sharing_service [--jobs 24] [--rows 200 1000] [--epochs 2 3] [--load 1.5] [--shape 1b] [--device cuda]
+    python -m benchmarks.sharing_service [--jobs 24] [--rows 150 500] [--epochs 3 5] [--load 1.5] [--shape 1b] [--device cuda]
         [--commit HASH]
 
 Real API, planner, Postgres, Valkey and worker with their defaults and local storage; random weights. Three tenants post the
@@ -223,8 +223,8 @@ def measure(given: argparse.Namespace, motet: RunningStack) -> tuple[dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=24)
-    parser.add_argument("--rows", type=int, nargs=2, default=[200, 1000], help="the fewest and the most rows of a job's file")
-    parser.add_argument("--epochs", type=int, nargs=2, default=[2, 3], help="one of which a job takes")
+    parser.add_argument("--rows", type=int, nargs=2, default=[150, 500], help="the fewest and the most rows of a job's file")
+    parser.add_argument("--epochs", type=int, nargs=2, default=[3, 5], help="one of which a job takes")
     parser.add_argument("--load", type=float, default=1.5, help="of the Poisson arrivals; 0 leaves them out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shape", choices=SHAPES, default="1b")
