@@ -48,32 +48,27 @@ class StepScheduler:
 
     def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:
         """The step of the last choice is over: tell each task that took part what its part was, and how much slower it is than
-        alone."""
-        self.record_duration(stepped.seconds)
+        alone. Of a stall, which fewer neighbours would not shorten, as much counts as the slices may take one after another."""
+        alone = dict.fromkeys(self._measured, stepped.seconds) if self._chosen is None else self._chosen
+        self._count(min(stepped.seconds, STALL * sum(alone.values())), alone)
         tokens = sum(work.tokens for work in stepped.work.values())
         self._token_seconds = stepped.seconds / max(1, tokens)
         for placement, work in stepped.work.items():
             task_of(placement).slowed(self.slowdown(placement))
             task_of(placement).worked(stepped.seconds, work.tokens / tokens, work)
 
-    def record_duration(self, seconds: float) -> None:
-        """The step of the last choice took so long. Of a stall, which fewer neighbours would not shorten, as much counts as the
-        slices may take one after another."""
-        alone = dict.fromkeys(self._measured, seconds) if self._chosen is None else self._chosen
-        self._count(min(seconds, STALL * sum(alone.values())), alone)
+    def record_evaluation(self, seconds: float, tokens: Mapping[str, int]) -> None:
+        """Between two steps an evaluation of so many tokens of each placement took so long: its own work, and a wait for the
+        others. Of a stall as much counts as these tokens may take to train."""
+        whole = max(1, sum(tokens.values()))
+        counted = min(seconds, STALL * self._token_seconds * whole)
+        self._count(counted, {key: counted * own / whole for key, own in tokens.items()})
 
     def _count(self, seconds: float, alone: Mapping[str, float]) -> None:
         """So many seconds passed, in which these tasks did what takes so long alone."""
         self._speeds |= {
             key: self._speeds.get(key, SpeedEstimate()).after(seconds, alone.get(key, 0.0)) for key in self._measured
         }
-
-    def record_evaluation(self, seconds: float, tokens: Mapping[str, int]) -> None:
-        """Between two steps an evaluation of so many tokens of each placement took so long: its own work, and a wait for the
-        others. Of a stall as much counts as these tokens may take to train."""
-        most = STALL * self._token_seconds * sum(tokens.values())
-        per_token = min(seconds, most) / max(1, sum(tokens.values()))
-        self._count(min(seconds, most), {key: per_token * own for key, own in tokens.items()})
 
     def slowdown(self, placement: str) -> Slowdown | None:
         """How many times slower than alone the placement has been of late, beside those who are there; None where nobody is or
