@@ -137,7 +137,7 @@ class TaskSpec(Strict):
         description=(
             "How many times slower than alone the task may become by sharing its GPUs with other tasks of the same base. A "
             "task joins others only where it ends sooner than by waiting, and where everybody there stays within such a bound. "
-            f"Left out: the default that an admin gave your tenant, or else {MAX_SLOWDOWN:g}. 1 shares with nobody."
+            f"Left out: the default that an admin gave your tenant, or else {MAX_SLOWDOWN:g}. Up to 1.1 it shares with nobody."
         ),
     )
     isolation: Isolation = Field(

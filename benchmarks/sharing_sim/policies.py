@@ -52,7 +52,9 @@ def tlora(problem: SchedulingProblem) -> Decision:
         options = [
             (_gain(group, task), at)
             for at, group in enumerate(groups)
-            if group.alike(task) and not broken_bounds(group.members(task), group.gpus) and roomy(group.members(task))
+            if group.alike(task)
+            and not broken_bounds(together := group.members(task), group.gpus, margin=1.0)
+            and roomy(together)
         ]
         gain, at = max(options, default=(0.0, -1))
         if gain > 0:

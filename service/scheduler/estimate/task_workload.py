@@ -23,7 +23,7 @@ from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, USABLE_SHARE, he
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.core.joins.slowdowns import Sharing
+from service.scheduler.core.joins.slowdowns import MARGIN, Sharing
 from service.scheduler.core.problem import Width
 from service.scheduler.estimate import learned_profiles
 from service.scheduler.estimate.node_shapes import Shape, Shapes, shape_of
@@ -127,12 +127,14 @@ class Workload:
         return texts_due(spec, self._jobs[task.id], rows, tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len))
 
     def bound(self, task: Task) -> float:
-        """The largest slowdown that sharing may cause it: its own, its tenant's default, or the product's; 1: none."""
+        """The largest slowdown that sharing may cause it: its own, its tenant's default, or the product's; 1: it shares with
+        nobody, as up to MARGIN nobody could be within it."""
         spec = self.specs[task.id]
         if spec.isolation == "dedicated" or (task.lost_executors or 0) >= ALONE_AFTER:
             return 1.0
         _, of_tenant = self._owners.get(task.tenant_id, (1.0, None))
-        return spec.max_slowdown or of_tenant or MAX_SLOWDOWN
+        bound = spec.max_slowdown or of_tenant or MAX_SLOWDOWN
+        return bound if bound > MARGIN else 1.0
 
     def sharing(self, task: Task, shape: "Shape", gpus: int) -> Sharing | None:
         """What it would bring to an executor on `gpus` GPUs of a node of this shape; None if it shares with nobody there."""

@@ -69,7 +69,7 @@ def test_who_shares_with_nobody_waits(tenant, new_tenant, new_node, gpu, plan, a
     admin.request("PATCH", f"/v1/admin/tenants/{strict.tenant_id}", json={"max_slowdown": 1})
     waits = [
         tenant.task(**SHORT, isolation="dedicated")["id"],
-        tenant.task(**SHORT, max_slowdown=1)["id"],
+        tenant.task(**SHORT, max_slowdown=1.1)["id"],
         tenant.task(**SHORT, precision="nf4")["id"],
         strict.task(**SHORT)["id"],
     ]

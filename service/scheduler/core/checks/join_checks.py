@@ -30,7 +30,7 @@ def join_violations(problem: SchedulingProblem, decision: Decision) -> Iterator[
         if not roomy(with_it.members):
             yield f"{join.task} joins {run.id}, where memory has no room for it"
         for broken in broken_bounds(with_it.members, run.gpus, run.correction):
-            yield f"{join.task} joins {run.id}, and {broken} is slowed beyond its bound"
+            yield f"{join.task} joins {run.id}, and {broken} is slowed beyond its bound, or nearly"
     held = held_units(replace(after_starts, running=tuple(runs.values())))
     joiners = {join.task for join in decision.joins}
     for limit in problem.limits:

@@ -137,10 +137,10 @@ def ends(members: Sequence[Member], gpus: int, correction: float = 1.0) -> dict[
     return found
 
 
-def broken_bounds(members: Sequence[Member], gpus: int, correction: float = 1.0) -> list[str]:
-    """The members whose slowdown is predicted to lie beyond their bound, or less than MARGIN below it."""
+def broken_bounds(members: Sequence[Member], gpus: int, correction: float = 1.0, margin: float = MARGIN) -> list[str]:
+    """The members whose slowdown is predicted to lie beyond their bound, or less than `margin` times below it."""
     slow = slowdowns(members, gpus, correction)
-    return [member.id for member in members if MARGIN * slow[member.id] > member.sharing.bound + ROUNDING]
+    return [member.id for member in members if margin * slow[member.id] > member.sharing.bound + ROUNDING]
 
 
 def roomy(members: Sequence[Member]) -> bool:
