@@ -24,7 +24,8 @@ class StepScheduler:
         self._there: Sequence[str] = ()  # the placements at the last choice
         self._measured: Sequence[str] = ()  # whose speeds the last choice says something of
         self._chosen: Mapping[str, float] | None = None  # seconds that its slices take alone; None: one task's whole step
-        self._token_seconds = 0.0  # of a token of the last step
+        self._replicas = 1
+        self._step_seconds = self._token_seconds = 0.0  # of the last step, and of a token of it on one replica
 
     def choose(
         self, replicas: Replicas, placements: Mapping[str, Placement], runs: Sequence[JobRun]
@@ -33,7 +34,7 @@ class StepScheduler:
         step (None). placements: all that train here, also those none of whose jobs is active."""
         if self._speeds.keys() - placements.keys():
             self._speeds = {}  # the steps to come show whether that was enough for those who stay
-        self._there = list(placements)
+        self._there, self._replicas = list(placements), replicas.count
         active = {run.key.placement for run in runs}
         if len(active) == 1:
             self._deficits, self._chosen = {}, None  # nobody is owed anything
@@ -49,20 +50,31 @@ class StepScheduler:
     def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:
         """The step of the last choice is over: tell each task that took part what its part was, and how much slower it is than
         alone. Of a stall, which fewer neighbours would not shorten, as much counts as the slices may take one after another."""
-        alone = dict.fromkeys(self._measured, stepped.seconds) if self._chosen is None else self._chosen
-        self._count(min(stepped.seconds, STALL * sum(alone.values())), alone)
-        tokens = sum(work.tokens for work in stepped.work.values())
-        self._token_seconds = stepped.seconds / max(1, tokens)
+        alone = dict.fromkeys(self._measured, stepped.seconds) if self._chosen is None else self._chosen_alone(stepped)
+        seconds = min(stepped.seconds, STALL * sum(alone.values())) if alone else stepped.seconds
+        self._count(seconds, alone)
+        if tokens := sum(work.tokens for work in stepped.work.values()):
+            self._step_seconds, self._token_seconds = seconds, seconds * self._replicas / tokens
         for placement, work in stepped.work.items():
             task_of(placement).slowed(self.slowdown(placement))
             task_of(placement).worked(stepped.seconds, work.tokens / tokens, work)
 
     def record_evaluation(self, seconds: float, tokens: Mapping[str, int]) -> None:
         """Between two steps an evaluation of so many tokens of each placement took so long: its own work, and a wait for the
-        others. Of a stall as much counts as these tokens may take to train."""
-        whole = max(1, sum(tokens.values()))
-        counted = min(seconds, STALL * self._token_seconds * whole)
-        self._count(counted, {key: counted * own / whole for key, own in tokens.items()})
+        others. Of a stall as much counts as these tokens may take to train on one replica, or as a step."""
+        whole = sum(tokens.values())
+        if whole > 0:
+            counted = min(seconds, STALL * max(self._step_seconds, self._token_seconds * whole))
+            self._count(counted, {key: counted * own / whole for key, own in tokens.items()})
+
+    def _chosen_alone(self, stepped: Stepped) -> dict[str, float]:
+        """Seconds alone of the slices chosen, with each task's part of the preferences that were computed before them."""
+        assert self._chosen is not None
+        whole = sum(stepped.preferring.values())
+        return {
+            key: alone + stepped.preference_seconds * stepped.preferring.get(key, 0) / max(1, whole)
+            for key, alone in self._chosen.items()
+        }
 
     def _count(self, seconds: float, alone: Mapping[str, float]) -> None:
         """So many seconds passed, in which these tasks did what takes so long alone."""

@@ -58,10 +58,14 @@ class StepTimes:
             count=self.count + 1,
         )
 
+    def aged(self, kept: float) -> "StepTimes":
+        """The sums, `kept` times as heavy."""
+        return replace(self, gram=kept * self.gram, moment=kept * self.moment)
+
     def beside(self, other: "StepTimes", weight: float) -> "StepTimes":
         """These sums with the other ones, whose steps count `weight` times as much."""
         gram, moment = self.gram + weight * other.gram, self.moment + weight * other.moment
-        return StepTimes(gram, moment, self.count + other.count)
+        return StepTimes(gram, moment, max(self.count, other.count))
 
     def model(self) -> "StepModel | None":
         """The fitted model; None before it has seen enough."""

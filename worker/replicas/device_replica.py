@@ -29,6 +29,7 @@ T = TypeVar("T")
 OnProgress = Callable[[], None]
 _REFIT_STEPS = 16  # measured steps between two fits of the model
 _COMPANY = 0.05  # what a step of several tasks counts beside one of a task alone, where it is asked what tasks take alone
+_KEPT = 0.998  # of what was seen alone, with each step in company: half after 350
 _THROUGHPUT_SHARE = 0.97  # of an endless pass's throughput: longer passes are not sought
 Pending = Callable[[], T]  # work that has begun, or begins when its result is asked for
 Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
@@ -139,16 +140,20 @@ class Replica:
         stepped, unrunnable = self.run_with_oom_retries(
             runnable, lambda left: self._advance([steps[key] for key in left], slices, on_progress)
         )
-        if stepped.passes and not stepped.preferences:  # computing preferences takes time besides
+        if stepped.passes:
             self._learn(stepped)
         stepped.grew = self._grew()
         return stepped, rejected | unrunnable
 
     def _learn(self, stepped: Stepped) -> None:
-        self._leave_out_stalls(stepped)
-        self.times = self.times.learned(stepped.load, stepped.seconds)
-        if len(stepped.work) == 1:
-            self._alone = self._alone.learned(stepped.load, stepped.seconds)
+        """Learn from a step without its preferences, which take time besides."""
+        if not stepped.preferring:
+            self._leave_out_stalls(stepped)
+        seconds = stepped.seconds - stepped.preference_seconds
+        self.times = self.times.learned(stepped.load, seconds)
+        # on a sharded base the other ranks' tasks step at the same time
+        alone = len(stepped.work) == 1 and self._failed is None
+        self._alone = self._alone.learned(stepped.load, seconds) if alone else self._alone.aged(_KEPT)
 
     def _leave_out_stalls(self, stepped: Stepped) -> None:
         """Nobody should learn how fast a device is from its first step, which compiles, and of a later stall no more than such

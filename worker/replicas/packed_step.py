@@ -59,6 +59,8 @@ class Stepped:
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
     preferences: dict[JobKey, PreferenceResult] = field(default_factory=dict)
     passes: int = 0  # training passes of the base
+    preferring: dict[str, int] = field(default_factory=dict)  # tokens whose preferences were computed first, by placement
+    preference_seconds: float = 0.0  # of `seconds`
     grew: bool = False  # whether micro-batches may be longer from now on
 
     @property
@@ -86,9 +88,9 @@ def advance(
     """
     began = time.monotonic()
     begun_now = [task_step for task_step in steps_in_progress if task_step.preferences is None]
-    _compute_preferences(trainer, begun_now, budget, on_progress)
+    preferring = _compute_preferences(trainer, begun_now, budget, on_progress)
     stepped, task_step_of, loss_weights, taken = (
-        Stepped({}, 0.0),
+        Stepped({}, 0.0, preferring=preferring, preference_seconds=time.monotonic() - began if preferring else 0.0),
         dict[JobKey, StepInProgress](),
         dict[JobKey, list[float]](),
         [],
@@ -162,9 +164,9 @@ def _run_micro_batch(
 
 def _compute_preferences(
     trainer: Trainer, steps_in_progress: Sequence[StepInProgress], budget: int, on_progress: Callable[[], None]
-) -> None:
+) -> dict[str, int]:
     """Preferences of the pairs of jobs under dpo, before their steps: a separate forward, since an answer's loss weight
-    depends on both answers. It applies the step's own dropout."""
+    depends on both answers. It applies the step's own dropout. Returns its tokens by placement."""
     pairs = {
         key: task_step
         for task_step in steps_in_progress
@@ -181,6 +183,10 @@ def _compute_preferences(
         reference = [job.reference.train[place] for place in task_step.places[key]]
         assert task_step.preferences is not None
         task_step.preferences[key] = preference_loss(job.config.beta, read[key], reference)
+    tokens = defaultdict[str, int](int)
+    for key, task_step in pairs.items():
+        tokens[key.placement] += sum(task_step.batches[key].lengths)
+    return dict(tokens)
 
 
 def _loss_weights(batch: AdapterSequences, preference: PreferenceResult | None) -> list[float]:

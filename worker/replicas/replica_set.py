@@ -176,6 +176,10 @@ class Replicas:
         return costs
 
     @property
+    def count(self) -> int:
+        return len(self._all)
+
+    @property
     def pass_budget(self) -> int:
         """Tokens of a micro-batch, on the replica that has the least memory for it."""
         return min(replica.capacity.pass_budget for replica in self._all)
@@ -194,6 +198,9 @@ class Replicas:
             whole.accuracies |= stepped.accuracies
             whole.preferences |= stepped.preferences
             whole.passes += stepped.passes
+            whole.preference_seconds = max(whole.preference_seconds, stepped.preference_seconds)
+            for placement, tokens in stepped.preferring.items():
+                whole.preferring[placement] = whole.preferring.get(placement, 0) + tokens
             whole.grew |= stepped.grew
             unrunnable |= lost
             for placement, work in stepped.work.items():

@@ -18,6 +18,7 @@ class Costs:
     """Replicas on which every slice takes the same."""
 
     pass_budget: int = 10**6
+    count: int = 1
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
         return {job: SliceCost(ALONE, 100) for job, _ in jobs}
@@ -37,15 +38,15 @@ UNTOLD: Any = SimpleNamespace(slowed=lambda slowdown: None, worked=lambda *work:
 class Shared:
     """A scheduler of tasks that all have work; a step of them takes `seconds`."""
 
-    def __init__(self) -> None:
-        self.scheduler = StepScheduler()
+    def __init__(self, replicas: int = 1) -> None:
+        self.scheduler, self.replicas = StepScheduler(), Costs(count=replicas)
 
-    def steps(self, keys: str, seconds: float, count: int, active: str | None = None) -> None:
+    def steps(self, keys: str, seconds: float, count: int, active: str | None = None, **stepped: Any) -> None:
         here = {key: placement(key) for key in keys}
         for _ in range(count):
-            self.scheduler.choose(Costs(), here, [run(key) for key in active or keys])  # type: ignore[arg-type]
+            self.scheduler.choose(self.replicas, here, [run(key) for key in active or keys])  # type: ignore[arg-type]
             self.scheduler.record(
-                Stepped({}, seconds, work={key: Work(tokens=100) for key in active or keys}), lambda _: UNTOLD
+                Stepped({}, seconds, work={key: Work(tokens=100) for key in active or keys}, **stepped), lambda _: UNTOLD
             )
 
     def told(self, keys: str) -> list[float | None]:
@@ -121,6 +122,24 @@ def test_an_evaluation_that_stalls_counts_as_what_its_tokens_may_take() -> None:
     shared.scheduler.record_evaluation(1.0, {})  # it found no memory
     shared.steps("ab", 2 * ALONE, 1)
     assert shared.told("ab") == [pytest.approx(2.0, rel=0.02)] * 2
+    shared.steps("ab", 60.0, 1)  # a kernel compiles in the step, and then in the evaluation
+    shared.scheduler.record_evaluation(60.0, {"a": 50})
+    assert shared.told("ab") == [pytest.approx(2.0, rel=0.05)] * 2
+
+
+def test_an_evaluation_on_one_of_several_replicas_counts_whole() -> None:
+    """The others wait meanwhile. A token takes one replica longer than a step, divided by the tokens of all, has it."""
+    shared = Shared(replicas=4)
+    for _ in range(300):
+        shared.steps("ab", 2 * ALONE, 1)
+        shared.scheduler.record_evaluation(0.3 * ALONE, {"a": 20})
+    assert shared.told("ab")[1] == pytest.approx(2.3, rel=1e-3)
+
+
+def test_preferences_are_the_own_work_of_tasks_under_dpo() -> None:
+    shared = Shared()
+    shared.steps("ab", 2 * ALONE, 300, preference_seconds=0.5 * ALONE, preferring={"a": 100})
+    assert shared.told("ab") == [pytest.approx(2.0 / 1.5), pytest.approx(2.0)]
 
 
 def test_beside_nobody_nothing_is_told() -> None:
