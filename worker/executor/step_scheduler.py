@@ -61,20 +61,23 @@ class StepScheduler:
 
     def record_evaluation(self, seconds: float, tokens: Mapping[str, int]) -> None:
         """Between two steps an evaluation of so many tokens of each placement took so long: its own work, and a wait for the
-        others. Of a stall as much counts as these tokens may take to train on one replica, or as a step."""
-        whole = sum(tokens.values())
-        if whole > 0:
-            counted = min(seconds, STALL * max(self._step_seconds, self._token_seconds * whole))
-            self._count(counted, {key: counted * own / whole for key, own in tokens.items()})
+        others."""
+        own = self._own_seconds(seconds, tokens)
+        if own:
+            self._count(sum(own.values()), own)
 
     def _chosen_alone(self, stepped: Stepped) -> dict[str, float]:
         """Seconds alone of the slices chosen, with each task's part of the preferences that were computed before them."""
         assert self._chosen is not None
-        whole = sum(stepped.preferring.values())
-        return {
-            key: alone + stepped.preference_seconds * stepped.preferring.get(key, 0) / max(1, whole)
-            for key, alone in self._chosen.items()
-        }
+        preferring = self._own_seconds(stepped.preference_seconds, stepped.preferring)
+        return {key: alone + preferring.get(key, 0.0) for key, alone in self._chosen.items()}
+
+    def _own_seconds(self, seconds: float, tokens: Mapping[str, int]) -> dict[str, float]:
+        """Each placement's part of a forward of so many tokens. Of a stall as much counts as these tokens may take to train on
+        one replica, or as a step."""
+        whole = sum(tokens.values())
+        counted = min(seconds, STALL * max(self._step_seconds, self._token_seconds * whole))
+        return {key: counted * own / whole for key, own in tokens.items()} if whole else {}
 
     def _count(self, seconds: float, alone: Mapping[str, float]) -> None:
         """So many seconds passed, in which these tasks did what takes so long alone."""

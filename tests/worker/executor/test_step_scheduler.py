@@ -138,8 +138,16 @@ def test_an_evaluation_on_one_of_several_replicas_counts_whole() -> None:
 
 def test_preferences_are_the_own_work_of_tasks_under_dpo() -> None:
     shared = Shared()
+    shared.steps("abc", 2 * ALONE, 1)  # a step of any kind says what a stall is; who stays is then measured anew
     shared.steps("ab", 2 * ALONE, 300, preference_seconds=0.5 * ALONE, preferring={"a": 100})
     assert shared.told("ab") == [pytest.approx(2.0 / 1.5), pytest.approx(2.0)]
+
+
+def test_preferences_that_stall_count_as_what_their_tokens_may_take() -> None:
+    shared = Shared()
+    shared.steps("ab", 2 * ALONE, 300)
+    shared.steps("ab", 60.0, 1, preference_seconds=59.0, preferring={"a": 100})  # a kernel compiles
+    assert shared.told("ab") == [pytest.approx(2.0, rel=0.05)] * 2
 
 
 def test_beside_nobody_nothing_is_told() -> None:
