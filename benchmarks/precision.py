@@ -6,14 +6,18 @@ The larger base of `benchmarks.quality`, made by its recipe, and four of its set
 never do. Each search has 20 configurations (every third of the quality benchmark's) and the product's defaults of early exit.
 The winner's adapter, as it was at its best evaluation, is exported and judged by PEFT on the plain base in bf16, on the
 validation rows and on rows that neither training nor selection read. The gate, in bf16: PEFT's loss is the one measured in
-training. A GPU is needed for fp8; elsewhere (--small, to try it) only bf16 and NF4 run and nothing is written.
+training. A GPU is needed for fp8; elsewhere (--small, to try it) only bf16 and NF4 run and nothing is written. Each winner is
+kept in `--state`: a run that was interrupted goes on with the missing ones.
 """
 
 import argparse
+import json
+import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -72,6 +76,17 @@ def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
     return Winner(entrant.index, entrant.best_step, scores.mean, validation, unseen, seconds)
 
 
+def kept(path: Path, judge: Callable[[], Winner]) -> Winner:
+    """The winner in this file, judged and written there if it is not."""
+    if path.exists():
+        return Winner(**json.loads(path.read_text()))
+    won, new = judge(), path.with_suffix(".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text(json.dumps(vars(won)))
+    os.replace(new, path)
+    return won
+
+
 @torch.no_grad()
 def _peft_loss(base: Path, adapter: Path, rows: Sequence[Example], device: torch.device) -> float:
     """Mean loss of the rows' labels by PEFT on the plain base, in bf16 (float32 on a CPU), row by row."""
@@ -105,7 +120,7 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of the sets and texts")
-    parser.add_argument("--state", type=Path, required=True, help="the folder in which the base is made")
+    parser.add_argument("--state", type=Path, required=True, help="the folder of the base and of finished winners")
     parser.add_argument("--pairs", default=",".join(CHOSEN))
     parser.add_argument("--small", action="store_true", help="9 configurations, a tiny base: to try it on a CPU")
     parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
@@ -116,7 +131,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for pair in (pair for pair in PAIRS if pair.name in given.pairs.split(",")):
         for precision in PRECISIONS if device.type == "cuda" else ("bf16", "nf4"):
-            won = judged(pair, precision, given.state / QWEN2, given.data, device, given.small)
+            judge = partial(judged, pair, precision, given.state / QWEN2, given.data, device, given.small)
+            won = kept(given.state / "winners" / f"{pair.name}-{precision}.json", judge)
             rows.append({"pair": pair.name, "held": not pair.set.chooses, "precision": precision, **vars(won)})
             print(rows[-1], flush=True)
     errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["precision"] == "bf16"]

@@ -1,8 +1,10 @@
 """What the benchmark of precisions makes of its rows, and the searches that it asks for."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.precision import CHOSEN, figures_of
+from benchmarks.precision import CHOSEN, Winner, figures_of, kept
 from benchmarks.quality.base_set_pairs import PAIRS
 from benchmarks.quality.kept_search import third_of
 
@@ -31,3 +33,16 @@ def test_a_search_spans_every_rate_under_the_asked_precision() -> None:
     assert len(jobs) == 20
     assert len({job.learning_rate for job in jobs}) == 5
     assert {job.rank for job in jobs} == {16, 32, 64}
+
+
+def test_a_second_run_goes_on_with_the_missing_winners(tmp_path: Path) -> None:
+    judged: list[int] = []
+
+    def judge() -> Winner:
+        judged.append(1)
+        return Winner(3, 90, 1.5, 1.51, 1.6, 2.0)
+
+    path = tmp_path / "winners" / "a-bf16.json"
+    first = kept(path, judge)
+    assert kept(path, judge) == first == Winner(3, 90, 1.5, 1.51, 1.6, 2.0)
+    assert len(judged) == 1
