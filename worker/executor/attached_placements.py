@@ -30,6 +30,7 @@ from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, Placem
 from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseError, Crowded
 from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
+from worker.replicas.sharding_choice import Wanted
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -148,8 +149,7 @@ class AttachedPlacements:
             preparation = Preparation(
                 self._link, self._scratch, self._cache, placement, task.lease, task.phases, self._settings
             )
-            generates = placement.spec.evaluation is not None
-            prepared = preparation.prepare(partial(self._load, placement.base, devices, generates=generates))
+            prepared = preparation.prepare(partial(self._load, placement.base, devices, task.lease))
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except Crowded as error:
@@ -167,7 +167,7 @@ class AttachedPlacements:
         """Runs in the preparation thread."""
         key = session.lease.placement_id
         try:
-            loaded = self._load(session.placement.base, devices, session.lease)
+            loaded = self._load(session.placement.base, devices, session.lease, Wanted(generates=True))
             capacities = capacities_of(loaded, self._settings, self._scratch)
         except (CannotTrain, BaseError, Crowded, LeaseNotHeld, Refused) as error:
             self._hand_over(partial(self._leave, key, True, str(error)))
@@ -189,12 +189,12 @@ class AttachedPlacements:
             return [torch.device("cpu")] * len(placement.device_indexes)
         return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
 
-    def _load(self, ref: BaseModelRef, devices: list[torch.device], lease: Lease, generates: bool = True) -> LoadedBase:
+    def _load(self, ref: BaseModelRef, devices: list[torch.device], lease: Lease, wanted: Wanted) -> LoadedBase:
         ref = self._fetch.local(ref, lease)
         if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, tuple(devices)):
             self._loaded = None  # the next base needs its memory
             with self._fetch.telling(lease) as tell:
-                self._loaded = self._ranks.load(ref, devices, self._settings, generates, tell)
+                self._loaded = self._ranks.load(ref, devices, self._settings, wanted, tell)
         return self._loaded
 
     def _check_leases(self, silent: float) -> None:

@@ -45,7 +45,7 @@ class Columns(NamedTuple):
     b: int
 
 
-def _aligned(columns: int) -> int:
+def aligned(columns: int) -> int:
     return -(-columns // ALIGN) * ALIGN
 
 
@@ -70,13 +70,13 @@ class Layout:
 
     def _place(self, members: list[Target], matrix: int) -> Group:
         in_features = members[0].in_features
-        start, pitch = self.width, _aligned(in_features)
+        start, pitch = self.width, aligned(in_features)
         cursor = start + pitch * len(members)
         parts, y = [], 0
         for place, target in enumerate(members):
             parts.append(Part(b=cursor, y=y, width=target.out_features, matrix=matrix + place))
             self.columns[target.name] = Columns(start + place * pitch, cursor)
-            cursor += _aligned(target.out_features)
+            cursor += aligned(target.out_features)
             y += target.out_features
         self.width = cursor
         return Group(a=start, pitch=pitch, in_features=in_features, parts=tuple(parts))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,7 @@ from transformers import PreTrainedConfig
 
 from contract.job_config import MODULES
 from contract.task_spec import Precision
+from worker.model.arena_layout import aligned
 from worker.model.config_reader import read_config
 from worker.model.families import Family, UnsupportedModelError, family_of, head_size
 
@@ -160,6 +162,12 @@ def pass_bytes(source: Path, dtype: torch.dtype, precision: Precision, tokens: i
     features = sum(rows + columns for rows, columns in matrices.values())
     decoded = max(rows * columns for rows, columns in matrices.values()) * 2 if precision in _CODED_BYTES else 0
     return dtype.itemsize * (tokens * (config.num_hidden_layers * config.hidden_size + 2 * features) + decoded) + _HEAD_BYTES
+
+
+def adapter_columns(source: Path) -> int:
+    """Columns of a row of the arena."""
+    config = read_config(source)
+    return config.num_hidden_layers * sum(map(aligned, chain.from_iterable(matrices_of(config).values())))
 
 
 def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:

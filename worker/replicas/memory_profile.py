@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from grouped_lora.optimizer.blockwise_8bit import BLOCK
 from grouped_lora.work_table import tile_width
 
 from contract.messages.placement_messages import BaseModelRef
@@ -125,17 +126,17 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
     """The capacity of one of `replicas` replicas, from what its trainer holds and may use now, for adapters of up to `rank`.
     All replicas share `park_bytes`."""
     device, arena = trainer.backbone.device, trainer.arena
+    per_row = arena.bytes_per_row
     if device.type == "cuda":
         fixed = held_bytes(trainer)
         memory = settings.worker_memory_bytes or _free_bytes(device)
-        per_row = arena.bytes_per_row
         parked = settings.worker_park_bytes or available_memory() // _PARK_SHARE["cuda"]
     else:
         fixed = _resident()
         whole = settings.worker_memory_bytes or replicas * (fixed + available_memory() // settings.worker_slots)
         parked = settings.worker_park_bytes or whole // _PARK_SHARE["cpu"]
         memory = (whole - parked) // replicas
-        per_row = arena.bytes_per_row + _HOST_COPIES * arena.layout.width
+        per_row += _HOST_COPIES * arena.layout.width
     graph_tokens = trainer.graph_tokens if isinstance(trainer, DeviceTrainer) else 0
 
     def model(profile: Profile, recompute: bool) -> MemoryModel:
@@ -147,6 +148,13 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
     most = 0 if settings.worker_step_tokens else _MOST_LONGER * tokens
     has = Capacity(model(profiles.kept, False), memory, tokens, park_bytes=parked, most_pass_tokens=most)
     return replace(has, recomputed=model(profiles.recomputed, True))
+
+
+def adapter_row_bytes(columns: int, device: torch.device, settings: Settings) -> int:
+    """What `capacity_of` counts for a row of so many columns, before there is an arena: weights, gradient and moments, and on a
+    GPU the copy that products read."""
+    moments = 2 * (1 + 4 / BLOCK) if settings.worker_moments == "8bit" else 8
+    return round(columns * (8 + moments + (2 if device.type == "cuda" else _HOST_COPIES)))
 
 
 def shrunk_bytes(trainer: Trainer, rank: int, recompute: bool) -> int:

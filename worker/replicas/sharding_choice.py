@@ -8,15 +8,36 @@ from pathlib import Path
 import torch
 
 from contract.messages.placement_messages import BaseModelRef
-from worker.model.base_weight_reader import part_bytes, pass_bytes
+from worker.model.arena import rows_for
+from worker.model.base_weight_reader import adapter_columns, part_bytes, pass_bytes
 from worker.model.families import UnsupportedModelError
 from worker.model.sharding.weight_shards import Sharding
 from worker.policy.base_sharding import BaseSizes, ShardPlan, everything, plan_sharding
-from worker.replicas.memory_profile import memory_of
+from worker.replicas.memory_profile import adapter_row_bytes, memory_of
 from worker.settings import Settings
 
 # Tokens of the pass that each device must hold beside its part of the base: more layers than that takes are not sharded.
 _PASS_TOKENS = {"cpu": 1024, "cuda": 4096}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a placement wants beside the base. ranks: of its jobs' adapters. generates: texts, too."""
+
+    ranks: tuple[int, ...] = ()
+    generates: bool = False
+
+    def rows(self, world: int) -> int:
+        """Arena rows of the fullest of so many devices, to which the adapters are dealt from the widest on."""
+        return sum(map(rows_for, sorted(self.ranks, reverse=True)[::world]))
+
+    @property
+    def widest(self) -> int:
+        """Arena rows of the widest adapter."""
+        return rows_for(max(self.ranks, default=0))
+
+
+NOTHING_ELSE = Wanted()
 
 
 @dataclass(frozen=True)
@@ -37,20 +58,22 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 def choose_sharding(
-    ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, generates: bool = False
+    ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, wanted: Wanted = NOTHING_ELSE
 ) -> ChosenSharding | None:
-    """None: each device holds a copy. So too where the folder cannot be read, which loading then says. generates: texts are
-    wanted, which a sharded base does not write: copies are held as long as they fit at all, as the planner counts."""
+    """None: each device holds a copy. So too where the folder cannot be read, which loading then says. Texts are not written
+    by a sharded base: where they are wanted, copies are held as long as they fit at all, as the planner counts."""
     world, mode, dtype = len(devices), settings.worker_sharding, compute_dtype(devices[0])
     if world < 2 or mode == "never" or not (Path(ref.source) / "config.json").is_file():
         return None
     try:
         sizes = BaseSizes(*part_bytes(Path(ref.source), dtype, ref.precision))
         room = pass_bytes(Path(ref.source), dtype, ref.precision, settings.worker_step_tokens or _PASS_TOKENS[devices[0].type])
+        row = adapter_row_bytes(adapter_columns(Path(ref.source)), devices[0], settings)
     except (UnsupportedModelError, OSError, ValueError):
         return None
     memory = memory_of(devices[0], settings) // (world if devices[0].type == "cpu" else 1)
-    if mode == "auto" and generates and sizes.whole <= memory:
+    if mode == "auto" and wanted.generates and sizes.whole <= memory:
         return None
-    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, room)
+    least, all_rows = (room + row * rows for rows in (wanted.widest, wanted.rows(world)))
+    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, least, all_rows)
     return ChosenSharding(plan, plan.bytes_per_rank(sizes), plan.sentence(sizes)) if plan is not None else None

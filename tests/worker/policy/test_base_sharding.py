@@ -30,6 +30,17 @@ def test_only_as_many_layers_are_sharded_as_do_not_fit(world):
         before = len(plan.layers)
 
 
+def test_a_base_that_is_sharded_anyway_makes_room_for_all_that_is_wanted():
+    least, wanted = 4 * GIB, 20 * GIB
+    fits = round((LARGE.whole + least) / 0.9) + 1
+    assert plan_sharding(LARGE, 4, fits, least, wanted) is None, "a copy leaves the least"
+    few, more = (plan_sharding(LARGE, 4, fits - GIB, least, some) for some in (0, wanted))
+    assert few is not None
+    assert more is not None
+    assert few.bytes_per_rank(LARGE) > 0.9 * (fits - GIB) - wanted >= more.bytes_per_rank(LARGE)
+    assert plan_sharding(LARGE, 4, fits - GIB, least, 500 * GIB) == everything(LARGE, 4)
+
+
 def test_embedding_and_head_are_sharded_last():
     plan = plan_sharding(LARGE, 8, 26 * GIB, GIB)
     assert plan == everything(LARGE, 8)

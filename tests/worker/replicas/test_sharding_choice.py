@@ -6,17 +6,22 @@ import pytest
 import torch
 
 from tests.worker.fleet import JOIN_TOKEN
+from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.base_weight_reader import part_bytes, pass_bytes
+from worker.model.base_weight_reader import adapter_columns, part_bytes, pass_bytes
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.plain.trainer import Trainer
 from worker.policy.base_sharding import BaseSizes, everything
-from worker.replicas.sharding_choice import choose_sharding
+from worker.replicas.memory_profile import Profile, Profiles, adapter_row_bytes, capacity_of
+from worker.replicas.sharding_choice import NOTHING_ELSE, Wanted, choose_sharding
 from worker.settings import Settings
 
 CPU = torch.device("cpu")
 TOKENS = 64  # of a pass
+SETTINGS = Settings(api_url="http://nowhere", join_token=JOIN_TOKEN)
 
 
-def chosen(base, memory: int | None = None, devices: int = 2, generates: bool = False, **more):
+def chosen(base, memory: int | None = None, devices: int = 2, wanted: Wanted = NOTHING_ELSE, **more):
     """On devices with so many bytes each."""
     settings = Settings(
         api_url="http://nowhere",
@@ -25,7 +30,7 @@ def chosen(base, memory: int | None = None, devices: int = 2, generates: bool = 
         worker_memory_bytes=None if memory is None else memory * devices,
         **more,
     )
-    return choose_sharding(base, [CPU] * devices, settings, generates)
+    return choose_sharding(base, [CPU] * devices, settings, wanted)
 
 
 def need(base) -> tuple[BaseSizes, int]:
@@ -55,11 +60,38 @@ def test_less_memory_shards_more_layers_and_each_rank_holds_what_is_said(deep_ba
         assert sum(held.values()) == pytest.approx(found.held_bytes, rel=0.05)
 
 
+def test_layers_make_room_for_the_adapters_of_a_rank_but_none_is_sharded_for_more_than_one(deep_base):
+    """What a copy leaves holds the widest adapter: the others wait for its rows, as on any device. Where the base is sharded
+    anyway, jobs should step at once."""
+    (sizes, room), row = need(deep_base), adapter_row_bytes(adapter_columns(Path(deep_base.source)), CPU, SETTINGS)
+    eight = Wanted((8,) * 16)
+    fits = round((sizes.whole + room + 8 * row) / 0.9) + 2
+    assert chosen(deep_base, fits, wanted=eight) is None
+    assert chosen(deep_base, fits, wanted=Wanted((8, 16))) is not None, "not even one of rank 16 had room beside a copy"
+    less = fits - max(sizes.layers) // 4
+    alone, many = (chosen(deep_base, less, devices=4, wanted=wanted) for wanted in (Wanted((8,)), eight))
+    assert len(alone.plan.layers) < len(many.plan.layers)
+    assert eight.rows(4) == 4 * 8
+    assert Wanted((8, 64, 16, 8, 9)).rows(2) == 64 + 16 + 8
+
+
+@pytest.mark.parametrize("moments", ["fp32", "8bit"])
+def test_an_adapter_takes_what_was_counted_before_there_was_an_arena(deep_base, moments):
+    backbone, settings = Backbone.load(deep_base.source), SETTINGS.model_copy(update={"worker_moments": moments})
+    columns = adapter_columns(Path(deep_base.source))
+    arena = Arena(backbone.targets, 8, CPU, eight_bit=moments == "8bit")
+    on_device = DeviceArena(backbone.targets, 8, CPU, torch.bfloat16, eight_bit=moments == "8bit")
+    profile = Profile(0.0, 0.0, 0.0)
+    counted = capacity_of(Profiles(profile, profile), Trainer(backbone, arena), settings).model.per_row
+    assert adapter_row_bytes(columns, CPU, settings) == pytest.approx(counted, rel=0.02)
+    assert adapter_row_bytes(columns, torch.device("cuda"), settings) == pytest.approx(on_device.bytes_per_row, rel=0.02)
+
+
 def test_where_texts_are_wanted_copies_are_held_as_long_as_they_fit(deep_base):
     sizes, _ = need(deep_base)
     assert chosen(deep_base, sizes.whole) is not None
-    assert chosen(deep_base, sizes.whole, generates=True) is None
-    assert chosen(deep_base, sizes.whole - 2, generates=True) is not None
+    assert chosen(deep_base, sizes.whole, wanted=Wanted(generates=True)) is None
+    assert chosen(deep_base, sizes.whole - 2, wanted=Wanted(generates=True)) is not None
 
 
 def test_an_operator_may_forbid_or_force_it(deep_base):

@@ -37,6 +37,7 @@ from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.memory_profile import Profiles, held_bytes, profiles_of
 from worker.replicas.ranks.rank_group import LoadedBase
+from worker.replicas.sharding_choice import Wanted
 from worker.replicas.text_generation import generation_shape
 from worker.settings import Settings
 
@@ -141,11 +142,11 @@ class Preparation:
         self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
         self._phases, self._settings = phases, settings
 
-    def prepare(self, load: Callable[[Lease], LoadedBase]) -> Prepared:
-        """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not serve a
-        file."""
+    def prepare(self, load: Callable[[Wanted], LoadedBase]) -> Prepared:
+        """load: gives the base. Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the
+        service does not serve a file."""
         clock = PartsClock(self._phases)
-        loaded = load(self._lease)
+        loaded = load(Wanted(tuple(self._ranks), self._placement.spec.evaluation is not None))
         base = loaded.base
         _check_sharding(self._placement, loaded)
         clock.note("base")

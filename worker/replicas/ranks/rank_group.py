@@ -21,7 +21,7 @@ from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.ranks.rank_process import RankProcess, check_running
 from worker.replicas.ranks.rank_watch import RankWatch
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
-from worker.replicas.sharding_choice import ChosenSharding, choose_sharding
+from worker.replicas.sharding_choice import NOTHING_ELSE, ChosenSharding, Wanted, choose_sharding
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -79,14 +79,14 @@ class RankGroup:
         ref: BaseModelRef,
         devices: Sequence[torch.device],
         settings: Settings,
-        generates: bool = False,
+        wanted: Wanted = NOTHING_ELSE,
         tell: Tell = lambda sentence: None,
     ) -> LoadedBase:
         """Load the base onto each device, whole or its shards: the first in this process, and each other in one of its own.
-        Ends earlier ranks. generates: as of choose_sharding. tell: as of LoadProgress. Raises BaseError, Crowded, or RankLost
+        Ends earlier ranks. wanted: as of choose_sharding. tell: as of LoadProgress. Raises BaseError, Crowded, or RankLost
         as soon as a rank is seen to have ended."""
         self.close()
-        sharding = choose_sharding(ref, devices, settings, generates)
+        sharding = choose_sharding(ref, devices, settings, wanted)
         if sharding is not None:
             log.info("base model %s: %s", ref.name, sharding.sentence)
         try:
