@@ -51,16 +51,18 @@ WIDTHS = (1, 2, 4, 8)
 
 @dataclass
 class Cell:
-    """Steps of one placement. times: when each ended. tokens: of each. losses: of each job in the first steps."""
+    """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job in the first steps."""
 
     seconds: float
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
     losses: dict[int, list[float]] = field(default_factory=dict)
 
     def note(self, stepped: Stepped) -> None:
         self.times.append(time.monotonic())
         self.tokens.append(sum(work.tokens for work in stepped.work.values()))
+        self.passes.append(stepped.passes)
         for key, loss in stepped.losses.items():
             if len(self.losses.setdefault(key.job, [])) < COMPARED:
                 self.losses[key.job].append(loss)
@@ -86,7 +88,8 @@ class Cell:
         tokens = sum(self.tokens[first + 1 :])
         return {
             "ms": 1e3 * seconds / steps, "least_ms": 1e3 * each[0], "most_ms": 1e3 * each[-1], "steps": steps,
-            "tokens_per_step": tokens / steps, "tokens_per_s": tokens / seconds,
+            "median_ms": 1e3 * each[steps // 2], "tokens_per_step": tokens / steps, "tokens_per_s": tokens / seconds,
+            "passes_per_step": sum(self.passes[first + 1 :]) / steps,
         }  # fmt: skip
 
 

@@ -23,9 +23,8 @@ from statistics import mean
 from typing import Any
 
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
+from benchmarks.peft_loss import peft_loss
 from benchmarks.quality import second_base
 from benchmarks.quality.base_set_pairs import PAIRS, QWEN2, Pair
 from benchmarks.quality.kept_search import search, third_of
@@ -33,7 +32,6 @@ from benchmarks.result_file import write_result
 from contract.messages.placement_messages import BaseModelRef, Precision
 from contract.model_revision import revision_of
 from worker.adapters.peft_export import export_peft
-from worker.model.flat_batch import Example
 from worker.replicas.base_loader import load_base
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "nf4")
@@ -70,8 +68,7 @@ def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
         export_peft(folder, targets, weights, config=config, base_model=QWEN2)
         seconds = time.monotonic() - began
         validation, unseen = (
-            _peft_loss(base_folder, folder, part.sequences, device)
-            for part in (found.ground.data.validation, found.ground.test)
+            peft_loss(base_folder, folder, part.sequences, device) for part in (found.ground.data.validation, found.ground.test)
         )
     return Winner(entrant.index, entrant.best_step, scores.mean, validation, unseen, seconds)
 
@@ -85,21 +82,6 @@ def kept(path: Path, judge: Callable[[], Winner]) -> Winner:
     new.write_text(json.dumps(vars(won)))
     os.replace(new, path)
     return won
-
-
-@torch.no_grad()
-def _peft_loss(base: Path, adapter: Path, rows: Sequence[Example], device: torch.device) -> float:
-    """Mean loss of the rows' labels by PEFT on the plain base, in bf16 (float32 on a CPU), row by row."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(device), adapter).eval()
-    total, labels = 0.0, 0
-    for row in rows:
-        tokens = torch.tensor(row.tokens, device=device, dtype=torch.long)
-        learned = torch.tensor(row.loss_mask, device=device)[1:]
-        logits = model(input_ids=tokens[None]).logits[0, :-1].float()
-        total += torch.nn.functional.cross_entropy(logits[learned], tokens[1:][learned], reduction="sum").item()
-        labels += int(learned.sum())
-    return total / labels
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

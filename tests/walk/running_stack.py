@@ -158,6 +158,11 @@ class RunningStack:
         assert answer.status_code == 200, answer.text
         return list(answer.json()["data"])
 
+    def events(self, task_id: str, http: httpx.Client | None = None) -> list[dict[str, Any]]:
+        """All events of a task that has ended."""
+        stream = (http or self.http).get(f"/v1/tasks/{task_id}/events").text
+        return [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: ")]
+
     def curves(self, task_id: str) -> dict[tuple[int, str], dict[int, float | None]]:
         """(job index, series) -> {step: loss}, having checked that no step is told twice and that steps ascend."""
         answer = self.http.get(f"/v1/tasks/{task_id}/metrics")

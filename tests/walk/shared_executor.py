@@ -3,7 +3,6 @@
 Tasks of one length share nothing that a waiting task would gain by, so each is shorter than the one before it. Knows no faults.
 """
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -154,9 +153,7 @@ class SharedExecutor:
         return self.pages(at, f"/v1/tasks/{task_id}/jobs")
 
     def events(self, at: int, task_id: str) -> list[dict[str, Any]]:
-        """All events of a task that has ended."""
-        stream = self.tenants[at].http.get(f"/v1/tasks/{task_id}/events").text
-        return [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: ")]
+        return self.motet.events(task_id, self.tenants[at].http)
 
     def adapters(self, at: int, task_id: str) -> list[dict[str, Any]]:
         return [adapter for adapter in self.pages(at, "/v1/adapters") if adapter["task_id"] == task_id]
