@@ -178,6 +178,14 @@ def held_bytes(trainer: Trainer) -> int:
     return sum(storages.values())
 
 
+def limit_memory(device: torch.device, settings: Settings) -> None:
+    """Have this process find no more memory on a GPU than an operator gave it: a pass that takes more fails as on a smaller
+    GPU. What CUDA and its libraries allocate themselves is not counted."""
+    if device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (settings.worker_memory_bytes or whole) / whole), device)
+
+
 def memory_of(device: torch.device, settings: Settings) -> int:
     """Bytes that one copy of a base may take at most."""
     if settings.worker_memory_bytes is not None:

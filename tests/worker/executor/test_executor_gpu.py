@@ -90,6 +90,18 @@ def test_a_ruined_neighbour_changes_no_bit_of_anybody(fleet, placing, tmp_path):
     assert all(losses[0][step] == losses[1][step] for step in range(1, steps + 1))
 
 
+def test_it_takes_no_more_of_its_gpu_than_it_was_given(fleet, placing, tmp_path):
+    """The memory profile's longest pass, too."""
+    given = 2**29
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    placement = placing({**JOB, "learning_rate": [1e-3, 3e-3]}, early_exit=CALM)
+    (reported,) = Inside(fleet, tmp_path, worker_device="cuda", worker_memory_bytes=given).run(placement)
+    assert set(reported.manifests) == {0, 1}
+    assert torch.cuda.max_memory_reserved() <= given
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_two_gpus_train_what_each_trains_alone(fleet, placing, tmp_path, made):
     """Jobs 0 and 2 are dealt to the first GPU, 1 and 3 to the second, which is another process's: packed as two placements of

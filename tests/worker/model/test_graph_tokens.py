@@ -29,7 +29,8 @@ def backbone(hidden: int, ffn: int, shards: object = None, device: str = "cuda")
         ((9, 0), 80 * GB, (2048, 8192), 8192),  # Llama-3.2-1B's layers: the ones that the limit was measured on
         ((12, 0), 96 * GB, (1024, 4096), 8192),  # smaller ones: no more than that
         ((9, 0), 80 * GB, (2304, 9216), pytest.approx(6400, rel=0.02)),  # a quarter more parameters, a quarter fewer tokens
-        ((9, 0), 80 * GB, (4096, 14336), 4096),  # 8B: no fewer than elsewhere
+        ((9, 0), 80 * GB, (4096, 14336), pytest.approx(2290, rel=0.02)),  # 8B
+        ((8, 9), 80 * GB, (4096, 14336), pytest.approx(1145, rel=0.02)),
         ((8, 9), 80 * GB, (2048, 8192), 4096),
         ((9, 0), 40 * GB, (2048, 8192), 4096),
     ],

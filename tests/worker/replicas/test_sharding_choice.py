@@ -1,6 +1,7 @@
 """How the devices of a placement hold a base, chosen by memory: what is said of it is what is loaded."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from worker.model.base_weight_reader import adapter_columns, part_bytes, pass_by
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.plain.trainer import Trainer
 from worker.policy.base_sharding import BaseSizes, everything
-from worker.replicas.memory_profile import Profile, Profiles, adapter_row_bytes, capacity_of
+from worker.replicas.memory_profile import Profile, Profiles, adapter_row_bytes, capacity_of, limit_memory
 from worker.replicas.sharding_choice import NOTHING_ELSE, Wanted, choose_sharding
 from worker.settings import Settings
 
@@ -73,6 +74,16 @@ def test_layers_make_room_for_the_adapters_of_a_rank_but_none_is_sharded_for_mor
     assert len(alone.plan.layers) < len(many.plan.layers)
     assert eight.rows(4) == 4 * 8
     assert Wanted((8, 64, 16, 8, 9)).rows(2) == 64 + 16 + 8
+
+
+@pytest.mark.parametrize(("given", "share"), [(20 * 10**9, 0.25), (None, 1.0), (100 * 10**9, 1.0)])
+def test_a_gpu_has_no_more_memory_for_a_process_than_an_operator_gave_it(monkeypatch, given, share):
+    told = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *said: told.append(said))
+    limit_memory(torch.device("cuda", 1), SETTINGS.model_copy(update={"worker_memory_bytes": given}))
+    limit_memory(CPU, SETTINGS)
+    assert told == [(share, torch.device("cuda", 1))]
 
 
 @pytest.mark.parametrize("moments", ["fp32", "8bit"])

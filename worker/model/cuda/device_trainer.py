@@ -26,11 +26,12 @@ from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import LossSum, StepLosses, Trainer
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
-GRAPH_TOKENS = 4096  # passes of fewer tokens take the host longer to launch than the chip to run
-# On the fastest chips up to this many, on layers of as many parameters as Llama-3.2-1B's, and fewer on larger ones: a pass of
-# 6,000 tokens took 58 ms on an H200 and its host 57.6 to launch, in fp8 45 and 71. They are captured in coarse buckets; 8,192
-# tokens keep about 8 GB of activations on that shape, hence the least memory.
-FAST_GRAPH_TOKENS, LAYER_PARAMETERS = 8192, 61e6
+# Passes of fewer tokens take the host longer to launch than the chip to run, on layers of as many parameters as Llama-3.2-1B's;
+# on larger ones, whose launches are as many, fewer tokens do.
+GRAPH_TOKENS, LAYER_PARAMETERS = 4096, 61e6
+# On the fastest chips up to this many: a pass of 6,000 tokens took 58 ms on an H200 and its host 57.6 to launch, in fp8 45 and
+# 71. They are captured in coarse buckets; 8,192 tokens keep about 8 GB of activations on that shape, hence the least memory.
+FAST_GRAPH_TOKENS = 8192
 FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
 
 
@@ -179,11 +180,10 @@ def _graph_tokens(backbone: Backbone) -> int:
     """Tokens up to which passes are captured; 0 on a sharded base, whose gathers are launched one by one."""
     if backbone.shards is not None:
         return 0
-    if backbone.device.type != "cuda" or not _is_fast(torch.cuda.get_device_properties(backbone.device)):
-        return GRAPH_TOKENS
-    layer = backbone.layers[0]
+    fast = backbone.device.type == "cuda" and _is_fast(torch.cuda.get_device_properties(backbone.device))
+    most, layer = FAST_GRAPH_TOKENS if fast else GRAPH_TOKENS, backbone.layers[0]
     parameters = sum(weight.shape.numel() for weight in (layer.w_qkv, layer.w_o, layer.w_gate_up, layer.w_down))
-    return min(FAST_GRAPH_TOKENS, max(GRAPH_TOKENS, int(FAST_GRAPH_TOKENS * LAYER_PARAMETERS / parameters)))
+    return int(most * min(1.0, LAYER_PARAMETERS / parameters))
 
 
 def _is_fast(device: Any) -> bool:

@@ -17,7 +17,7 @@ from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseCopy, load_base
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress, Tell
-from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
+from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
 from worker.replicas.ranks.rank_process import RankProcess, check_running
 from worker.replicas.ranks.rank_watch import RankWatch
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
@@ -101,6 +101,7 @@ class RankGroup:
                 check_running(self._ranks)
                 progress(loaded, whole)
 
+            limit_memory(devices[0], settings)
             base = load_base(ref, devices[0], eight_bit, memory_of(devices[0], settings), sharding, on_progress)
             if self._ranks:
                 tell(f"base model {ref.name}: loaded on the first of {len(devices)} devices; the others follow")

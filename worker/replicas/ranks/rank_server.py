@@ -26,7 +26,7 @@ from worker.replicas.device_replica import Replica, Unrunnable
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress
-from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
+from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
 from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState, SliceForecast, StepOrder
@@ -109,6 +109,7 @@ class RankServer:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # no context on another's
             self._memory.pin()
+            limit_memory(device, settings)
         else:
             torch.set_num_threads(threads)
         eight_bit, memory = settings.worker_moments == "8bit", memory_of(device, settings)
