@@ -59,13 +59,17 @@ class Cell:
     passes: list[int] = field(default_factory=list)
     losses: dict[int, list[float]] = field(default_factory=dict)
 
-    def note(self, stepped: Stepped) -> None:
-        self.times.append(time.monotonic())
-        self.tokens.append(sum(work.tokens for work in stepped.work.values()))
-        self.passes.append(stepped.passes)
-        for key, loss in stepped.losses.items():
-            if len(self.losses.setdefault(key.job, [])) < COMPARED:
-                self.losses[key.job].append(loss)
+    def note(self, steps: Sequence[Stepped]) -> None:
+        """Steps that ended just now, one after another in equal times."""
+        now = time.monotonic()
+        before = self.times[-1] if self.times else now
+        for place, stepped in enumerate(steps, 1):
+            self.times.append(before + (now - before) * place / len(steps))
+            self.tokens.append(sum(work.tokens for work in stepped.work.values()))
+            self.passes.append(stepped.passes)
+            for key, loss in stepped.losses.items():
+                if len(self.losses.setdefault(key.job, [])) < COMPARED:
+                    self.losses[key.job].append(loss)
 
     @property
     def warm(self) -> int | None:
@@ -140,16 +144,16 @@ def trained(url: str, placed: Sequence[Placement], seconds: float, folder: Path)
     began = time.monotonic()
 
     def step(self: Replicas, *args: Any) -> Any:
-        stepped, unrunnable = real(self, *args)
+        steps, unrunnable = real(self, *args)
         if unrunnable:
             raise RuntimeError(f"jobs could not run: {unrunnable}")
-        (key,) = {key.placement for key in stepped.losses}
+        (key,) = {key.placement for key in steps[0].losses}
         if not cells[key].times:
             print(f"{key}: the first step ended after {time.monotonic() - began:.0f} s", flush=True)
-        cells[key].note(stepped)
+        cells[key].note(steps)
         if cells[key].done:
             executor.handle_command(Detach(placement_id=key))
-        return stepped, unrunnable
+        return steps, unrunnable
 
     def tell(news: ExecutorProgress | PlacementEnded) -> None:
         if isinstance(news, PlacementEnded):

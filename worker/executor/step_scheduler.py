@@ -13,6 +13,7 @@ from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
+_APART_SECONDS = 0.25  # that several replicas train before they meet again: for so long no command is heard
 
 
 class StepScheduler:
@@ -28,10 +29,11 @@ class StepScheduler:
         self._step_seconds = self._token_seconds = 0.0  # of the last step, and of a token of it on one replica
 
     def choose(
-        self, replicas: Replicas, placements: Mapping[str, Placement], runs: Sequence[JobRun]
-    ) -> tuple[list[JobRun], int | None]:
-        """Of these active jobs, those whose tasks step now, and how many slices of their steps run. A task alone runs its whole
-        step (None). placements: all that train here, also those none of whose jobs is active."""
+        self, replicas: Replicas, placements: Mapping[str, Placement], runs: Sequence[JobRun], others: bool = False
+    ) -> tuple[list[JobRun], int | None, int]:
+        """Of these active jobs, those whose tasks step now, how many slices of their steps run, and how often. A task alone
+        runs its whole step (None), on several replicas several times. placements: all that train here, also those none of whose
+        jobs is active. others: something else has its turn between steps."""
         if self._speeds.keys() - placements.keys():
             self._speeds = {}  # the steps to come show whether that was enough for those who stay
         self._there, self._replicas = list(placements), replicas.count
@@ -39,13 +41,22 @@ class StepScheduler:
         if len(active) == 1:
             self._deficits, self._chosen = {}, None  # nobody is owed anything
             self._measured = list(active) if len(placements) > 1 else ()
-            return list(runs), None
+            return list(runs), None, 1 if others else self._steps_apart(replicas, runs)
         costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
         candidates = [self._candidate(placements[key], cost) for key, cost in costs.items()]
         selection = select(candidates, self._deficits, replicas.pass_budget)
         self._deficits, self._measured = selection.deficits, list(costs)
         self._chosen = {key: costs[key].seconds for key in selection.chosen}
-        return [run for run in runs if run.key.placement in self._chosen], 1
+        return [run for run in runs if run.key.placement in self._chosen], 1, 1
+
+    def _steps_apart(self, replicas: Replicas, runs: Sequence[JobRun]) -> int:
+        """How many steps these jobs of one task take before the replicas meet again: until the first job is looked at. The
+        batches of the same step differ in their tokens, so the fullest replica keeps the others waiting; over several steps
+        that evens out. Ranks of a sharded base meet in every layer anyway."""
+        if replicas.count == 1 or replicas.sharded or not self._step_seconds:
+            return 1
+        most = max(1, int(_APART_SECONDS / self._step_seconds))
+        return min(run.steps_until_due(most) for run in runs)
 
     def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:
         """The step of the last choice is over: tell each task that took part what its part was, and how much slower it is than

@@ -4,7 +4,7 @@
 
 One step is an optimizer step of every job that holds arena rows, on all replicas in parallel. Slow work (network, disk,
 tokenising) runs in background threads, which queue callbacks for the loop. A job ends early for a training loss that is not
-finite (`_record_step`), by its own curve (`_apply_evaluation`), or by its rank at a rung (`_apply_rank_decisions`).
+finite (`_step`), by its own curve (`_apply_evaluation`), or by its rank at a rung (`_apply_rank_decisions`).
 """
 
 import contextlib
@@ -36,9 +36,8 @@ from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
-from worker.policy.job_record import RungReached, Stage, keeps_adapter
+from worker.policy.job_record import JobKey, RungReached, Stage, keeps_adapter
 from worker.replicas.device_replica import Unrunnable
-from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import ValidationResult
@@ -88,8 +87,7 @@ class Executor:
         self._generation.advance(replicas, runs)
         if runs:
             stepped = self._step(replicas, runs)
-            self._record_step(replicas, stepped)
-            self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.evaluation_due])
+            self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped and run.evaluation_due])
             self._texts.ask_due(replicas, self._attached, self._active())
         self._apply_rank_decisions(replicas)
         self._rounds.ask_due(self._attached.training)
@@ -193,16 +191,22 @@ class Executor:
         self._fail_unrunnable(replicas, unrunnable)
         self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
 
-    def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
-        """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
+    def _step(self, replicas: Replicas, runs: list[JobRun]) -> set[JobKey]:
+        """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail. Returns the jobs that stepped."""
         placements = {task.key: task.placement for task in self._attached.training}
-        runs, slices = self._scheduler.choose(replicas, placements, runs)
-        stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
-        self._scheduler.record(stepped, self._attached.__getitem__)
-        self._generation.trained(stepped.seconds)
-        self._recheck_admission |= stepped.grew
+        others = bool(self._baselines or self._texts or self._completions)
+        runs, slices, count = self._scheduler.choose(replicas, placements, runs, others)
+        steps, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, count, self._attached.progress)
+        for stepped in steps:
+            self._scheduler.record(stepped, self._attached.__getitem__)
+            self._generation.trained(stepped.seconds)
+            self._recheck_admission |= stepped.grew
+            for key, loss in stepped.losses.items():
+                (task := self._attached[key.placement]).trained(task[key.job], stepped)
+                if (verdict := non_finite_verdict("train_loss", loss)) is not None:
+                    self._end_job(replicas, task[key.job], verdict)
         self._fail_unrunnable(replicas, unrunnable)
-        return stepped
+        return {key for stepped in steps for key in stepped.losses}
 
     def _fail_unrunnable(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
         """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""
@@ -218,12 +222,6 @@ class Executor:
     def _free_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
         replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
-
-    def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
-        for key, loss in stepped.losses.items():
-            (task := self._attached[key.placement]).trained(task[key.job], stepped)
-            if (verdict := non_finite_verdict("train_loss", loss)) is not None:
-                self._end_job(replicas, task[key.job], verdict)
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""

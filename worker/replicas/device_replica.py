@@ -117,19 +117,31 @@ class Replica:
         known = self._steps_in_progress.get(placement)
         return known is not None and known.started and not known.done
 
-    def begin_step(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
-    ) -> Pending[tuple[Stepped, Unrunnable]]:
-        """Begin the next so many slices (None: all) of these tasks' steps. jobs: each with the number of its step. Here they
-        run when the caller asks for the result; a remote rank runs them at once. The result leaves out the jobs whose update
-        cannot be made or for which memory does not suffice, and says why."""
-        return lambda: self._step(jobs, slices, on_progress)
+    def begin_steps(
+        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+    ) -> Pending[tuple[list[Stepped], Unrunnable]]:
+        """Begin the next so many slices (None: all) of these tasks' steps, `count` times. jobs: each with the number of its
+        first step. Here they run when the caller asks for the result; a remote rank runs them at once. The result leaves out
+        the jobs whose update cannot be made or for which memory does not suffice, and says why; a job whose loss is not finite
+        takes no further step."""
+        return lambda: self._steps(jobs, slices, count, on_progress)
 
     def begin_evaluation(
         self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
     ) -> Pending[tuple[dict[JobKey, ValidationResult], Unrunnable]]:
         """Validation losses of these jobs with their adapters as they are now, once the result is asked for."""
         return lambda: self._evaluate(requests, on_progress)
+
+    def _steps(
+        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+    ) -> tuple[list[Stepped], Unrunnable]:
+        steps, unrunnable, going_on = list[Stepped](), Unrunnable(), list(jobs)
+        while len(steps) < count and (going_on or not steps):
+            stepped, lost = self._step([(job, number + len(steps)) for job, number in going_on], slices, on_progress)
+            steps.append(stepped)
+            unrunnable |= lost
+            going_on = [pair for pair in going_on if math.isfinite(stepped.losses.get(pair[0].key, math.nan))]
+        return steps, unrunnable
 
     def _step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress

@@ -9,6 +9,7 @@ that in which replicas finish.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -185,29 +186,22 @@ class Replicas:
         return min(replica.capacity.pass_budget for replica in self._all)
 
     def step(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
-    ) -> tuple[Stepped, Unrunnable]:
-        """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once. jobs: each with the number of
-        its step. Jobs that lack memory are left out. `seconds`: until the last replica was done."""
-        began = time.monotonic()
-        wanted = self._next(jobs)
-        whole, unrunnable = Stepped({}, 0.0), Unrunnable()
-        begun = [replica.begin_step(list(own.values()), slices, on_progress) for replica, own in self._at_work(wanted).items()]
-        for stepped, lost in _results(begun):
-            whole.losses |= stepped.losses
-            whole.accuracies |= stepped.accuracies
-            whole.preferences |= stepped.preferences
-            whole.passes += stepped.passes
-            whole.preference_seconds = max(whole.preference_seconds, stepped.preference_seconds)
-            for placement, tokens in stepped.preferring.items():
-                whole.preferring[placement] = whole.preferring.get(placement, 0) + tokens
-            whole.grew |= stepped.grew
-            unrunnable |= lost
-            for placement, work in stepped.work.items():
-                whole.work[placement].add(work)
-        whole.losses = {key: whole.losses[key] for key in wanted if key in whole.losses}
-        whole.seconds = time.monotonic() - began
-        return whole, unrunnable
+        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+    ) -> tuple[list[Stepped], Unrunnable]:
+        """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once, and `count` times before they
+        meet again. jobs: each with the number of its first step. Jobs that lack memory are left out. `seconds` of each: its
+        part of the time until the last replica was done."""
+        began, wanted = time.monotonic(), self._next(jobs)
+        at_work = self._at_work(wanted).items()
+        results = _results([replica.begin_steps(list(own.values()), slices, count, on_progress) for replica, own in at_work])
+        unrunnable = {key: why for _, lost in results for key, why in lost.items()}
+        steps = [
+            _merged([stepped for stepped in parts if stepped is not None], wanted)
+            for parts in zip_longest(*(steps for steps, _ in results))
+        ]
+        for stepped in steps:
+            stepped.seconds = (time.monotonic() - began) / len(steps)
+        return steps, unrunnable
 
     def _next(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[JobKey, tuple[TrainingJob, int]]:
         """The jobs that step now: while a replica is in the midst of a task's step, its jobs elsewhere wait for it."""
@@ -236,6 +230,24 @@ class Replicas:
         """The replicas that hold any of these jobs; of a sharded base all, since each brings its shards. The first one comes
         last, since it works in the caller's thread."""
         return {replica: own for replica, own in reversed(self._shares(jobs).items()) if own or self.sharded}
+
+
+def _merged(parts: Sequence[Stepped], order: Iterable[JobKey]) -> Stepped:
+    """The same step of several replicas, its losses in this order of the jobs."""
+    whole = Stepped({}, 0.0)
+    for stepped in parts:
+        whole.losses |= stepped.losses
+        whole.accuracies |= stepped.accuracies
+        whole.preferences |= stepped.preferences
+        whole.passes += stepped.passes
+        whole.preference_seconds = max(whole.preference_seconds, stepped.preference_seconds)
+        for placement, tokens in stepped.preferring.items():
+            whole.preferring[placement] = whole.preferring.get(placement, 0) + tokens
+        whole.grew |= stepped.grew
+        for placement, work in stepped.work.items():
+            whole.work[placement].add(work)
+    whole.losses = {key: whole.losses[key] for key in order if key in whole.losses}
+    return whole
 
 
 def _results(begun: Sequence[Pending[T]]) -> list[T]:

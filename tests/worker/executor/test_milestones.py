@@ -73,12 +73,12 @@ def test_a_job_that_is_stopped_ends_after_its_texts(fleet, placing, tmp_path):
 def test_a_job_that_fails_takes_its_texts_with_it_and_its_neighbour_keeps_its_own(fleet, placing, tmp_path, monkeypatch):
     asked, real = {**HALFWAY, "max_new_tokens": 60}, Replicas.step
 
-    def failing(self, jobs, slices, on_progress):
-        stepped, unrunnable = real(self, jobs, slices, on_progress)
+    def failing(self, jobs, *how):
+        (stepped,), unrunnable = real(self, jobs, *how)
         for key in [job.key for job, step in jobs if job.key.job == 0 and step == 12]:
             unrunnable[key] = "no memory"
             del stepped.losses[key]
-        return stepped, unrunnable
+        return [stepped], unrunnable
 
     monkeypatch.setattr(Replicas, "step", failing)
     placement = placing(SPACE, early_exit=CALM, evaluation=asked, training={"epochs": 2})
@@ -99,10 +99,10 @@ def test_a_resumed_task_asks_for_what_the_service_lacks_and_for_nothing_twice(fl
             leaving.append(True)
             executors[0].handle_command(Detach(placement_id=placement.placement_id, keep=True))
 
-    def stepping(self, jobs, slices, on_progress):
+    def stepping(self, jobs, *how):
         if not heard and min(step for _, step in jobs) >= 38:
             leave()
-        return real(self, jobs, slices, on_progress)
+        return real(self, jobs, *how)
 
     def reported_so_far(reported, report):
         if heard and len(at_milestones(reported)) == 2:

@@ -19,13 +19,14 @@ class Costs:
 
     pass_budget: int = 10**6
     count: int = 1
+    sharded: bool = False
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
         return {job: SliceCost(ALONE, 100) for job, _ in jobs}
 
 
 def run(key: str) -> Any:
-    return SimpleNamespace(key=SimpleNamespace(placement=key), job=key, step=0)
+    return SimpleNamespace(key=SimpleNamespace(placement=key), job=key, step=0, steps_until_due=lambda most: min(most, 6))
 
 
 def placement(key: str) -> Any:
@@ -156,3 +157,30 @@ def test_beside_nobody_nothing_is_told() -> None:
     assert shared.told("ab") == [pytest.approx(2.0)] * 2
     shared.steps("a", ALONE, 1)
     assert shared.told("ab") == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sharded", "others", "seconds", "expected"),
+    [
+        (2, False, False, 0.02, 6),  # until a job is looked at
+        (2, False, False, 0.07, 3),  # for a quarter of a second
+        (2, False, False, 3.0, 1),
+        (1, False, False, 0.02, 1),
+        (2, True, False, 0.02, 1),
+        (2, False, True, 0.02, 1),
+    ],
+)
+def test_replicas_that_have_one_task_meet_after_several_steps(
+    replicas: int, sharded: bool, others: bool, seconds: float, expected: int
+) -> None:
+    shared = Shared()
+    shared.replicas = Costs(count=replicas, sharded=sharded)
+
+    def chosen(keys: str) -> tuple[Any, ...]:
+        here = {key: placement(key) for key in keys}
+        return shared.scheduler.choose(shared.replicas, here, [run(key) for key in keys], others)[1:]  # type: ignore[arg-type]
+
+    assert chosen("a") == (None, 1), "nobody knows how long a step takes"
+    shared.steps("a", seconds, 1)
+    assert chosen("a") == (None, expected)
+    assert chosen("ab") == (1, 1), "tasks take turns"

@@ -256,9 +256,9 @@ def test_a_neighbour_steps_between_any_two_passes_of_the_texts(fleet, placing, t
 
     def stepping(self, jobs, *how):
         told.append({job.key.placement for job, _ in jobs})
-        stepped, lost = step(self, jobs, *how)
+        (stepped,), lost = step(self, jobs, *how)
         stepped.seconds = 10.0
-        return stepped, lost
+        return [stepped], lost
 
     def generating(self, room):
         told.append("pass")

@@ -15,6 +15,7 @@ from tests.worker.replicas import faulty_rank
 from worker.boot_clock import boot_now
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
+from worker.replicas.replica_set import Replicas
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 
@@ -95,6 +96,29 @@ def test_a_replica_whose_jobs_are_ruined_takes_over_from_the_other_which_notices
     assert taken.endswith("moved to replica 1 to balance load")
     steps, single = device_steps(reported)
     assert single > 2 * (steps - 1) - 3, "neither idled for long"
+
+
+def test_between_two_evaluations_replicas_do_not_wait_for_each_other(fleet, placing, tmp_path, monkeypatch):
+    """They meet after several steps, and each job is that of one replica, one whose loss stops being finite meanwhile, too."""
+    counts, real = [], Replicas.step
+
+    def step(self, jobs, slices, count, on_progress):
+        counts.append(count)
+        return real(self, jobs, slices, count, on_progress)
+
+    monkeypatch.setattr(Replicas, "step", step)
+    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 60.0)  # however slow these steps are
+    space, spec = {**JOB, "learning_rate": [3e-3, 1e20, 1e-3]}, {"early_exit": CALM, "training": {"max_steps": 11}}
+    (narrow,) = Inside(fleet, tmp_path / "narrow").run(placing(space, **spec))
+    assert set(counts) == {1}
+    counts.clear()
+    (reported,) = Inside(fleet, tmp_path / "wide").run(wide(placing(space, **spec)))
+    assert counts == [1, 3, 4, 3], "the first step says how long they take; then up to steps 4, 8 and 11"
+    assert reported.curves == narrow.curves
+    assert adapters(reported) == adapters(narrow) != {}
+    assert reported.ended[1].reason is ExitReason.DIVERGING
+    assert reported.ended[1].step == narrow.ended[1].step < 4
+    assert device_steps(reported)[0] == 11
 
 
 def test_killed_on_one_width_it_goes_on_on_another(fleet, placing, tmp_path):
@@ -227,14 +251,15 @@ def test_a_step_is_one_message_to_a_rank(fleet, placing, tmp_path, monkeypatch, 
         return real(self, name, *more, **how)
 
     monkeypatch.setattr(RankProcess, "_send", noted)
+    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 0.0)
     spec = {"early_exit": {"policy": "none", "eval_every": 200}, "training": {"max_steps": 40 * tasks, "epochs": 12}}
     placements = [wide(placing({**JOB, "learning_rate": [1e-2, 1e-3]}, **spec), f"task{task}") for task in range(tasks)]
     reported = Inside(fleet, tmp_path, worker_step_tokens=160).run(*placements, together=True)
     assert all(len(task.manifests) == 2 for task in reported)
     all_there = max(place for place, name in enumerate(called) if name == "allocate") + 1
     steps = called[all_there : called.index("evaluate", all_there)]
-    assert steps.count("step") >= 10
-    assert len(steps) - steps.count("step") <= tasks, steps  # what a task's first slice takes is asked
+    assert steps.count("steps") >= 10
+    assert len(steps) - steps.count("steps") <= tasks, steps  # what a task's first slice takes is asked
 
 
 def test_an_error_on_one_replica_ends_the_executor(fleet, placing, tmp_path, monkeypatch):

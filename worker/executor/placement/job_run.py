@@ -110,6 +110,12 @@ class JobRun:
         """Whether it is to be evaluated after the step it just took."""
         return self.schedule.evaluates_at(self.step)
 
+    def steps_until_due(self, most: int) -> int:
+        """How many steps it takes, up to so many, until it is evaluated or asked for texts."""
+        steps = range(self.step + 1, self.step + most)
+        due = (step for step in steps if self.schedule.evaluates_at(step) or step in self.schedule.milestones)
+        return next(due, self.step + most) - self.step
+
     @property
     def milestone_due(self) -> int | None:
         """The last milestone that it has reached, a step, where it was not asked for texts at that one or a later one."""

@@ -48,11 +48,12 @@ class CallResult:
 
 @dataclass(frozen=True)
 class StepOrder:
-    """A step's decision for one rank. jobs: who steps, and the number of the step. slices: as of Replica.begin_step; None: no
+    """A decision for one rank. jobs: who steps, and the number of the step. slices, count: as of Replica.begin_steps; None: no
     tasks take turns, so the answer need not say what their next slices take."""
 
     jobs: list[tuple[JobKey, int]]
     slices: int | None
+    count: int
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A rank's own side: holds a copy of the base and its replica, and runs what rank 0 calls, one call after another."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,7 @@ class RankServer:
         calls: list[Callable[..., Any]] = [
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
             *(self.open_stream, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
-            *(self.step, self.forecasts, self.evaluate),
+            *(self.steps, self.forecasts, self.evaluate),
             *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.restore_best),
             *(self.park, self.evict, self.free),
         ]
@@ -185,14 +186,15 @@ class RankServer:
 
     # ---- work ------------------------------------------------------------------------------------------------------------
 
-    def step(self, order: StepOrder) -> tuple[Stepped, Unrunnable, dict[str, SliceForecast]]:
+    def steps(self, order: StepOrder) -> tuple[list[Stepped], Unrunnable, dict[str, SliceForecast]]:
         jobs = [(self._jobs[key], number) for key, number in order.jobs]
-        stepped, unrunnable = self._own.begin_step(jobs, order.slices, self._progress)()
+        steps, unrunnable = self._own.begin_steps(jobs, order.slices, order.count, self._progress)()
         if order.slices is None:
-            return stepped, unrunnable, {}
-        coming = [(key, number + (key in stepped.losses)) for key, number in order.jobs if key not in unrunnable]
+            return steps, unrunnable, {}
+        taken = Counter(key for stepped in steps for key in stepped.losses)
+        coming = [(key, number + taken[key]) for key, number in order.jobs if key not in unrunnable]
         left = [(key, number) for key, number in coming if number < self._jobs[key].total_steps]
-        return stepped, unrunnable, self.forecasts(left)
+        return steps, unrunnable, self.forecasts(left)
 
     def forecasts(self, jobs: Sequence[tuple[JobKey, int]]) -> dict[str, SliceForecast]:
         """What the next slice of each task's step takes, if these are its jobs, at these steps."""

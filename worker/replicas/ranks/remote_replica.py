@@ -132,20 +132,20 @@ class RemoteReplica:
             self._forecasts |= self._rank.call("forecasts", asked)
         return {placement: self._forecasts[placement].load for placement in steps}
 
-    def begin_step(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
-    ) -> Pending[tuple[Stepped, Unrunnable]]:
+    def begin_steps(
+        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+    ) -> Pending[tuple[list[Stepped], Unrunnable]]:
         """As of Replica. The rank works from now on."""
         self._refer([job for job, _ in jobs])
-        order, before = StepOrder([(job.key, number) for job, number in jobs], slices), self.capacity
-        pending = self._rank.begin("step", order, on_progress=on_progress)
+        order, before = StepOrder([(job.key, number) for job, number in jobs], slices, count), self.capacity
+        pending = self._rank.begin("steps", order, on_progress=on_progress)
 
-        def result() -> tuple[Stepped, Unrunnable]:
-            stepped, unrunnable, forecasts = pending()
+        def result() -> tuple[list[Stepped], Unrunnable]:
+            steps, unrunnable, forecasts = pending()
             if self.capacity != before:
                 self._forecasts.clear()  # batches may be cut otherwise from now on
             self._forecasts |= forecasts
-            return stepped, unrunnable
+            return steps, unrunnable
 
         return result
 

@@ -46,9 +46,9 @@ def test_where_training_lacks_memory_generation_gives_way_first(fleet, placing, 
         return train(self, segments, *form)
 
     def stepping(self, jobs, *how):
-        stepped, lost = step(self, jobs, *how)
+        (stepped,), lost = step(self, jobs, *how)
         stepped.seconds = 4.0  # earns one pass, so that none of the batches is over before a step
-        return stepped, lost
+        return [stepped], lost
 
     step = Replicas.step
     monkeypatch.setattr(Replicas, "step", stepping)

@@ -113,9 +113,9 @@ def test_an_evaluation_slows_a_neighbours_steps_by_the_share_alone_and_lets_it_a
     def stepping(self, jobs, *how):
         seen.append(counts.copy())
         counts["steps"] += 1
-        stepped, lost = step(self, jobs, *how)
+        (stepped,), lost = step(self, jobs, *how)
         stepped.seconds = STEP
-        return stepped, lost
+        return [stepped], lost
 
     def generating(self):
         counts["passes"] += 1
