@@ -4,8 +4,9 @@
 
 Over real HTTP with default settings, one process a GPU; only the weights are drawn on the devices instead of read. A cell is a
 shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
-neither evaluations nor checkpoints. The gate is the kernels' own, and that every width trains the same: the first losses of
-every job.
+neither evaluations nor checkpoints. Replicas that meet after several steps end them all at once, as far as can be seen from
+outside: each counts as an equal part of that time. The gate is the kernels' own, and that every width trains the same: the
+first losses of every job.
 """
 
 import argparse

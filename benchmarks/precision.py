@@ -7,7 +7,7 @@ never do. Each search has 20 configurations (every third of the quality benchmar
 The winner's adapter, as it was at its best evaluation, is exported and judged by PEFT on the plain base in bf16, on the
 validation rows and on rows that neither training nor selection read. The gate, in bf16: PEFT's loss is the one measured in
 training. A GPU is needed for fp8; elsewhere (--small, to try it) only bf16 and NF4 run and nothing is written. Each winner is
-kept in `--state`: a run that was interrupted goes on with the missing ones.
+kept in `--state`, a folder for one commit: a run that was interrupted goes on with the missing ones.
 """
 
 import argparse
@@ -109,12 +109,14 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given.state.mkdir(parents=True, exist_ok=True)
-    second_base.make(given.data, given.state / QWEN2, given.small)
+    base = given.state / (f"{QWEN2}-small" if given.small else QWEN2)
+    second_base.make(given.data, base, given.small)
+    winners = given.state / f"winners-{revision_of(base)[:12]}"
     rows: list[dict[str, Any]] = []
     for pair in (pair for pair in PAIRS if pair.name in given.pairs.split(",")):
         for precision in PRECISIONS if device.type == "cuda" else ("bf16", "nf4"):
-            judge = partial(judged, pair, precision, given.state / QWEN2, given.data, device, given.small)
-            won = kept(given.state / "winners" / f"{pair.name}-{precision}.json", judge)
+            judge = partial(judged, pair, precision, base, given.data, device, given.small)
+            won = kept(winners / f"{pair.name}-{precision}.json", judge)
             rows.append({"pair": pair.name, "held": not pair.set.chooses, "precision": precision, **vars(won)})
             print(rows[-1], flush=True)
     errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["precision"] == "bf16"]

@@ -86,7 +86,7 @@ def several_devices(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         cells.setdefault((row["model"], row["batch"]), {})[row["gpus"]] = row
     lines = [
-        f"Median steps of 32 jobs over a replica of the base on each of {max(max(found) for found in cells.values())} "
+        f"Mean steps of 32 jobs over a replica of the base on each of {max(max(found) for found in cells.values())} "
         f"{result['device']}s, a process each (torch {result['versions']['torch']},\ncommit {result['commit']}, "
         f"{result['date'][:10]}). Times faster: by tokens a second.\n",
         "| base, batch | tokens a step | one GPU, ms | GPUs | ms | times faster |",

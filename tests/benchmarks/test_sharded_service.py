@@ -12,5 +12,5 @@ def test_a_task_posted_on_a_base_that_is_sharded_comes_back_as_the_adapters_of_a
     assert gate["passed"], gate
     assert gate["worst_error"] < 1e-5
     assert figures["adapters"] == len(rows) == 5
-    assert 0 <= figures["placed_s"] <= figures["first_step_s"] <= figures["ended_s"]
+    assert 0 <= figures["placed_s"] <= figures["began_s"] <= figures["ended_s"]
     assert "sharded over 2 devices (4 of its 4 layers, embedding and head)" in rows[0]["what"]

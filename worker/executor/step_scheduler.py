@@ -8,6 +8,7 @@ from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.placement.work_done import Slowdown
 from worker.policy.deficit_round_robin import RunnableTask, SliceCost, SpeedEstimate, select, urgency
+from worker.policy.job_record import JobKey
 from worker.policy.step_time import STALL
 from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
@@ -27,6 +28,7 @@ class StepScheduler:
         self._chosen: Mapping[str, float] | None = None  # seconds that its slices take alone; None: one task's whole step
         self._replicas = 1
         self._step_seconds = self._token_seconds = 0.0  # of the last step, and of a token of it on one replica
+        self._whole: frozenset[JobKey] = frozenset()  # the jobs whose whole step it was; nobody's where tasks take turns
 
     def choose(
         self, replicas: Replicas, placements: Mapping[str, Placement], runs: Sequence[JobRun], others: bool = False
@@ -41,19 +43,21 @@ class StepScheduler:
         if len(active) == 1:
             self._deficits, self._chosen = {}, None  # nobody is owed anything
             self._measured = list(active) if len(placements) > 1 else ()
-            return list(runs), None, 1 if others else self._steps_apart(replicas, runs)
+            return list(runs), None, self._steps_apart(replicas, runs, others)
         costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
         candidates = [self._candidate(placements[key], cost) for key, cost in costs.items()]
         selection = select(candidates, self._deficits, replicas.pass_budget)
         self._deficits, self._measured = selection.deficits, list(costs)
-        self._chosen = {key: costs[key].seconds for key in selection.chosen}
+        self._chosen, self._whole = {key: costs[key].seconds for key in selection.chosen}, frozenset()
         return [run for run in runs if run.key.placement in self._chosen], 1, 1
 
-    def _steps_apart(self, replicas: Replicas, runs: Sequence[JobRun]) -> int:
+    def _steps_apart(self, replicas: Replicas, runs: Sequence[JobRun], others: bool) -> int:
         """How many steps these jobs of one task take before the replicas meet again: until the first job is looked at. The
         batches of the same step differ in their tokens, so the fullest replica keeps the others waiting; over several steps
-        that evens out. Ranks of a sharded base meet in every layer anyway."""
-        if replicas.count == 1 or replicas.sharded or not self._step_seconds:
+        that evens out. One step at first, which says how long they take, and in which replicas that were in the midst of a step
+        end it. Ranks of a sharded base meet in every layer anyway."""
+        last, self._whole = self._whole, frozenset(run.key for run in runs)
+        if replicas.count == 1 or replicas.sharded or others or self._whole != last or not self._step_seconds:
             return 1
         most = max(1, int(_APART_SECONDS / self._step_seconds))
         return min(run.steps_until_due(most) for run in runs)

@@ -201,12 +201,14 @@ class Executor:
             self._scheduler.record(stepped, self._attached.__getitem__)
             self._generation.trained(stepped.seconds)
             self._recheck_admission |= stepped.grew
-            for key, loss in stepped.losses.items():
+            for key in stepped.losses:
                 (task := self._attached[key.placement]).trained(task[key.job], stepped)
-                if (verdict := non_finite_verdict("train_loss", loss)) is not None:
-                    self._end_job(replicas, task[key.job], verdict)
         self._fail_unrunnable(replicas, unrunnable)
-        return {key for stepped in steps for key in stepped.losses}
+        last = {key: loss for stepped in steps for key, loss in stepped.losses.items()}
+        for key, loss in last.items():
+            if (verdict := non_finite_verdict("train_loss", loss)) is not None:
+                self._end_job(replicas, self._attached[key.placement][key.job], verdict)
+        return set(last)
 
     def _fail_unrunnable(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
         """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""

@@ -1,5 +1,5 @@
-"""How much of a base the ranks of an executor shard: nothing where a whole copy fits on each device beside a pass and an
-adapter, else as few layers as make room for a pass and all adapters of each rank, then the embedding and the head.
+"""How much of a base the ranks of an executor shard: nothing where a whole copy fits on each device beside a pass, else as few
+layers as make room for a pass and the task's adapters, then the embedding and the head.
 
 Pure: bytes in, a choice out. Adapters are never sharded: each lies on one rank, with its job (ALTO 6.2).
 """
@@ -54,12 +54,12 @@ def everything(sizes: BaseSizes, world: int) -> ShardPlan:
 
 
 def plan_sharding(sizes: BaseSizes, world: int, memory_bytes: int, room: int, wanted: int = 0) -> ShardPlan | None:
-    """None where a whole copy leaves each device `room` bytes beside it; else the least sharding that leaves `wanted` bytes, if
-    they are more. Where none does, the one that takes least: how many jobs then step at once is admission's question."""
-    usable = int(memory_bytes * _MARGIN)
-    if world < 2 or sizes.whole <= usable - room:
+    """None where a whole copy leaves each device `room` bytes beside it, whatever else is wanted; else the least sharding that
+    leaves `room` and `wanted` bytes. Where none does, the one that takes least: what then fits is admission's question."""
+    usable = int(memory_bytes * _MARGIN) - room
+    if world < 2 or sizes.whole <= usable:
         return None
-    usable -= max(room, wanted)
+    usable -= wanted
     count = len(sizes.layers)
     plans = [ShardPlan(world, spread(some, count)) for some in range(1, count + 1)]
     plans = [*plans, everything(sizes, world)]

@@ -31,11 +31,6 @@ class Wanted:
         """Arena rows of the fullest of so many devices, to which the adapters are dealt from the widest on."""
         return sum(map(rows_for, sorted(self.ranks, reverse=True)[::world]))
 
-    @property
-    def widest(self) -> int:
-        """Arena rows of the widest adapter."""
-        return rows_for(max(self.ranks, default=0))
-
 
 NOTHING_ELSE = Wanted()
 
@@ -61,19 +56,19 @@ def choose_sharding(
     ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, wanted: Wanted = NOTHING_ELSE
 ) -> ChosenSharding | None:
     """None: each device holds a copy. So too where the folder cannot be read, which loading then says. Texts are not written
-    by a sharded base: where they are wanted, copies are held as long as they fit at all, as the planner counts."""
+    by a sharded base: where they are wanted, copies are held as long as they fit at all, as the planner counts. How many
+    adapters there are says how much is sharded, not whether: the executor's next tasks have others."""
     world, mode, dtype = len(devices), settings.worker_sharding, compute_dtype(devices[0])
     if world < 2 or mode == "never" or not (Path(ref.source) / "config.json").is_file():
         return None
     try:
         sizes = BaseSizes(*part_bytes(Path(ref.source), dtype, ref.precision))
         room = pass_bytes(Path(ref.source), dtype, ref.precision, settings.worker_step_tokens or _PASS_TOKENS[devices[0].type])
-        row = adapter_row_bytes(adapter_columns(Path(ref.source)), devices[0], settings)
+        adapters = wanted.rows(world) * adapter_row_bytes(adapter_columns(Path(ref.source)), devices[0], settings)
     except (UnsupportedModelError, OSError, ValueError):
         return None
     memory = memory_of(devices[0], settings) // (world if devices[0].type == "cpu" else 1)
     if mode == "auto" and wanted.generates and sizes.whole <= memory:
         return None
-    least, all_rows = (room + row * rows for rows in (wanted.widest, wanted.rows(world)))
-    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, least, all_rows)
+    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, room, adapters)
     return ChosenSharding(plan, plan.bytes_per_rank(sizes), plan.sentence(sizes)) if plan is not None else None

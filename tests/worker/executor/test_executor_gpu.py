@@ -96,10 +96,12 @@ def test_it_takes_no_more_of_its_gpu_than_it_was_given(fleet, placing, tmp_path)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     placement = placing({**JOB, "learning_rate": [1e-3, 3e-3]}, early_exit=CALM)
-    (reported,) = Inside(fleet, tmp_path, worker_device="cuda", worker_memory_bytes=given).run(placement)
+    try:
+        (reported,) = Inside(fleet, tmp_path, worker_device="cuda", worker_memory_bytes=given).run(placement)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert set(reported.manifests) == {0, 1}
     assert torch.cuda.max_memory_reserved() <= given
-    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.usefixtures("two_gpus")

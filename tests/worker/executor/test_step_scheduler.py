@@ -8,6 +8,7 @@ import pytest
 
 from worker.executor.step_scheduler import StepScheduler
 from worker.policy.deficit_round_robin import SliceCost
+from worker.policy.job_record import JobKey
 from worker.replicas.packed_step import Stepped, Work
 
 ALONE = 0.01  # seconds that a slice of any task takes alone
@@ -26,7 +27,7 @@ class Costs:
 
 
 def run(key: str) -> Any:
-    return SimpleNamespace(key=SimpleNamespace(placement=key), job=key, step=0, steps_until_due=lambda most: min(most, 6))
+    return SimpleNamespace(key=JobKey(key, 0), job=key, step=0, steps_until_due=lambda most: min(most, 6))
 
 
 def placement(key: str) -> Any:
@@ -183,4 +184,7 @@ def test_replicas_that_have_one_task_meet_after_several_steps(
     assert chosen("a") == (None, 1), "nobody knows how long a step takes"
     shared.steps("a", seconds, 1)
     assert chosen("a") == (None, expected)
+    assert chosen("b") == (None, 1), "nor a step of other jobs"
     assert chosen("ab") == (1, 1), "tasks take turns"
+    shared.steps("ab", seconds, 1)
+    assert chosen("a") == (None, 1), "the last was a slice"

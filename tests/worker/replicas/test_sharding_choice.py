@@ -61,18 +61,16 @@ def test_less_memory_shards_more_layers_and_each_rank_holds_what_is_said(deep_ba
         assert sum(held.values()) == pytest.approx(found.held_bytes, rel=0.05)
 
 
-def test_layers_make_room_for_the_adapters_of_a_rank_but_none_is_sharded_for_more_than_one(deep_base):
-    """What a copy leaves holds the widest adapter: the others wait for its rows, as on any device. Where the base is sharded
-    anyway, jobs should step at once."""
-    (sizes, room), row = need(deep_base), adapter_row_bytes(adapter_columns(Path(deep_base.source)), CPU, SETTINGS)
-    eight = Wanted((8,) * 16)
-    fits = round((sizes.whole + room + 8 * row) / 0.9) + 2
-    assert chosen(deep_base, fits, wanted=eight) is None
-    assert chosen(deep_base, fits, wanted=Wanted((8, 16))) is not None, "not even one of rank 16 had room beside a copy"
+def test_layers_make_room_for_the_adapters_of_a_rank_where_the_base_is_sharded_anyway(deep_base):
+    """Beside copies adapters wait for rows, as on any device."""
+    sizes, room = need(deep_base)
+    many = Wanted((8,) * 16)
+    fits = round((sizes.whole + room) / 0.9) + 2
+    assert chosen(deep_base, fits, wanted=many) is None
     less = fits - max(sizes.layers) // 4
-    alone, many = (chosen(deep_base, less, devices=4, wanted=wanted) for wanted in (Wanted((8,)), eight))
-    assert len(alone.plan.layers) < len(many.plan.layers)
-    assert eight.rows(4) == 4 * 8
+    none, some = (chosen(deep_base, less, devices=4, wanted=wanted) for wanted in (NOTHING_ELSE, many))
+    assert len(none.plan.layers) < len(some.plan.layers)
+    assert many.rows(4) == 4 * 8
     assert Wanted((8, 64, 16, 8, 9)).rows(2) == 64 + 16 + 8
 
 
