@@ -56,6 +56,7 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
         "worker/model/test_alone.py",
         "deploy/test_devstack.py",
         "worker/replicas/test_replica_set.py",
+        "worker/replicas/test_sharded_base.py",
     ),
     *("benchmarks/test_placement.py", "benchmarks/test_growth.py", "service/test_fuzz.py", "service/test_commands.py"),
     "kernels/test_triton_pass.py",
@@ -225,8 +226,10 @@ class SmallDisk:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One test process for each core that this process may use; the machine may have more."""
-    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or len(os.sched_getaffinity(0)))
+    """Three test processes for two cores that this process may use (the machine may have more): tests wait for other processes
+    about a third of the time."""
+    cores = len(os.sched_getaffinity(0))
+    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or cores + cores // 2)
 
 
 class NotRun:
