@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.base_set_pairs import BATCH_SIZES, RANKS, RATES
+from benchmarks.quality.base_set_pairs import BATCH_SIZES, RANKS
 from benchmarks.sweep.stopwatch import Stopwatch
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import JobFailed, Throughput
 from contract.states import ExitReason
+from contract.task_spec import Dataset
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
 from tests.worker.placer import placer
 from tests.worker.reported import Reported
 
-HELD_OUT = 32
-SPACE = {"learning_rate": list(RATES), "rank": list(RANKS), "batch_size": list(BATCH_SIZES)}  # ALTO A.4: 60 configurations
+RATES = (1e-5, 5e-5, 2e-4, 3e-4, 5e-4)  # ALTO A.4
+EVALUATION_SHARE = EarlyExitPolicy().max_evaluation_share  # which the tests' placer leaves out
+SPACE = {"learning_rate": list(RATES), "rank": list(RANKS), "batch_size": list(BATCH_SIZES)}  # 60 configurations
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,14 @@ class Live:
         return min(event.best_val_loss for event in ended)
 
 
+def held_out(rows: int) -> int:
+    """How many validation rows go with so many training rows: what a data set holds out unless its task says otherwise."""
+    known = Dataset.model_fields
+    fraction: float = known["validation_fraction"].default
+    most: int = known["max_validation_rows"].default
+    return min(most, round(rows * fraction / (1 - fraction)))
+
+
 def read_rows(path: Path, count: int) -> list[dict[str, Any]]:
     """The first rows of a file. Raises ValueError if it has fewer."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line][:count]
@@ -69,6 +80,7 @@ def read_rows(path: Path, count: int) -> list[dict[str, Any]]:
 def run_search(
     base: BaseModelRef,
     rows: list[dict[str, Any]],
+    held: int,
     epochs: int,
     early_exit: dict[str, Any],
     folder: Path,
@@ -77,6 +89,8 @@ def run_search(
 ) -> Live:
     """Place the 60 configurations on one executor and run all to their end: load, profile, train, evaluate, export, upload.
 
+    held: how many of the rows validate. early_exit: what differs from the product's defaults.
+
     Raises RuntimeError if a job failed.
     """
     fleet, watch = Fleet(), Stopwatch()
@@ -84,9 +98,9 @@ def run_search(
         placement = placer(fleet, base)(
             SPACE,
             rows,
-            dataset={"max_validation_rows": HELD_OUT, "validation_fraction": 0.5},
+            dataset={"max_validation_rows": held, "validation_fraction": 0.5},
             training={"epochs": epochs, "max_seq_len": 512},
-            early_exit=early_exit,
+            early_exit={"max_evaluation_share": EVALUATION_SHARE, **early_exit},
         )
         inside = Inside(fleet, folder, worker_device=device, **settings)
         began = time.monotonic()
@@ -100,4 +114,4 @@ def run_search(
         raise RuntimeError(f"the search did not end well: {failed or fleet.refused or inside.ended}")
     sizes = {job.index: job.config.batch_size for job in placement.jobs}
     samples = sum(step * sizes[job] for job, step in reported.step.items())
-    return Live(seconds, watch, reported, samples, len(placement.jobs) * epochs * (len(rows) - HELD_OUT))
+    return Live(seconds, watch, reported, samples, len(placement.jobs) * epochs * (len(rows) - held))

@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.sweep.live_search import HELD_OUT
 from contract.job_schedule import JobSchedule
 from contract.task_spec import TaskSpec
 from worker.data.dataset import DataSet, load
@@ -36,7 +35,7 @@ def spread(base: BaseCopy, rows: Path, steps: int = STEPS) -> dict[str, Any]:
     spec = TaskSpec.model_validate(
         {
             "base_model": "random",
-            "dataset": {"file_id": "rows", "max_validation_rows": HELD_OUT},
+            "dataset": {"file_id": "rows", "max_validation_rows": 32},
             "search_space": {"method": "list", "jobs": jobs},
             "training": {"epochs": 100, "max_seq_len": 512},
         }

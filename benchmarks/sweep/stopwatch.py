@@ -1,4 +1,5 @@
-"""Splits an executor loop's wall time by activity, and records its training passes. Does not change the executor."""
+"""Splits an executor loop's wall time by activity, times its passes and updates on the device, and records its training passes.
+Does not change the executor."""
 
 import threading
 import time
@@ -7,16 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.sweep.device_clock import DeviceClock
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.training_loop import Executor
+from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.flat_batch import Segment
+from worker.model.plain.trainer import Trainer
 
 TRAINING, EVALUATION, PARKING, LOADING, STORING, OTHER = "training", "evaluation", "parking", "loading", "storing", "other"
 _WATCHED: tuple[tuple[type, str, str], ...] = (
-    (Executor, "_run_inbox", STORING),  # until the first step it waits for the base: see `_begins`
-    (Executor, "_opened", EVALUATION),  # the base's own validation loss
+    (Executor, "_run_inbox", STORING),  # until the first step it waits for the base: see `_timed`
+    (Executor, "_advance_baseline", EVALUATION),  # the base's own validation loss
     (Executor, "_step", TRAINING),
     (Executor, "_evaluate_due", EVALUATION),
     (AdapterStore, "allocate_rows", PARKING),
@@ -24,15 +28,22 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
     (AdapterStore, "note_best", PARKING),
     (CheckpointPolicy, "take", PARKING),
 )
+REPLAYED, LAUNCHED, UPDATED = "replayed passes", "launched passes", "updates"
+_ON_DEVICE: tuple[tuple[type, str, str], ...] = (
+    (CapturedGraphs, "replay", REPLAYED),
+    (DeviceTrainer, "_launch", LAUNCHED),
+    (DeviceTrainer, "_update", UPDATED),
+)
 _SAMPLED = 40  # one of so many training passes is stored, to be measured again alone
 
 
 class Stopwatch:
-    """seconds: the loop thread's time by part, counted once. passes: number of training passes; tokens: their total; sampled:
-    some of the passes."""
+    """seconds: the loop thread's time by part, counted once. device: what the device took for it, by part and kind. passes:
+    number of training passes; tokens: their total; sampled: some of the passes."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceClock | None = None) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.device = device or DeviceClock()
         self.passes, self.tokens = 0, 0
         self.sampled: list[list[Segment]] = []
         self._stack: list[str] = []
@@ -42,11 +53,15 @@ class Stopwatch:
     def watching(self) -> Iterator[None]:
         """Inside this context, executors that run in this thread are measured."""
         self._thread = threading.current_thread()
-        kept = [(owner, name, getattr(owner, name)) for owner, name, _ in _WATCHED]
-        kept.append((DeviceTrainer, "train", DeviceTrainer.train))
-        for (owner, name, original), (_, _, part) in zip(kept, _WATCHED, strict=False):
-            setattr(owner, name, self._timed(original, part))
-        setattr(DeviceTrainer, "train", self._noted(DeviceTrainer.train))  # noqa: B010  (a type checker forbids the assignment)
+        watched: list[tuple[type, str, Callable[..., Any]]] = []
+        for owner, name, part in _WATCHED:
+            watched.append((owner, name, self._timed(getattr(owner, name), part)))
+        for owner, name, kind in _ON_DEVICE:
+            watched.append((owner, name, self._on_device(getattr(owner, name), kind)))
+        watched.append((Trainer, "train", self._noted(Trainer.train)))
+        kept = [(owner, name, getattr(owner, name)) for owner, name, _ in watched]
+        for owner, name, measured in watched:
+            setattr(owner, name, measured)
         self._enter(OTHER)
         try:
             yield
@@ -69,14 +84,23 @@ class Stopwatch:
 
         return timed
 
+    def _on_device(self, original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not self._thread:
+                return original(*args, **kwargs)
+            with self.device.span(self._stack[-1], kind):
+                return original(*args, **kwargs)
+
+        return timed
+
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(trainer: DeviceTrainer, segments: Sequence[Segment], recompute: bool = False) -> Any:
+        def noted(trainer: Trainer, segments: Sequence[Segment], *args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is self._thread:
                 if self.passes % _SAMPLED == 0:
                     self.sampled.append(list(segments))
                 self.passes += 1
                 self.tokens += sum(example.length for segment in segments for example in segment.examples)
-            return original(trainer, segments, recompute)
+            return original(trainer, segments, *args, **kwargs)
 
         return noted
 
