@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import readme_figures
 from benchmarks.llama_shapes import LlamaShape
 from benchmarks.quality.base_set_pairs import BATCH_SIZES, RANKS
 from benchmarks.sequential_peft import COMPILED, SEQUENTIAL
@@ -224,3 +225,17 @@ def test_solo_steps_cover_each_batch_size_and_rank(monkeypatch: pytest.MonkeyPat
     assert [(row["batch"], row["rank"], row["steps"]) for row in rows] == [(1, 8, 2), (1, 16, 2), (2, 8, 2), (2, 16, 2)]
     assert [len(segments[0].examples) for segments in trained] == [1] * 16 + [2] * 16
     assert not arena.slots
+
+
+def test_the_pages_text_tells_the_solo_passes_where_the_result_has_them() -> None:
+    rows = [search_row(OURS, 1000, 2, 200.0), *peft(SEQUENTIAL, 100.0), {"what": SPLIT, "base": 80.0, "idle": 20.0}]
+    result = {"device": "NVIDIA H200", "commit": "c", "date": "2026-11-26", "rows": rows, "figures": figures(rows)}
+    without = readme_figures.search(result, "sweep-h200.json")
+    rows += [*solo(0.1), search_row("none", 100, 1, 130.0)]
+    result["figures"] = figures(rows)
+    text = readme_figures.search(result, "sweep-h200.json")
+    assert "graphs" in text
+    assert "graphs" not in without
+    assert not [line for line in text.split("\n") if line != line.rstrip()]
+    assert "idle 20%" in text
+    assert "sweep-h200.json" in text
