@@ -61,7 +61,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="GSM8K's rows: ../shared/data/sft/gsm8k/train.jsonl")
     parser.add_argument("--rows", type=int, default=1000, help="that are trained on")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rows-none", type=int, default=150, help="that are trained on without early exit, for one epoch")
+    parser.add_argument(
+        "--rows-none", type=int, default=150, help="that are trained on without early exit, for one epoch; 0: none"
+    )
     parser.add_argument(
         "--compiled",
         type=lambda text: [int(size) for size in text.split(",") if size],
@@ -119,7 +121,8 @@ def measure(given: argparse.Namespace, folder: Path, note: Note) -> None:
     for size in BATCH_SIZES:
         note(peft_row(examples, size))
     _freed()
-    search(given.rows_none, 1, policy="none", eval_every=given.rows_none)
+    if given.rows_none:
+        search(given.rows_none, 1, policy="none", eval_every=given.rows_none)
     for size in given.compiled:
         _freed()
         note(peft_row(examples, size, compiled=True))

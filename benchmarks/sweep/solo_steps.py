@@ -5,6 +5,7 @@ they are timed, no loss is read, and nothing is evaluated, loaded or stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from grouped_lora.optimizer.adamw import RowTable, adamw
 
 from benchmarks.pass_timing import new_trainer
 from benchmarks.result_file import in_turns
+from worker.model.arena import Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.captured_graphs import CapturedGraphs
+from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import Example, Segment
@@ -83,8 +86,19 @@ def graphed_update(trainer: DeviceTrainer, update: RowUpdate) -> Callable[[], No
     graphs = CapturedGraphs[str, torch.Tensor](device, 1)
     graphs.capture("update", rates, launch, launch)
 
-    def run() -> None:
-        graphs.replay("update", host)
-        arena.slots_with_gradient.discard(slot)
+    return _GraphedUpdate(graphs, host, table, arena, slot)
 
-    return run
+
+@dataclass(frozen=True)
+class _GraphedUpdate:
+    """table: read by the graph by address, so it lives as long."""
+
+    graphs: CapturedGraphs[str, torch.Tensor]
+    host: torch.Tensor
+    table: RowTable
+    arena: DeviceArena
+    slot: Slot
+
+    def __call__(self) -> None:
+        self.graphs.replay("update", self.host)
+        self.arena.slots_with_gradient.discard(self.slot)

@@ -1,5 +1,6 @@
 """The executor on a GPU: a whole search over real HTTP on the fused trainer; packed beside solo; a ruined neighbour."""
 
+import gc
 import math
 
 import pytest
@@ -91,9 +92,10 @@ def test_a_ruined_neighbour_changes_no_bit_of_anybody(fleet, placing, tmp_path):
 
 
 def test_it_takes_no_more_of_its_gpu_than_it_was_given(fleet, placing, tmp_path):
-    """The memory profile's longest pass, too."""
-    given = 2**29
+    """The memory profile's longest pass, too. What earlier tests of this process left on the device counts as its own."""
+    gc.collect()
     torch.cuda.empty_cache()
+    given = torch.cuda.memory_reserved() + 2**29
     torch.cuda.reset_peak_memory_stats()
     placement = placing({**JOB, "learning_rate": [1e-3, 3e-3]}, early_exit=CALM)
     try:
