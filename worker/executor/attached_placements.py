@@ -26,7 +26,7 @@ from worker.executor.reporter import Reporter
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew, Serve
 from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseError, Crowded
-from worker.replicas.placement_devices import PlacementDevices, devices_of
+from worker.replicas.ranks.placement_devices import PlacementDevices, devices_of
 from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 from worker.replicas.sharding_choice import Wanted
 from worker.settings import Settings

@@ -34,7 +34,7 @@ def on(placement: Placement, key: str, *devices: int) -> Placement:
 
 
 def test_an_executor_runs_where_the_first_of_its_devices_is(fleet: Fleet, placing: Placing, hosts):
-    node, agent = hosts
+    _, agent = hosts
     assert [device.index for device in fleet.registrations[0].devices] == [0, 1]
     task = placing(PAIR, **SHORT)
     here = fleet.place(on(task, "here", 0))
@@ -92,7 +92,7 @@ def test_a_killed_daemon_leaves_nothing_there(fleet: Fleet, placing: Placing, ho
 
 
 def test_an_executor_that_is_killed_there_is_reported_and_its_task_goes_on_there(fleet: Fleet, placing: Placing, hosts):
-    node, agent = hosts
+    _, agent = hosts
     there = fleet.place(on(placing(SPACE, **LONG), "there", 1))
     fleet.until(trains(there))
     (far,) = agent.running(EXECUTOR_MODULE)

@@ -23,7 +23,7 @@ from worker.hosts.host_messages import RANK_MODULE
 from worker.model.sharding.rank_collectives import GatherFailed
 from worker.node.node_hosts import NodeHosts
 from worker.replicas.base_loader import BaseError
-from worker.replicas.placement_devices import devices_of
+from worker.replicas.ranks.placement_devices import devices_of
 from worker.replicas.ranks.rank_group import RankGroup
 from worker.replicas.ranks.rank_process import RankLost
 
