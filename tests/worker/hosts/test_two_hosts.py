@@ -65,7 +65,9 @@ def test_jobs_on_two_hosts_are_those_of_one_device(fleet, placing, tmp_path, age
     assert adapters(reported) == adapters(narrow) != {}
 
 
-@pytest.mark.parametrize("form", ["sft", "dpo", "nf4"])
+@pytest.mark.parametrize(
+    "form", ["sft", pytest.param("dpo", marks=pytest.mark.slow), pytest.param("nf4", marks=pytest.mark.slow)]
+)
 def test_a_base_is_sharded_over_two_hosts(fleet, deep_base, tmp_path, agent, form):
     placing, space = placer(fleet, deep_base), {**JOB, "learning_rate": [3e-3, 1e-3, 1e-2]}
     task = {"early_exit": CALM, "training": {"max_steps": 6}}
@@ -83,7 +85,13 @@ def test_a_base_is_sharded_over_two_hosts(fleet, deep_base, tmp_path, agent, for
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("hurt", "sharded"),
-    [("rank killed", False), ("rank stopped", False), ("agent killed", False), ("rank killed", True), ("agent killed", True)],
+    [
+        ("rank killed", False),
+        ("rank stopped", False),
+        ("agent killed", True),
+        pytest.param("agent killed", False, marks=pytest.mark.slow),
+        pytest.param("rank killed", True, marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_lost_over_there_ends_the_executor_and_its_jobs_go_on(
     fleet, deep_base, tmp_path, agent, monkeypatch, hurt, sharded
