@@ -21,7 +21,7 @@ from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
 from worker.replicas.base_loader import BaseCopy
-from worker.replicas.ranks import rank_group, rank_main, rank_process, rank_server
+from worker.replicas.ranks import rank_group, rank_main, rank_server, rank_start
 
 SHAPES = {"1B": LLAMA_1B, "8B": LLAMA_8B, "tiny": LlamaShape(1, 64, 96, 2, 1, 32, 16384, True)}  # the last for tests
 POSITIONS = 131072
@@ -30,7 +30,7 @@ POSITIONS = 131072
 def install() -> None:
     """From now on executors of this process, and their ranks, draw their bases."""
     rank_group.load_base = drawn_base
-    rank_process.RANK_MODULE = "benchmarks.drawn_base"
+    rank_start.RANK_MODULE = "benchmarks.drawn_base"
 
 
 def drawn_base(

@@ -1,6 +1,7 @@
 """Messages between the daemon and its children: one JSON message a line, over the children's standard input and output.
 
-A closed pipe tells its reader that the other process has ended. Times are on the boot clock.
+A child on a further host of the node has a connection for them. A closed pipe tells its reader that the other process has
+ended. Times are on the boot clock.
 """
 
 import os
@@ -174,18 +175,25 @@ class Writer:
             try:
                 self._file.write(line)
                 self._file.flush()
-            except (BrokenPipeError, ValueError):
+            except (ConnectionError, TimeoutError, ValueError):
                 return
 
 
 def read(descriptor: int, messages: TypeAdapter[T]) -> Iterator[T]:
-    """The messages of a pipe until it closes. Reads the descriptor directly: a thread blocked in a file object keeps the
-    interpreter from exiting."""
+    """The messages of a pipe until it closes, or of a connection until it is lost. Reads the descriptor directly: a thread
+    blocked in a file object keeps the interpreter from exiting."""
     rest = b""
-    while block := os.read(descriptor, _BLOCK):
+    while block := _block(descriptor):
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
             yield messages.validate_json(line)
+
+
+def _block(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _BLOCK)
+    except (ConnectionError, TimeoutError):
+        return b""
 
 
 def take_stdout() -> IO[bytes]:

@@ -29,6 +29,14 @@ def _scratch() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "motet" / "worker"
 
 
+def _hosts(named: str) -> str:
+    for address in named.split(","):
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
+            raise ValueError(f"must be host:port, several with commas between them, got {address!r}")
+    return named
+
+
 def _notice(named: str) -> str:
     if named not in ("aws", "gcp") and not named.startswith(("file:///", "http://", "https://")):
         raise ValueError(f"must be aws, gcp, file:///path, or a URL that starts with http:// or https://, got {named!r}")
@@ -64,12 +72,21 @@ class Settings(BaseSettings):
     worker_completion_share: Annotated[float, Field(ge=0, le=0.5)] = 0.05  # of training's time, for all generation
     # how the devices of a placement hold its base: shards where copies do not fit, copies alone, or shards always
     worker_sharding: Literal["auto", "never", "always"] = "auto"
+    # further hosts of this node, each where its agent (python -m worker.hosts) listens: host:port, several with commas between
+    worker_hosts: Annotated[str, AfterValidator(_hosts)] | None = None
+    worker_hosts_secret: Annotated[SecretStr, Field(min_length=32)] | None = None  # that a node's hosts share
+    worker_listen: Annotated[str, AfterValidator(_hosts)] | None = None  # host:port of this host's agent, if it runs one
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
     # the hub of base models, by huggingface_hub's own variables
     hf_endpoint: Annotated[str, AfterValidator(_base_url)] = Field(
         default="https://huggingface.co", validation_alias="HF_ENDPOINT"
     )
     hf_token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
+
+    @property
+    def further_hosts(self) -> tuple[str, ...]:
+        """The addresses in `worker_hosts`, in their order."""
+        return tuple(self.worker_hosts.split(",")) if self.worker_hosts else ()
 
     @property
     def scratch(self) -> Path:

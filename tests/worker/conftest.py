@@ -40,6 +40,17 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:
     return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
 
 
+@pytest.fixture(scope="session")
+def deep_base(tiny_base: BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:
+    """A Llama of five layers, with a head of its own, under the tokenizer of the tiny one."""
+    folder = tmp_path_factory.mktemp("bases") / "deep"
+    shutil.copytree(tiny_base.source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = LlamaConfig.from_pretrained(tiny_base.source, num_hidden_layers=5, tie_word_embeddings=False)
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
+
+
 @pytest.fixture(autouse=True)
 def patient_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call of this process is sent twice because the machine stood still for ten seconds."""

@@ -5,11 +5,8 @@ lease ends it, or when it cannot continue; the daemon is notified each time.
 """
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
-
-import torch
 
 from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased, Placement
 from contract.messages.report_messages import PlacementFailed
@@ -29,6 +26,7 @@ from worker.executor.reporter import Reporter
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew, Serve
 from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseError, Crowded
+from worker.replicas.ranks.placement_devices import PlacementDevices, devices_of
 from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 from worker.replicas.sharding_choice import Wanted
 from worker.settings import Settings
@@ -116,7 +114,7 @@ class AttachedPlacements:
         elif isinstance(placement, AnswersOnly):
             session = self._sessions[placement.placement_id] = AnswerSession(placement, lease)
             self.progress(now=True)
-            self._worker.submit(partial(self._prepare_answers, session, self._devices(placement)))
+            self._worker.submit(partial(self._prepare_answers, session, devices_of(placement.device_indexes, self._settings)))
 
     def _attach_task(self, placement: Placement, lease: Lease, sent_at: float) -> None:
         task = PlacementRun(
@@ -130,7 +128,7 @@ class AttachedPlacements:
             self.leave(task, True, f"the executor still holds base {held.base.name} on devices {sorted(held.device_indexes)}")
             return
         self.progress(now=True)
-        self._worker.submit(partial(self._prepare, task, self._devices(placement)))
+        self._worker.submit(partial(self._prepare, task, devices_of(placement.device_indexes, self._settings)))
 
     def _on_end(self, key: str, lost: bool, detail: str) -> None:
         """A reporter's thread calls this when its placement has ended."""
@@ -142,7 +140,7 @@ class AttachedPlacements:
         if lease is not None:
             lease.renew(message.deadline, message.token)
 
-    def _prepare(self, task: PlacementRun, devices: list[torch.device]) -> None:
+    def _prepare(self, task: PlacementRun, devices: PlacementDevices) -> None:
         """Runs in the preparation thread."""
         placement = task.placement
         try:
@@ -163,7 +161,7 @@ class AttachedPlacements:
         else:
             self._hand_over(partial(self._open, task, prepared))
 
-    def _prepare_answers(self, session: AnswerSession, devices: list[torch.device]) -> None:
+    def _prepare_answers(self, session: AnswerSession, devices: PlacementDevices) -> None:
         """Runs in the preparation thread."""
         key = session.lease.placement_id
         try:
@@ -181,20 +179,12 @@ class AttachedPlacements:
             session.open = True
             self.progress(now=True)
 
-    def _devices(self, placement: Leased) -> list[torch.device]:
-        """The placement's devices, one replica on each. On a CPU, torch gets the threads of one slot."""
-        if self._settings.worker_device == "cpu" or not torch.cuda.is_available():
-            cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(self._settings.worker_threads or max(1, cores // self._settings.worker_slots))
-            return [torch.device("cpu")] * len(placement.device_indexes)
-        return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
-
-    def _load(self, ref: BaseModelRef, devices: list[torch.device], lease: Lease, wanted: Wanted) -> LoadedBase:
+    def _load(self, ref: BaseModelRef, devices: PlacementDevices, lease: Lease, wanted: Wanted) -> LoadedBase:
         ref = self._fetch.local(ref, lease)
-        if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, tuple(devices)):
+        if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, devices.devices):
             self._loaded = None  # the next base needs its memory
             with self._fetch.telling(lease) as tell:
-                self._loaded = self._ranks.load(ref, devices, self._settings, wanted, tell)
+                self._loaded = self._ranks.load(ref, devices.devices, self._settings, wanted, tell, devices.hosts)
         return self._loaded
 
     def _check_leases(self, silent: float) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,11 +22,30 @@ from worker.pipe_messages import Writer, read
 log = logging.getLogger(__name__)
 
 
+class AnyChild(Protocol):
+    """A child here (Child) or on a further host of the node (host_child.HostChild)."""
+
+    module: str
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def send(self, message: Message) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class ChildMessage:
     """A message from a child."""
 
-    child: "Child"
+    child: AnyChild
     message: Any
 
 
@@ -34,7 +53,7 @@ class ChildMessage:
 class ChildEnded:
     """A child has exited; `code` is negative for a signal."""
 
-    child: "Child"
+    child: AnyChild
     code: int
 
 
@@ -58,6 +77,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"pid {self.pid}"
 
     @property
     def alive(self) -> bool:

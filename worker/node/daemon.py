@@ -15,11 +15,11 @@ from contract.states import RequeueReason
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
 from worker.node.attach_commands import attach_command
-from worker.node.child_process import Child, ChildEnded, ChildMessage
+from worker.node.child_process import AnyChild, ChildEnded, ChildMessage
 from worker.node.desired_state_poller import Desired, NodeForgotten
-from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
+from worker.node.node_hosts import HostLost, NodeHosts
 from worker.node.node_registration import NodeMembership, join
 from worker.node.preemption_notice import PreemptionNotice
 from worker.node.wanted_placements import Wanted, wanted_of
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 _DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed
 _STOP_GRACE = 2.0  # after the settings' stop seconds, executors are killed
-
 _PREEMPTED_SECONDS = 600.0  # a machine that was to be taken away and is still there: the worker ends, to be started again
 _LOOK_SECONDS = 5.0  # at least so often the loop turns, and says that it lives
 
@@ -43,25 +42,27 @@ class Daemon:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link = NodeLink(settings.api_url)
         self._credential = NodeCredential(settings.scratch)
-        self._devices = find_devices(settings)
-        self._pool = ExecutorPool(self._devices, self._inbox.put)
+        self._hosts = NodeHosts(settings, self._inbox.put)
+        self._pool = ExecutorPool(settings, self._hosts, self._inbox.put)
         self._notice = PreemptionNotice(settings.preemption_notice, lambda: self._inbox.put(None))
         self._asked_to_end = False
+        self._host_lost: str | None = None  # why the node ends, where a host of it is lost
         self._wanted: Wanted = {}
         self._ended_ids: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
         self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT. Raises SettingsError if the service refuses the node.
+        """Serve until SIGTERM or SIGINT, or a host is lost. Returns the exit code. Raises SettingsError if the node is refused.
 
         After a preemption notice it gives back what runs and waits for its end: started again, it would be given more.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(_STOP))
-        self._pool.maintain(boot_now())  # an executor imports torch while we join
         try:
-            while (member := self._join()) is not None and self._serve(member):
+            joined = self._hosts.join(self._stop_requested)
+            self._pool.maintain(boot_now())  # an executor imports torch while we join
+            while joined and (member := self._join()) is not None and self._serve(member):
                 member.close()
                 self._pool.kill()
                 self._wanted.clear()
@@ -70,19 +71,20 @@ class Daemon:
                 self._stop_requested(_PREEMPTED_SECONDS)
         finally:
             self._pool.kill()
+            self._hosts.close()
             self._link.close()
-        return 0
+        return 1 if self._host_lost is not None else 0
 
     def _join(self) -> NodeMembership | None:
         self._version, self._applied = -1, None
-        return join(self._settings, self._link, self._devices, self._inbox.put, self._stop_requested, self._credential)
+        return join(self._settings, self._link, self._hosts, self._inbox.put, self._stop_requested, self._credential)
 
     def _stop_requested(self, seconds: float) -> bool:
-        """Wait; before joining only the end of a child and a stop signal matter. True if a stop signal came."""
+        """Wait; before joining only the ends of children and hosts and a stop signal matter. True if the node is to end."""
         deadline = boot_now() + seconds
         while (left := deadline - boot_now()) > 0:
             event = self._next(left)
-            if event is _STOP:
+            if event is _STOP or self._host_lost is not None:
                 return True
             if isinstance(event, ChildEnded):
                 self._reap(event.child)
@@ -95,7 +97,7 @@ class Daemon:
         look_again: float | None = None
         while True:
             event = self._next(None if look_again is None else max(0.0, look_again - boot_now()))
-            if event is _STOP or self._notice.given:
+            if event is _STOP or self._notice.given or self._host_lost is not None:
                 self._stop(member)
                 return False
             if self._is_forgotten(member, event):
@@ -116,6 +118,7 @@ class Daemon:
         except queue.Empty:
             return None
         self._asked_to_end |= event is _STOP
+        self._host_lost = event.why if isinstance(event, HostLost) else self._host_lost
         return event
 
     def _is_forgotten(self, member: NodeMembership, event: Any) -> bool:
@@ -176,20 +179,20 @@ class Daemon:
         self._pulse(member)
         member.desired.poll_soon()
 
-    def _reap(self, child: Child) -> ExecutorProcess | None:
+    def _reap(self, child: AnyChild) -> ExecutorProcess | None:
         executor = self._pool.of(child)
         if executor is not None:
             self._pool.reap(executor, boot_now())
         return executor
 
-    def _executor_ended(self, member: NodeMembership, child: Child, code: int) -> None:
+    def _executor_ended(self, member: NodeMembership, child: AnyChild, code: int) -> None:
         executor = self._reap(child)
         if executor is None:
             return
         lost = [held.placement for held in executor.held.values() if held.detaching_since is None]
         self._ended_ids.update(executor.held)
         if lost:
-            detail = f"the executor (pid {executor.child.pid}) ended with {code}"
+            detail = f"the executor ({executor.child.name}) ended with {code}"
             log.error("%s and took %d placement(s) with it", detail, len(lost))
             self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
         self._pulse(member)
@@ -249,7 +252,7 @@ class Daemon:
         if not deadlines or executor.stopping:
             return None
         if min(deadlines) <= now:
-            log.error("executor %d did not detach within %.0f s; killing it", executor.child.pid, _DETACH_SECONDS)
+            log.error("executor %s did not detach within %.0f s; killing it", executor.child.name, _DETACH_SECONDS)
             self._kill(executor)
             return None
         return min(deadlines)
@@ -262,7 +265,7 @@ class Daemon:
         executor = self._pool.assign(placement, now)
         if executor is None:
             return False
-        executor.child.send(attach_command(placement, deadline, executor.child.pid))
+        executor.child.send(attach_command(placement, deadline, executor.child.name))
         return True
 
     def _pulse(self, member: NodeMembership, now: bool = True) -> None:
@@ -275,7 +278,7 @@ class Daemon:
     def _stop(self, member: NodeMembership) -> None:
         """Drain: have executors checkpoint their jobs within the settings' stop seconds, give the placements back, end the
         children."""
-        why = "the machine is about to be taken away" if self._notice.given else "the worker was stopped"
+        why = "the machine is about to be taken away" if self._notice.given else self._host_lost or "the worker was stopped"
         log.info("stopping: %s", why)
         self._lose(member, [], RequeueReason.NODE_LOST, why, stopping=True)  # so that it is given nothing new
         lost = [held.placement for held in self._pool.held.values() if held.detaching_since is None]

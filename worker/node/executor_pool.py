@@ -6,11 +6,16 @@ Importing torch takes seconds, so a placement gets a process that has already im
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
-from contract.messages.node_messages import Device
 from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased, MergeWork
-from worker.node.child_process import Child, ChildEnded, ChildMessage
+from worker.hosts.host_map import node_environment
+from worker.hosts.host_messages import EXECUTOR_MODULE
+from worker.node.child_process import AnyChild, Child, ChildEnded, ChildMessage
+from worker.node.host_child import HostChild
+from worker.node.node_hosts import NodeHosts
 from worker.pipe_messages import EXECUTOR_NEWS, Phase, PlacementPulse, Stop
+from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ class HeldPlacement:
 class ExecutorProcess:
     """One executor process. `devices` is None for the spare, which holds nothing yet."""
 
-    child: Child
+    child: AnyChild
     devices: frozenset[int] | None = None
     base: BaseModelRef | None = None
     held: dict[str, HeldPlacement] = field(default_factory=dict)
@@ -71,11 +76,11 @@ class ExecutorProcess:
 
 
 class ExecutorPool:
-    """All executor processes of this node, over its devices."""
+    """All executor processes of this node, over its devices. An executor runs on the host of the first of its devices."""
 
-    def __init__(self, devices: Iterable[Device], on_event: Callable[[ChildMessage | ChildEnded], None]) -> None:
-        self._devices = frozenset(device.index for device in devices)
-        self._on_event = on_event
+    def __init__(self, settings: Settings, hosts: NodeHosts, on_event: Callable[[ChildMessage | ChildEnded], None]) -> None:
+        self._settings, self._hosts, self._on_event = settings, hosts, on_event
+        self._devices = frozenset(device.index for device in hosts.own)  # a spare is on this host
         self._next_spare = 0.0  # no spare starts before this
         self.executors: list[ExecutorProcess] = []
 
@@ -87,7 +92,7 @@ class ExecutorPool:
     def holder(self, placement_id: str) -> ExecutorProcess | None:
         return next((executor for executor in self.executors if placement_id in executor.held), None)
 
-    def of(self, child: Child) -> ExecutorProcess | None:
+    def of(self, child: AnyChild) -> ExecutorProcess | None:
         return next((executor for executor in self.executors if executor.child is child), None)
 
     def assign(self, placement: Leased, now: float) -> ExecutorProcess | None:
@@ -110,7 +115,9 @@ class ExecutorPool:
         if isinstance(placement, MergeWork):
             executor = self._start("worker.export")
         else:
-            executor = next((h for h in self.executors if h.devices == devices), None) or self._spare() or self._start()
+            address = self._hosts.map.address(devices)
+            spare = self._spare() if address is None else None
+            executor = next((h for h in self.executors if h.devices == devices), None) or spare or self._start(address=address)
         executor.devices, executor.base = devices, placement.base
         executor.held[placement.placement_id] = HeldPlacement(placement, progress_at=now)
         return executor
@@ -134,7 +141,7 @@ class ExecutorPool:
                 and not executor.stopping
                 and now - executor.idle_since >= IDLE_SECONDS
             ):
-                log.info("executor %d was idle for %.0f s; stopping it", executor.child.pid, IDLE_SECONDS)
+                log.info("executor %s was idle for %.0f s; stopping it", executor.child.name, IDLE_SECONDS)
                 self.stop(executor, 0.0)
         taken = frozenset[int]().union(*(executor.devices for executor in self.executors if executor.devices))
         times = [h.idle_since + IDLE_SECONDS for h in self.executors if h.devices is not None and not h.held and not h.stopping]
@@ -149,7 +156,7 @@ class ExecutorPool:
         """Remove an executor whose process has ended. A spare that ended unasked is replaced after _RESPAWN_SECONDS."""
         self.executors.remove(executor)
         if executor.devices is None and not executor.stopping:
-            log.error("an executor (pid %d) ended before it was given anything; its log tells why", executor.child.pid)
+            log.error("an executor (%s) ended before it was given anything; its log tells why", executor.child.name)
             self._next_spare = now + _RESPAWN_SECONDS
 
     def kill(self) -> None:
@@ -162,7 +169,13 @@ class ExecutorPool:
     def _spare(self) -> ExecutorProcess | None:
         return next((executor for executor in self.executors if executor.devices is None and not executor.stopping), None)
 
-    def _start(self, module: str = "worker.executor") -> ExecutorProcess:
-        executor = ExecutorProcess(Child(module, EXECUTOR_NEWS, self._on_event))
+    def _start(self, module: str = EXECUTOR_MODULE, address: str | None = None) -> ExecutorProcess:
+        if address is None:
+            executor = ExecutorProcess(Child(module, EXECUTOR_NEWS, self._on_event))
+        else:
+            secret, environment = self._settings.worker_hosts_secret, node_environment(self._settings)
+            assert secret is not None, "without it no host is reached"
+            later = partial(self._hosts.later, address)
+            executor = ExecutorProcess(HostChild(module, EXECUTOR_NEWS, self._on_event, address, secret, environment, later))
         self.executors.append(executor)
         return executor

@@ -9,7 +9,7 @@ from typing import Any
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
 from contract.compatibility.protocol import PROTOCOL, refusal
-from contract.messages.node_messages import Device, NodeRegistration, NodeWelcome
+from contract.messages.node_messages import NodeRegistration, NodeWelcome
 from contract.processes import reproducibility
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.data.base_cache import BASES, held_bases
@@ -17,8 +17,8 @@ from worker.data.node_cache import NodeCache
 from worker.node.cache_upkeep import CacheUpkeep
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
-from worker.node.device_discovery import beyond_hardware
 from worker.node.node_credential import NodeCredential
+from worker.node.node_hosts import NodeHosts
 from worker.node.wakeup_listener import WakeupListener
 from worker.pipe_messages import HEARTBEAT_NEWS, Identity, Pulses
 from worker.settings import Settings, SettingsError
@@ -37,7 +37,7 @@ def start_heartbeat_process(on_event: Callable[[Any], None]) -> Child:
 def join(
     settings: Settings,
     link: NodeLink,
-    devices: list[Device],
+    hosts: NodeHosts,
     on_event: Callable[[Any], None],
     stop_requested: Callable[[float], bool],
     credential: NodeCredential,
@@ -51,9 +51,9 @@ def join(
         registration = NodeRegistration(
             name=settings.node_name,
             boot_id=secrets.token_hex(16),
-            devices=devices,
+            devices=hosts.devices,
             versions={name: version(name) for name in _VERSIONS} | _numerics(),
-            capabilities=sorted(understood() - beyond_hardware(devices) - _declined(settings)),
+            capabilities=sorted(understood() - hosts.lacking - _declined(settings)),
             credential=credential.propose(),
             bases=held_bases(settings.scratch / BASES)[:1000],
         )
@@ -65,7 +65,7 @@ def join(
                     log.warning("waiting for the service at %s: %s", settings.api_url, error)
                 away = True
             else:
-                log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(devices))
+                log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(hosts.devices))
                 return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
             if stop_requested(_RETRY_SECONDS):
                 heartbeat.kill()

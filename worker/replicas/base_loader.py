@@ -75,6 +75,20 @@ def load_base(
     on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
     """Check the revision, and load the base with its tokenizer. Arguments and errors as of load_trainer."""
+    check_revision(ref)
+    source = Path(ref.source)
+    trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
+    except (TokenizerError, OSError, ValueError) as error:
+        raise BaseError(f"base model {ref.name}: {error}") from None
+    decode, token_text = partial(_decoded, tokenizer, True), partial(_decoded, tokenizer, False)
+    return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
+
+
+def check_revision(ref: BaseModelRef) -> None:
+    """Raises BaseError where this host's folder does not hold the weights of the revision."""
     source = Path(ref.source)
     try:
         found = revision_of(source)
@@ -85,14 +99,6 @@ def load_base(
             f"base model {ref.name}: the weights in {source} have revision {found}, the task is pinned to {ref.revision}; "
             "bring the folder back, or register the new weights and submit again"
         )
-    trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
-    except (TokenizerError, OSError, ValueError) as error:
-        raise BaseError(f"base model {ref.name}: {error}") from None
-    decode, token_text = partial(_decoded, tokenizer, True), partial(_decoded, tokenizer, False)
-    return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
 
 
 def load_trainer(
@@ -104,7 +110,7 @@ def load_trainer(
     rank: int = 0,
     on_progress: OnLoaded = ignore_progress,
 ) -> Trainer:
-    """Load the weights, whose revision rank 0 checks, under an arena. Raises BaseError, or Crowded.
+    """Load the weights, whose revision is checked already, under an arena. Raises BaseError, or Crowded.
 
     eight_bit: keep moments in 8 bits. memory: bytes that the base may take at most; a larger one is not loaded. sharding: of
     which this is rank `rank`; None: a whole copy. on_progress: as of Backbone.load.

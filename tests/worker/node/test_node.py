@@ -10,10 +10,10 @@ import torch
 from contract.messages.node_messages import Device
 from tests.worker.fleet import JOIN_TOKEN
 from worker.data.object_cache import ObjectCache
+from worker.hosts.device_discovery import beyond_hardware, find_devices
 from worker.main_memory import available_memory
 from worker.model.peak_memory import peak_bytes
 from worker.model.plain.trainer import probe
-from worker.node.device_discovery import beyond_hardware, find_devices
 from worker.replicas.base_loader import BaseError, load_base
 from worker.replicas.memory_profile import Profile, Profiles, capacity_of, measured, profiles_of
 from worker.settings import Settings, SettingsError
@@ -61,7 +61,7 @@ def test_nodes_that_share_a_scratch_folder_keep_apart(plain):
 
 def test_cpu_slots_share_the_memory(monkeypatch):
     assert available_memory() > 0
-    monkeypatch.setattr("worker.node.device_discovery.available_memory", lambda: 3 * 2**30)
+    monkeypatch.setattr("worker.hosts.device_discovery.available_memory", lambda: 3 * 2**30)
     devices = find_devices(settings(worker_device="cpu", worker_slots=3))
     assert [(device.index, device.memory_bytes) for device in devices] == [(0, 2**30), (1, 2**30), (2, 2**30)]
 
@@ -100,7 +100,7 @@ def test_a_device_is_said_to_have_no_more_memory_than_executors_may_take(smi, mo
     assert any(device.memory_bytes < limit for device in whole)
     assert any(device.memory_bytes > limit for device in whole)
     assert [device.memory_bytes for device in limited] == [min(device.memory_bytes, limit) for device in whole]
-    monkeypatch.setattr("worker.node.device_discovery.available_memory", lambda: 8 * 2**30)
+    monkeypatch.setattr("worker.hosts.device_discovery.available_memory", lambda: 8 * 2**30)
     slots = find_devices(settings(worker_device="cpu", worker_slots=2, worker_memory_bytes=2**30))
     assert [device.memory_bytes for device in slots] == [2**30, 2**30]
 

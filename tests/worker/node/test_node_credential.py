@@ -7,8 +7,8 @@ import pytest
 
 from tests.worker.fleet import JOIN_TOKEN, Fleet
 from worker.api_client import NodeLink
-from worker.node.device_discovery import find_devices
 from worker.node.node_credential import NodeCredential
+from worker.node.node_hosts import NodeHosts
 from worker.node.node_registration import join
 from worker.settings import Settings, SettingsError
 
@@ -32,7 +32,7 @@ def joined(settings, link=None) -> str:
     """Join as a daemon that has just started, and leave; the credential that it got."""
     with NodeLink(settings.api_url) as own:
         credential = NodeCredential(settings.scratch)
-        member = join(settings, link or own, find_devices(settings), lambda event: None, lambda seconds: False, credential)
+        member = join(settings, link or own, NodeHosts(settings, print), lambda event: None, lambda seconds: False, credential)
         assert member is not None
         member.close()
         return member.welcome.credential
@@ -111,6 +111,9 @@ def test_a_service_that_is_away_is_no_refusal(fleet, settings):
     with NodeLink(fleet.url) as link:
         stops = iter([False, True])
         credential = NodeCredential(settings.scratch)
-        assert join(settings, link, find_devices(settings), lambda event: None, lambda seconds: next(stops), credential) is None
+        assert (
+            join(settings, link, NodeHosts(settings, print), lambda event: None, lambda seconds: next(stops), credential)
+            is None
+        )
     fleet.down = False
     joined(settings)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.worker.fleet import JOIN_TOKEN
-from tests.worker.processes import gone
+from tests.worker.processes import command, gone
 from worker.replicas.base_loader import BaseError
 from worker.replicas.ranks.rank_group import RankGroup, environments
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
@@ -126,7 +126,7 @@ import sys, time
 from worker.replicas.ranks.rank_process import RankProcess
 from worker.replicas.ranks.rank_group import environments
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
-ranks = [RankProcess(has, SharedHostMemory(lends=False), print) for has in environments(3, {})[1:]]
+ranks = [RankProcess(has, SharedHostMemory(lends=False), print) for has in environments([None] * 3, {})[1:]]
 print(*(rank.pid for rank in ranks), flush=True)
 time.sleep(600)
 """
@@ -140,8 +140,8 @@ def test_ranks_end_with_their_parent(path, tmp_path):
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
     if path == "with setpriv":
-        while any(b"setpriv" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in pids):
-            time.sleep(0.01)  # each asks the kernel for the signal, and then becomes the rank
+        while any(command(pid)[:1] != [sys.executable] for pid in pids):
+            time.sleep(0.01)  # each asks the kernel for the signal, and then becomes the rank; in between it shows no command
         os.kill(pids[1], signal.SIGSTOP)
     parent.kill()
     parent.wait()
@@ -165,10 +165,10 @@ def test_a_base_that_a_rank_cannot_load_is_refused_with_its_words(tiny_base, tmp
 
 
 def test_a_rendezvous_address_that_is_given_stays():
-    given = environments(2, {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"})
+    given = environments([None] * 2, {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"})
     assert given[1] == {
         **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
         **{"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"},
     }
-    made = environments(3, {})
+    made = environments([None] * 3, {})
     assert {has["MASTER_PORT"] for has in made} == {made[0]["MASTER_PORT"]}

@@ -186,7 +186,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
 
 def faulty(monkeypatch, fault: str) -> None:
     """Ranks beyond the first have this fault."""
-    monkeypatch.setattr("worker.replicas.ranks.rank_process.RANK_MODULE", faulty_rank.MODULE)
+    monkeypatch.setattr("worker.replicas.ranks.rank_start.RANK_MODULE", faulty_rank.MODULE)
     monkeypatch.setenv(faulty_rank.VARIABLE, fault)
 
 

@@ -146,7 +146,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
 def test_a_pass_without_memory_ends_the_placement_and_the_next_one_takes_shorter_passes(fleet, placing, tmp_path, monkeypatch):
     placement = placing({**JOB, "learning_rate": [1e-2, 1e-3, 3e-3]}, early_exit=CALM, training={"max_steps": 4})
     (wanted,) = Inside(fleet, tmp_path / "whole").run(placement)
-    monkeypatch.setattr("worker.replicas.ranks.rank_process.RANK_MODULE", faulty_rank.MODULE)
+    monkeypatch.setattr("worker.replicas.ranks.rank_start.RANK_MODULE", faulty_rank.MODULE)
     monkeypatch.setenv(faulty_rank.VARIABLE, "no_memory:150")
     with pytest.raises((GatherFailed, RankLost)):
         Inside(fleet, tmp_path / "small", **ALWAYS).run(wide(placement, "first"))

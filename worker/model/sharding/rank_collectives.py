@@ -36,11 +36,17 @@ def reach_store(address: str, port: int, world: int, seconds: float) -> dist.TCP
 class RankCollectives:
     """One per process, since torch's default group is."""
 
-    def __init__(self, store: dist.TCPStore, rank: int, world: int, device: torch.device, seconds: float) -> None:
-        """Returns once all ranks are there. seconds: after which an operation fails. Raises GatherFailed."""
+    def __init__(
+        self, store: dist.TCPStore, rank: int, world: int, device: torch.device, seconds: float, interface: str | None = None
+    ) -> None:
+        """Returns once all ranks are there. seconds: after which an operation fails. interface: of the network, where ranks are
+        on several hosts and no variable names another. Raises GatherFailed."""
         self.rank, self.world = rank, world
         if store.host == _LOOPBACK:  # a host's own name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_INTERFACE)
+        if interface is not None:
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
             timeout = timedelta(seconds=seconds)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import SecretStr
 
 from contract.messages.placement_messages import BaseModelRef
 from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
+from worker.hosts.host_link import interface_of, own_address
 from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, open_store
 from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
@@ -19,6 +21,7 @@ from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress, Tell
 from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
 from worker.replicas.ranks.rank_process import RankProcess, check_running
+from worker.replicas.ranks.rank_start import RankLost
 from worker.replicas.ranks.rank_watch import RankWatch
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.replicas.sharding_choice import NOTHING_ELSE, ChosenSharding, Wanted, choose_sharding
@@ -73,6 +76,7 @@ class RankGroup:
         self._memory = SharedHostMemory(lends=False)
         self._watch: RankWatch | None = None
         self._collectives: RankCollectives | None = None
+        self._address, self._several_hosts = _LOOPBACK, False  # this host's, for its ranks; whether there are others
 
     def load(
         self,
@@ -81,17 +85,24 @@ class RankGroup:
         settings: Settings,
         wanted: Wanted = NOTHING_ELSE,
         tell: Tell = lambda sentence: None,
+        hosts: Sequence[str | None] = (),
     ) -> LoadedBase:
         """Load the base onto each device, whole or its shards: the first in this process, and each other in one of its own.
-        Ends earlier ranks. wanted: as of choose_sharding. tell: as of LoadProgress. Raises BaseError, Crowded, or RankLost
-        as soon as a rank is seen to have ended."""
+        Ends earlier ranks. wanted: as of choose_sharding. tell: as of LoadProgress. hosts: of each device, the address
+        of its host's agent, or None for this host; left out, all are here. Raises BaseError, Crowded, or RankLost as soon as a
+        rank is seen to have ended."""
         self.close()
+        hosts = hosts or [None] * len(devices)
+        far = [address for address in hosts if address is not None]
+        self._address, self._several_hosts = own_address(far[0]) if far else _LOOPBACK, bool(far)
         sharding = choose_sharding(ref, devices, settings, wanted)
         if sharding is not None:
             log.info("base model %s: %s", ref.name, sharding.sentence)
         try:
-            for environment in environments(len(devices), os.environ)[1:]:  # they import torch while this process loads
-                self._ranks.append(RankProcess(environment, self._memory, self._on_silence))
+            given = {"MASTER_ADDR": self._address, **os.environ}
+            for environment, address in list(zip(environments(hosts, given), hosts, strict=True))[1:]:
+                host = (address, _secret(settings)) if address is not None else None
+                self._ranks.append(RankProcess(environment, self._memory, self._on_silence, host))  # it imports torch meanwhile
             # Ranks of a sharded base read each its own part; copies are read from the page cache, once the first has filled it.
             loading = self._begin_loading(ref, devices, settings, sharding) if sharding is not None else []
             tell(f"base model {ref.name}: its weights are being checked")
@@ -127,10 +138,13 @@ class RankGroup:
         ]
 
     def _connect(self, shards: WeightShards) -> None:
-        """Join the ranks of a sharded base into one group. All are of this node, so no address that is given matters."""
-        store = open_store(_LOOPBACK, 0, shards.world, COLLECTIVE_SECONDS)
-        joining = [rank.begin("connect", _LOOPBACK, store.port) for rank in self._ranks]
-        shards.collectives = self._collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS)
+        """Join the ranks of a sharded base into one group. They meet at this host, so no address that is given matters."""
+        address = self._address
+        store = open_store(address, 0, shards.world, COLLECTIVE_SECONDS)
+        joining = [rank.begin("connect", address, store.port, self._several_hosts) for rank in self._ranks]
+        interface = interface_of([address]) if self._several_hosts else None
+        collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS, interface)
+        shards.collectives = self._collectives = collectives
         for joined in joining:
             joined()
         shards.accompany = self._accompany
@@ -151,14 +165,20 @@ class RankGroup:
         self._watch = self._collectives = None
 
 
-def environments(world: int, given: Mapping[str, str]) -> list[dict[str, str]]:
-    """torchrun's variables for each rank of a node. A rendezvous address that is given stays."""
-    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+def environments(hosts: Sequence[str | None], given: Mapping[str, str]) -> list[dict[str, str]]:
+    """torchrun's variables for each rank, by the host that it is on. A rendezvous address that is given stays."""
     address = {
         "MASTER_ADDR": given.get("MASTER_ADDR", _LOOPBACK),
         "MASTER_PORT": given.get("MASTER_PORT") or str(_free_port()),
     }
-    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **sizes, **address} for rank in range(world)]
+    return [
+        {
+            **{"RANK": str(rank), "LOCAL_RANK": str(hosts[:rank].count(host))},
+            **{"WORLD_SIZE": str(len(hosts)), "LOCAL_WORLD_SIZE": str(hosts.count(host))},
+            **address,
+        }
+        for rank, host in enumerate(hosts)
+    ]
 
 
 def _free_port() -> int:
@@ -170,4 +190,10 @@ def _free_port() -> int:
 
 def _bare(settings: Settings) -> Settings:
     """What a rank needs of them: no secret."""
-    return settings.model_copy(update={"join_token": None, "hf_token": None})
+    return settings.model_copy(update={"join_token": None, "hf_token": None, "worker_hosts_secret": None})
+
+
+def _secret(settings: Settings) -> SecretStr:
+    if settings.worker_hosts_secret is None:
+        raise RankLost("MOTET_WORKER_HOSTS_SECRET is not set, so no other host starts a rank")
+    return settings.worker_hosts_secret

@@ -1,7 +1,9 @@
-"""The socket between rank 0 and another rank of its executor: pickled messages, their tensors in shared memory beside them.
+"""The socket between rank 0 and another rank of its executor: pickled messages, their tensors in shared memory beside them, or
+between hosts within them.
 
-A Unix socket pair, so that descriptors of shared memory travel with a message, and the end of a process closes its end. Rank 0
-started the process at the other end: nothing unpickled here comes from elsewhere. Knows no replicas.
+On one host a Unix socket pair, so that descriptors of shared memory travel with a message, and the end of a process closes its
+end. Rank 0 started the process at the other end, or had an agent start it that has its secret: nothing unpickled here comes
+from elsewhere. Knows no replicas.
 """
 
 import io
@@ -11,6 +13,7 @@ import socket
 import struct
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from worker.replicas.ranks.shared_host_memory import Handle, SharedHostMemory
@@ -23,46 +26,26 @@ class LinkClosed(ConnectionError):
     """The process at the other end has ended, or closed its end."""
 
 
-class RankLink:
+class Link:
     """One thread at a time sends, one receives."""
 
-    def __init__(self, end: socket.socket, memory: SharedHostMemory) -> None:
-        self._socket, self._memory = end, memory
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
     def send(self, message: object) -> list[Tensor]:
         """Send a message. Returns the tensors that it names, which must live until the receiver has read them. Raises
         LinkClosed."""
-        body, descriptors = io.BytesIO(), list[int]()
-        pickler = _Pickler(body, self._memory, descriptors)
-        pickler.dump(message)
-        try:
-            self._socket.sendall(_HEADER.pack(body.tell(), len(descriptors)))
-            for first in range(0, len(descriptors), _AT_ONCE):
-                socket.send_fds(self._socket, [b"."], descriptors[first : first + _AT_ONCE])
-            self._socket.sendall(body.getbuffer())
-        except OSError as error:
-            raise LinkClosed(str(error)) from None
-        return pickler.named
+        raise NotImplementedError
+
+    def receive(self) -> Any:
+        """The next message. Raises LinkClosed."""
+        raise NotImplementedError
 
     def waits(self, seconds: float) -> bool:
         """Whether a message, or the end, comes within so many seconds."""
         return bool(self._poll.poll(1e3 * seconds))
-
-    def receive(self) -> Any:
-        """The next message. Raises LinkClosed."""
-        try:
-            size, count = _HEADER.unpack(self._exactly(_HEADER.size))
-            descriptors: list[int] = []
-            while len(descriptors) < count:
-                dot, some, _, _ = socket.recv_fds(self._socket, 1, _AT_ONCE)
-                if not dot:
-                    raise LinkClosed("it ended within a message")
-                descriptors += some
-            return _Unpickler(io.BytesIO(self._exactly(size)), self._memory, descriptors).load()
-        except OSError as error:
-            raise LinkClosed(str(error)) from None
 
     def close(self) -> None:
         self._socket.close()
@@ -76,6 +59,73 @@ class RankLink:
                 raise LinkClosed("it is closed")
             done += got
         return body
+
+
+class RankLink(Link):
+    """On one host."""
+
+    def __init__(self, end: socket.socket, memory: SharedHostMemory) -> None:
+        super().__init__(end)
+        self._memory = memory
+
+    def send(self, message: object) -> list[Tensor]:
+        body, descriptors = io.BytesIO(), list[int]()
+        pickler = _Pickler(body, self._memory, descriptors)
+        pickler.dump(message)
+        try:
+            self._socket.sendall(_HEADER.pack(body.tell(), len(descriptors)))
+            for first in range(0, len(descriptors), _AT_ONCE):
+                socket.send_fds(self._socket, [b"."], descriptors[first : first + _AT_ONCE])
+            self._socket.sendall(body.getbuffer())
+        except OSError as error:
+            raise LinkClosed(str(error)) from None
+        return pickler.named
+
+    def receive(self) -> Any:
+        try:
+            size, count = _HEADER.unpack(self._exactly(_HEADER.size))
+            descriptors: list[int] = []
+            while len(descriptors) < count:
+                dot, some, _, _ = socket.recv_fds(self._socket, 1, _AT_ONCE)
+                if not dot:
+                    raise LinkClosed("it ended within a message")
+                descriptors += some
+            return _Unpickler(io.BytesIO(self._exactly(size)), self._memory, descriptors).load()
+        except OSError as error:
+            raise LinkClosed(str(error)) from None
+
+
+class HostRankLink(Link):
+    """Between hosts. What is received is main memory of its own."""
+
+    @property
+    def own_address(self) -> str:
+        """Of this host, on the way to the other."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, message: object) -> list[Tensor]:
+        body = io.BytesIO()
+        pickler = _InlinePickler(body)
+        pickler.dump(message)
+        sizes = [tensor.nbytes for tensor in pickler.named]
+        try:
+            self._socket.sendall(_HEADER.pack(body.tell(), len(sizes)) + struct.pack(f"!{len(sizes)}Q", *sizes))
+            self._socket.sendall(body.getbuffer())
+            for tensor in pickler.named:
+                if tensor.nbytes:
+                    self._socket.sendall(tensor.view(-1).view(torch.uint8).numpy().data)
+        except OSError as error:
+            raise LinkClosed(str(error)) from None
+        return []
+
+    def receive(self) -> Any:
+        try:
+            size, count = _HEADER.unpack(self._exactly(_HEADER.size))
+            sizes = struct.unpack(f"!{count}Q", self._exactly(8 * count))
+            body = self._exactly(size)
+            return _InlineUnpickler(io.BytesIO(body), [self._exactly(each) for each in sizes]).load()
+        except OSError as error:
+            raise LinkClosed(str(error)) from None
 
 
 class _Pickler(pickle.Pickler):
@@ -99,3 +149,28 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Handle) -> Tensor:
         return self._memory.received(pid, self._descriptors)
+
+
+class _InlinePickler(pickle.Pickler):
+    """Tensors as (place among the message's, dtype, shape)."""
+
+    def __init__(self, body: io.BytesIO) -> None:
+        super().__init__(body, pickle.HIGHEST_PROTOCOL)
+        self.named: list[Tensor] = []
+
+    def persistent_id(self, obj: object) -> tuple[int, torch.dtype, tuple[int, ...]] | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self.named.append(obj.detach().cpu().contiguous())
+        return len(self.named) - 1, obj.dtype, tuple(obj.shape)
+
+
+class _InlineUnpickler(pickle.Unpickler):
+    def __init__(self, body: io.BytesIO, tensors: list[bytearray]) -> None:
+        super().__init__(body)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: tuple[int, torch.dtype, tuple[int, ...]]) -> Tensor:
+        place, dtype, shape = pid
+        held = self._tensors[place]
+        return torch.frombuffer(held, dtype=dtype).view(shape) if held else torch.empty(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A rank of an executor as a process, a child of rank 0. Knows sockets and signals alone."""
+"""A rank of an executor as a process, a child of rank 0, or of the agent on a further host. Knows sockets and signals alone."""
 
 import signal
 import socket
@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from worker.model.peak_memory import keep_freed_blocks
 from worker.parent_watchdog import exit_with_parent
-from worker.replicas.ranks.rank_link import RankLink
+from worker.replicas.ranks.rank_link import HostRankLink, RankLink
 from worker.replicas.ranks.rank_server import RankServer
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.stderr_logging import log_to_stderr
@@ -20,4 +20,5 @@ def main() -> None:
     exit_with_parent(TypeAdapter(None), lambda nothing: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 still wants its adapters; it ends this process
     memory = SharedHostMemory(lends=True)
-    RankServer(RankLink(socket.socket(fileno=int(sys.argv[1])), memory), memory).serve()
+    end = socket.socket(fileno=int(sys.argv[1]))
+    RankServer(RankLink(end, memory) if end.family == socket.AF_UNIX else HostRankLink(end), memory).serve()

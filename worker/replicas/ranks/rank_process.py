@@ -4,57 +4,55 @@ One call is one message, and its answer another; a thread that waits for an answ
 ends, for whatever reason, ends the executor too (RankLost): each job then goes on from its last checkpoint.
 """
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import SecretStr
+
 from worker.boot_clock import boot_now
-from worker.parent_watchdog import dying_with_parent
 from worker.policy.activations import Activations
-from worker.replicas.ranks.rank_link import LinkClosed, RankLink
+from worker.replicas.ranks.rank_link import Link, LinkClosed
 from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState
+from worker.replicas.ranks.rank_start import FarRank, LocalRank, RankLost
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
-RANK_MODULE = "worker.replicas.ranks"  # what a rank runs
 _LOOK_SECONDS = 1.0  # between looks at the leases while a rank says nothing
-_END_SECONDS = 5.0  # for a process whose pipe is closed
 
 OnProgress = Callable[[], None]
-
-
-class RankLost(RuntimeError):
-    """A rank has ended, or broke the link. What it held is lost."""
 
 
 class RankProcess:
     """`state`: of its replica, as of its last answer."""
 
-    def __init__(self, environment: Mapping[str, str], memory: SharedHostMemory, on_silence: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        memory: SharedHostMemory,
+        on_silence: Callable[[float], None],
+        host: tuple[str, SecretStr] | None = None,
+    ) -> None:
         """environment: besides this process's own, with its RANK. on_silence: called now and then while the rank owes an
-        answer, with the seconds since its last word; may raise."""
+        answer, with the seconds since its last word; may raise. host: address of its host's agent, and the secret; None: this
+        host. Raises RankLost where an agent does not start it."""
         self.number, self.state = int(environment["RANK"]), ReplicaState()
         self._memory, self._on_silence = memory, on_silence
         self._activations: dict[str, Activations] = {}  # tasks', shared with the loop
         self._told: dict[str, Activations] = {}  # the same, as the rank knows them
         self._calling = threading.Lock()  # the loop and the preparation thread take turns
-        ours, its = socket.socketpair()
-        with its:
-            self._process = subprocess.Popen(
-                [*dying_with_parent(), sys.executable, "-m", RANK_MODULE, str(its.fileno())],
-                env=os.environ | dict(environment),
-                stdin=subprocess.PIPE,  # its end tells the rank that this process has ended
-                pass_fds=[its.fileno()],
-            )
-        self._link = RankLink(ours, memory)
+        self._process = LocalRank(environment, memory) if host is None else FarRank(*host, environment)
+        self._link: Link = self._process.link
 
     @property
     def pid(self) -> int:
+        """On its host."""
         return self._process.pid
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self._process.name
 
     def call(self, name: str, *args: object) -> Any:
         """The result of this call. Raises RankLost, and what the call raises."""
@@ -103,7 +101,7 @@ class RankProcess:
     @property
     def ended(self) -> bool:
         """Whether the process has ended. From any thread."""
-        return self._process.poll() is not None
+        return self._process.ended
 
     def kill(self) -> None:
         """End the process, whatever it is at. From any thread."""
@@ -111,18 +109,17 @@ class RankProcess:
 
     def close(self) -> None:
         """End the process. It holds nothing that is not lost with it."""
-        self._process.kill()
-        self._link.close()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
-        self._memory.drop(self.pid)
+        self._process.close()
+        if self._process.owner is not None:
+            self._memory.drop(self._process.owner)
 
     def _send(self, name: str, args: tuple[object, ...], answers: bool) -> list[Any]:
         changed = {key: replace(now) for key, now in self._activations.items() if now != self._told[key]}
         self._told |= changed
         try:
-            return list(self._link.send(Call(name, args, answers, self._memory.take_returned(self.pid), changed)))
+            owner = self._process.owner
+            returned = self._memory.take_returned(owner) if owner is not None else []
+            return list(self._link.send(Call(name, args, answers, returned, changed)))
         except LinkClosed as error:
             raise self._lost(error) from None
 
@@ -141,7 +138,8 @@ class RankProcess:
                         break
         except LinkClosed as error:
             raise self._lost(error) from None
-        self._memory.drop(self.pid, answer.dropped)
+        if self._process.owner is not None:
+            self._memory.drop(self._process.owner, answer.dropped)
         self._learn(answer.state)
         if isinstance(answer.result, Exception):
             raise answer.result
@@ -162,11 +160,7 @@ class RankProcess:
                 self._told[placement] = now
 
     def _lost(self, error: LinkClosed) -> RankLost:
-        try:
-            how = f"ended with {self._process.wait(_END_SECONDS)}"
-        except subprocess.TimeoutExpired:
-            how = "broke its link"
-        return RankLost(f"rank {self.number} (pid {self.pid}) {how}: {error}")
+        return RankLost(f"rank {self.number} ({self.name}) {self._process.how()}: {error}")
 
 
 def check_running(ranks: Iterable[RankProcess]) -> None:

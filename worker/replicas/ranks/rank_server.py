@@ -16,20 +16,21 @@ from worker.adapters.job_checkpoint import Tensors, load_tensors
 from worker.adapters.location_types import AdapterSpec
 from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
+from worker.hosts.host_link import interface_of
 from worker.model.plain.trainer import Trainer
 from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, reach_store
 from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.activations import Activations, Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
-from worker.replicas.base_loader import BaseError, Crowded, load_trainer
+from worker.replicas.base_loader import BaseError, Crowded, check_revision, load_trainer
 from worker.replicas.device_replica import Replica, Unrunnable
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress
 from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
 from worker.replicas.packed_step import Stepped
-from worker.replicas.ranks.rank_link import LinkClosed, RankLink
+from worker.replicas.ranks.rank_link import HostRankLink, Link, LinkClosed
 from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState, SliceForecast, StepOrder
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.replicas.sharding_choice import ChosenSharding
@@ -42,7 +43,7 @@ _MAY_FAIL = (BaseError, Crowded, FileNotFoundError)  # errors that answer a call
 
 
 class RankServer:
-    def __init__(self, link: RankLink, memory: SharedHostMemory) -> None:
+    def __init__(self, link: Link, memory: SharedHostMemory) -> None:
         self._link, self._memory = link, memory
         self._trainer: Trainer | None = None
         self._replica: Replica | None = None
@@ -106,7 +107,10 @@ class RankServer:
         sharding: ChosenSharding | None,
         rank: int,
     ) -> None:
-        """Load a copy of the base, which rank 0 checks, or this rank's shards of it. Raises BaseError, or Crowded."""
+        """Load a copy of the base, or this rank's shards of it. Rank 0 checks its revision for its own host. Raises BaseError,
+        or Crowded."""
+        if isinstance(self._link, HostRankLink):
+            check_revision(ref)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # no context on another's
             self._memory.pin()
@@ -120,11 +124,14 @@ class RankServer:
         if sharding is not None:
             self._failed = FailedPasses(ObjectCache(settings.scratch / OBJECTS), ref, device, sharding.plan.world)
 
-    def connect(self, address: str, port: int) -> None:
-        """Join the other ranks of a sharded base."""
-        shards = self._shards
+    def connect(self, address: str, port: int, several_hosts: bool) -> None:
+        """Join the other ranks of a sharded base, at rank 0's address."""
+        shards, interface = self._shards, None
+        if several_hosts:
+            own = [self._link.own_address] if isinstance(self._link, HostRankLink) else []
+            interface = interface_of([address, *own])
         store = reach_store(address, port, shards.world, COLLECTIVE_SECONDS)
-        shards.collectives = RankCollectives(store, shards.rank, shards.world, shards.device, COLLECTIVE_SECONDS)
+        shards.collectives = RankCollectives(store, shards.rank, shards.world, shards.device, COLLECTIVE_SECONDS, interface)
 
     def accompany(self) -> None:
         """Bring this rank's shards to a forward pass that rank 0 runs alone."""
