@@ -26,18 +26,18 @@ Isolation = Literal["shared", "dedicated"]
 MaxSlowdown = Annotated[float, Field(ge=1, le=100, allow_inf_nan=False), NO_BOOL]
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
-_MOST_GPUS = 64  # of one node
-Gpus = Annotated[int, Field(ge=1, le=_MOST_GPUS, strict=True)]
+MOST_GPUS = 64  # of one node
+Gpus = Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)]
 
 
-def _widths(least: int, most: int) -> tuple[int, ...]:
+def doublings(least: int, most: int) -> tuple[int, ...]:
     """GPU counts from `least` to `most`, each twice the one before, so that each doubling halves the jobs per GPU."""
     return tuple(least << doublings for doublings in range(most.bit_length()) if least << doublings <= most)
 
 
 def _widest(most: int, info: ValidationInfo) -> int:
     least = info.data.get("gpus")
-    if least is not None and most not in (allowed := _widths(least, _MOST_GPUS)):
+    if least is not None and most not in (allowed := doublings(least, MOST_GPUS)):
         raise ValueError(f"is {most}, must be 'gpus' doubled any number of times: {', '.join(map(str, allowed))}")
     return most
 
@@ -118,18 +118,19 @@ class TaskSpec(Strict):
     gpus: Gpus = Field(
         default=1,
         description=(
-            "Of one node. Each holds the whole base, or where that does not fit a shard of it, and trains a part of the jobs; "
-            "none is split, so more GPUs than jobs stand idle, which an estimate tells. The task runs at just this width, "
-            "unless max_gpus allows more."
+            "The fewest of one node that the task is given. Each holds the whole base, or where that does not fit a shard of "
+            "it, and trains a part of the jobs; none is split, so more GPUs than jobs stand idle, which an estimate tells. "
+            "Where so many GPUs cannot hold the base, the task is given twice, four times, ... as many: the fewest that hold "
+            "it there, within max_gpus if that is given. For speed alone it is given more only if max_gpus allows it."
         ),
     )
     max_gpus: MaxGpus | None = Field(
         default=None,
         description=(
-            "The most GPUs of one node that the task may be spread over: gpus doubled any number of times. It starts at the "
-            "width at which it ends soonest on GPUs that nobody else needs meanwhile, and keeps it until it ends or leaves its "
-            "node. You pay for the seconds of each GPU; an estimate says how many at each width. A width that saves less than "
-            "a tenth of the time is not taken."
+            "The most GPUs of one node that the task may be spread over: gpus doubled any number of times. Left out: as many "
+            "as its base needs, and no more. It starts at the width at which it ends soonest on GPUs that nobody else needs "
+            "meanwhile, and keeps it until it ends or leaves its node. You pay for the seconds of each GPU; an estimate says "
+            "how many at each width. A width that saves less than a tenth of the time is not taken."
         ),
     )
     max_slowdown: MaxSlowdown | None = Field(
@@ -204,8 +205,8 @@ class TaskSpec(Strict):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The numbers of GPUs that the task may run on, ascending."""
-        return _widths(self.gpus, self.max_gpus or self.gpus)
+        """The numbers of GPUs that the spec names, ascending. Without `max_gpus` a task may need more for its base."""
+        return doublings(self.gpus, self.max_gpus or self.gpus)
 
     def jobs(self) -> list[JobConfig]:
         """The task's jobs in index order."""

@@ -18,8 +18,9 @@ from benchmarks.simulator.plan_checker import check
 from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.run_record import LEAVE_SECONDS, PREEMPTING, RESUME_SECONDS, Setup
 from service.scheduler.core.decision import Decision, SearchBudget
+from service.scheduler.core.plan_objective import makespan
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
-from service.scheduler.core.problem import PlanNode, Preemptible, Queued, RunningExecutor, SchedulingProblem, makespan
+from service.scheduler.core.problem import PlanNode, Preemptible, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve

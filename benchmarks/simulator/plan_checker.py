@@ -34,7 +34,10 @@ def check(problem: SchedulingProblem, starts: Iterable[Start]) -> int:
         task, node = queued[start.task], problem.nodes[ids[start.node]]
         if node.drained:
             raise BadPlan(f"{start.task} starts on {node.id}, which is drained")
-        durations = {task.gpus: task.seconds[ids[node.id]]} | {w.gpus: w.seconds[ids[node.id]] for w in task.wider}
+        at = ids[node.id]
+        durations = {w.gpus: w.seconds[at] for w in task.wider} | {
+            (task.needs or (task.gpus,) * (at + 1))[at]: task.seconds[at]
+        }
         if durations.get(start.gpus) != start.end - start.start:
             raise BadPlan(f"{start.task} takes {start.end - start.start} s on {start.gpus} GPUs, not {durations}")
         _occupy(until[node.id], start.gpus, start.start, start.end, start.task)

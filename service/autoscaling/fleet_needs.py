@@ -19,6 +19,7 @@ from service.scheduler.explain.reason_codes import Code
 from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
+from service.tasks.plan_status.wanted_gpus import WANTED_GPUS
 
 # no further node would start them
 _NOT_FOR_GPUS = (Code.WAITING_FOR_QUOTA, Code.WAITING_FOR_VERSION, Code.NO_NODE_UNDERSTANDS, NOT_BEFORE)
@@ -58,11 +59,12 @@ def _held(session: Session) -> Mapping[str, set[int]]:
 def _wanted(session: Session, free: Mapping[str, int]) -> list[WantedGpus]:
     code = Task.waiting["code"].astext
     nowhere = and_(code.is_not(None), code == Code.NO_NODE_FITS)  # beside free GPUs that it cannot take
+    since = func.min(func.coalesce(Task.queued_at, Task.created_at))
     rows = session.execute(
-        select(Task.gpus, func.count(), func.count().filter(nowhere), func.min(func.coalesce(Task.queued_at, Task.created_at)))
+        select(WANTED_GPUS, func.count(), func.count().filter(nowhere), since)
         .where(Task.status == TaskStatus.QUEUED, or_(code.is_(None), code.not_in(_NOT_FOR_GPUS)))
-        .group_by(Task.gpus)
-        .order_by(Task.gpus)
+        .group_by(WANTED_GPUS)
+        .order_by(WANTED_GPUS)
     ).all()
     beyond = tasks_beyond({width: tasks - nowhere for width, tasks, nowhere, _ in rows}, [*free.values()])
     return [
@@ -72,9 +74,9 @@ def _wanted(session: Session, free: Mapping[str, int]) -> list[WantedGpus]:
             tasks_that_fit_no_node=nowhere,
             gpus=tasks * width,
             missing_gpus=(beyond[width] + nowhere) * width,
-            waiting_since=since,
+            waiting_since=oldest,
         )
-        for width, tasks, nowhere, since in rows
+        for width, tasks, nowhere, oldest in rows
     ]
 
 

@@ -10,7 +10,7 @@ class WantedGpus(BaseModel):
     """What queued tasks of one width ask for."""
 
     type: Literal["any"] = Field(default="any", description="A spec names no type of GPU")
-    width: int = Field(description="GPUs of a task, all on one node")
+    width: int = Field(description="GPUs of a task, all on one node: as many as it asks for, or as its base needs there")
     tasks: int
     tasks_that_fit_no_node: int = Field(
         description="Of these, those that no node of the fleet has the GPUs or the memory for: they need another kind"

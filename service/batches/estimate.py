@@ -14,7 +14,8 @@ from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.problem import Start
-from service.scheduler.dry_run import DraftPlan, EstimateResource, asked_of
+from service.scheduler.dry_run import DraftPlan, asked_of
+from service.scheduler.estimate_resource import EstimateResource
 from service.scheduler.state import snapshot
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.models import Batch

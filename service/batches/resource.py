@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import Row, and_, select
+from sqlalchemy import Row, and_, func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
@@ -25,7 +25,7 @@ class BatchTask(BaseModel):
     id: str
     name: str | None
     status: TaskStatus
-    gpus: int
+    gpus: int = Field(description="That it runs on, or is planned to run on; else that it asks for")
     node: str | None = Field(description="Where it runs, or is planned to run")
     expected_start: datetime | None
     expected_end: datetime | None
@@ -70,6 +70,7 @@ _TASKS = (
         *(Task.started_at, Task.ended_at),
         Node.name.label("node"),
         Placement.created_at.label("placed_at"),
+        func.cardinality(Placement.device_indexes).label("placed_gpus"),
         Placement.expected_end.label("placed_until"),
     )
     .outerjoin(Placement, and_(Placement.task_id == Task.id, Placement.ended_at.is_(None)))
@@ -117,12 +118,18 @@ def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entrie
 
 def _task(task: Row[Any], waiting: dict[str, Any] | None) -> BatchTask:
     said: dict[str, Any] = waiting or {}
-    node, start, end = (said.get(name) for name in ("node", "expected_start", "expected_end"))
+    node, start, end, gpus = (said.get(name) for name in ("node", "expected_start", "expected_end", "gpus"))
     if task.node is not None:
-        node, start, end = task.node, task.placed_at, task.placed_until
+        node, start, end, gpus = task.node, task.placed_at, task.placed_until, task.placed_gpus
     status = TaskStatus(task.status)
     return BatchTask(
-        id=task.id, name=task.name, status=status, gpus=task.gpus, node=node, expected_start=start, expected_end=end
+        id=task.id,
+        name=task.name,
+        status=status,
+        gpus=gpus or task.gpus,
+        node=node,
+        expected_start=start,
+        expected_end=end,
     )
 
 

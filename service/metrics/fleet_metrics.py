@@ -19,6 +19,7 @@ from service.mirrors.models import TaskMirror
 from service.scheduler.models import Plan, PlanRequest
 from service.settings import Settings
 from service.tasks.models import Job, Task
+from service.tasks.plan_status.wanted_gpus import WANTED_GPUS
 
 
 class FleetMetrics:
@@ -47,8 +48,8 @@ class FleetMetrics:
             since = func.coalesce(Task.queued_at, Task.created_at) if status == TaskStatus.QUEUED else Task.created_at
             yield self._one(name, what, _age(func.min(since)).where(Task.status == status))
         # `type` is "any": a spec names no type of GPU. An autoscaler adds nodes of at least `width` GPUs.
-        wanted = select(literal("any"), Task.gpus, func.sum(Task.gpus)).where(Task.status == TaskStatus.QUEUED)
-        yield self._by("motet_gpus_wanted", "GPUs that queued tasks ask for", wanted.group_by(Task.gpus), ["type", "width"])
+        wanted = select(literal("any"), WANTED_GPUS, func.sum(WANTED_GPUS)).where(Task.status == TaskStatus.QUEUED)
+        yield self._by("motet_gpus_wanted", "GPUs that queued tasks ask for", wanted.group_by(WANTED_GPUS), ["type", "width"])
 
     def _mirrors(self) -> Metric:
         family = GaugeMetricFamily(

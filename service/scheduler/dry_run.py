@@ -4,12 +4,11 @@ Stores nothing. Plans by the rules alone (rules.py), since a request must not wa
 tasks come from the cache. Not thread-safe.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from contract.gpu_counts import gpu_count
@@ -19,91 +18,27 @@ from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.fleet.base_models.gpu_fit import memory_of
 from service.fleet.models import Node
-from service.http.problems import FieldError
 from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
-from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
+from service.scheduler.estimate.task_duration import Estimate
+from service.scheduler.estimate_resource import Between, DeviceTypeEstimate, EstimateResource, WidthEstimate
+from service.scheduler.estimate_warnings import idle_gpus, long_rows
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.plan_announcements import download_first, scene
 from service.scheduler.state.snapshot import HypotheticalTask, Snapshot
-from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons
 from service.tasks.submission.spec_checks import ResolvedRefs, columns_of
 from service.usage.prices import Prices, read_prices
 
 _ANY = "an accelerator"  # a GPU type that no node has yet
-_LISTED = 50  # most rows listed
-_LOOKED_AT = 64 * 2**20  # most bytes read of a file
-
-
-class Between(BaseModel):
-    """The expected value, and the interval that holds the true one most of the time."""
-
-    expected: float
-    low: float
-    high: float
-
-
-class WidthEstimate(BaseModel):
-    """What the task would take on so many GPUs of one node."""
-
-    gpus: int
-    seconds: Between
-    gpu_seconds: Between = Field(description="The seconds of all of them, which is what is paid for")
-
-
-class EstimateResource(BaseModel):
-    """What the task would take if it were posted now."""
-
-    object: Literal["estimate"] = "estimate"
-    jobs: int
-    tokens: float = Field(description="Expected to be trained; early exit is counted in")
-    full_tokens: float = Field(description="If every job trained to its end")
-    text_tokens: float | None = Field(
-        default=None,
-        description="At most read and generated for `evaluation`: every text as long as max_new_tokens allows, an adapter kept "
-        "of every job, and where select_by is a metric each job's at the end of warmup. Billed as evaluation tokens, and not "
-        "among tokens; null where none is asked",
-    )
-    text_gpu_seconds: float | None = Field(
-        default=None,
-        description="Of gpu_seconds.expected, what these texts take at most, from the measured times of steps; the low end of "
-        "each interval has that of reading their prompts alone. Contained in the cost and the expected end",
-    )
-    gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
-    gpu_seconds: Between = Field(description="At that width")
-    widths: list[WidthEstimate] = Field(description="Each width that the spec allows, ascending")
-    cost: Between | None = Field(
-        default=None,
-        description="At that width, by the price of the type that it would start on; where its start is unknown, from the "
-        "cheapest of the types that it fits to the dearest. Null where one of these has no price",
-    )
-    currency: str = Field(default="", description="Of the cost")
-    device_type: str | None = Field(description="The estimate is for this one, the fleet's fastest that it fits")
-    expected_start: datetime | None = Field(description="Null where no node has room for it")
-    expected_end: datetime | None
-    expected_start_interval: list[datetime] | None
-    expected_end_interval: list[datetime] | None
-    waiting: str | None = Field(description="Why it would not start at once")
-    slowdown: float = Field(description="How many times slower than alone it would begin, beside others; 1: it would be alone")
-    sharing: str | None = Field(description="With how many tasks it would share GPUs, and what that means, in a sentence")
-    sharding: str | None = Field(
-        default=None,
-        description="How its GPUs share the base, in a sentence; null where a copy fits on each. A worker that finds no room "
-        "beside it for the task's passes shares some layers all the same, which the task's events tell",
-    )
-    base_download: str | None = Field(
-        description="What its node fetches from the hub, or from storage, before it can train, in a sentence"
-    )
-    problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 
 def dry_run(
@@ -116,13 +51,21 @@ def dry_run(
     return DraftPlan(seen, joined_plan_by_rules(seen.problem), prices).estimate(dependencies, asked.task, spec, refs)
 
 
+class _TypeFit(NamedTuple):
+    """The narrowest width of a task on GPUs of a type, on a node that has them."""
+
+    node: Node | None
+    gpus: int
+    estimate: Estimate
+
+
 class DraftPlan:
     """A snapshot that holds tasks without rows, and a plan of it; what it says of all tasks is worked out once."""
 
     def __init__(self, seen: Snapshot, plan: Decision, prices: Prices) -> None:
         self._seen, self._held, self._prices = seen, plan.held, prices
         self._joins = {join.task: join for join in plan.joins}
-        shared = (Start(join.task, join.node, 0, join.end, seen.tasks[join.task].gpus) for join in plan.joins)
+        shared = (Start(join.task, join.node, 0, join.end, seen.narrowest(join.task, join.node)) for join in plan.joins)
         sooner = {made.task: made for made in shorter_first(seen.problem, plan)}
         pausing = (self._preempting(made) for made in sooner.values())
         self._starts = (*(start for start in plan.starts if start.task not in sooner), *shared, *pausing)
@@ -131,7 +74,7 @@ class DraftPlan:
     def _preempting(self, made: ShortPreemption) -> Start:
         """The start of a task that running ones are paused for."""
         leave = self._seen.problem.leave or 0
-        return Start(made.task, made.node, leave, leave + made.seconds, self._seen.tasks[made.task].gpus)
+        return Start(made.task, made.node, leave, leave + made.seconds, self._seen.narrowest(made.task, made.node))
 
     @cached_property
     def _between(self) -> dict[str, Interval]:
@@ -149,39 +92,58 @@ class DraftPlan:
     def estimate(self, dependencies: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
         """The estimate of one of the tasks."""
         seen, start = self._seen, self._by_task.get(task.id)
-        kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, shape_of(node))}
-        found = {kind: seen.work.estimate(task, kind or _ANY, spec.gpus) for kind in kinds or ("",)}
-        kind, best = min(found.items(), key=lambda item: item[1].seconds)
-        widths = [_width(seen.work.estimate(task, kind or _ANY, gpus), gpus) for gpus in spec.widths]
+        node, types = seen.nodes[start.node] if start is not None else None, self._types(task)
+        kind = min(types, key=lambda kind: types[kind].estimate.seconds)
+        if node is not None and any(one.gpus > spec.gpus for one in types.values()):
+            kind = node.device_type
+        best = types[kind]
+        least = seen.narrowest(task.id, node.id) if node is not None and node.device_type == kind else best.gpus
+        allowed = [least, *(gpus for gpus in spec.widths if gpus > least)]
+        widths = [_width(seen.work.estimate(task, kind or _ANY, gpus), gpus) for gpus in allowed]
         taken = next(width for width in widths if start is None or width.gpus == start.gpus)
+        known = {name: one for name, one in types.items() if one.node is not None}
+        planned = {node.device_type: taken.gpus} if node is not None else {}
         return EstimateResource(
             jobs=spec.search_space.size,
-            tokens=best.tokens,
+            tokens=best.estimate.tokens,
             full_tokens=seen.work.full_tokens(task),
             text_tokens=seen.work.texts(task).tokens if spec.evaluation is not None else None,
             text_gpu_seconds=self._text_seconds(task, kind, taken.gpus) if spec.evaluation is not None else None,
             gpus=taken.gpus,
             gpu_seconds=taken.gpu_seconds,
             widths=widths,
-            cost=self._cost(task, taken.gpus, kind, [seen.nodes[start.node].device_type] if start is not None else list(kinds)),
+            device_types=[
+                DeviceTypeEstimate(device_type=name, **dict(_width(one.estimate, one.gpus))) for name, one in known.items()
+            ],
+            cost=self._cost(task, kind, {name: one.gpus for name, one in known.items()} if node is None else planned),
             currency=dependencies.settings.currency,
             device_type=kind or None,
             **self._moments(start),
             waiting=self._why(start, task.id),
             **self._sharing(task.id),
-            sharding=self._sharding(task, taken.gpus, seen.nodes[start.node] if start is not None else kinds.get(kind)),
+            sharding=self._sharding(task, taken.gpus, node or best.node),
             base_download=None if start is None or task.id in self._joins else download_first(seen, start),
-            problems=[*_idle(spec), *_rows(dependencies, spec, refs)],
+            problems=[*idle_gpus(spec), *long_rows(dependencies, spec, refs)],
         )
+
+    def _types(self, task: Task) -> dict[str, "_TypeFit"]:
+        """By type of GPU that the task fits, the node of which it takes the fewest; by "" alone where it fits none."""
+        fit, work, found = self._seen.work.fit(task), self._seen.work, dict[str, tuple[Node | None, int]]()
+        for node in self._seen.nodes.values():
+            gpus, kind = fit.narrowest(shape_of(node)), node.device_type
+            if gpus is not None and (kind not in found or gpus <= found[kind][1]):
+                found[kind] = (node, gpus)
+        fits = (found or {"": (None, task.gpus)}).items()
+        return {kind: _TypeFit(node, gpus, work.estimate(task, kind or _ANY, gpus)) for kind, (node, gpus) in fits}
 
     def _text_seconds(self, task: Task, kind: str, gpus: int) -> float:
         """Of all GPUs."""
         return gpus * self._seen.work.estimate(task, kind or _ANY, gpus).text_seconds
 
-    def _cost(self, task: Task, gpus: int, fastest: str, kinds: Sequence[str]) -> Between | None:
-        """By what GPUs of each of these types would cost; expected is the fastest's where it is among them."""
+    def _cost(self, task: Task, fastest: str, kinds: Mapping[str, int]) -> Between | None:
+        """By what so many GPUs of each of these types would cost; expected is the fastest's where it is among them."""
         day, found = self._seen.at.date(), dict[str, Between]()
-        for kind in kinds:
+        for kind, gpus in kinds.items():
             hour, used = self._prices.per_hour(kind, day), _width(self._seen.work.estimate(task, kind, gpus), gpus).gpu_seconds
             if hour is None:
                 return None
@@ -189,7 +151,7 @@ class DraftPlan:
         if not found:
             return None
         lows, highs = [one.low for one in found.values()], [one.high for one in found.values()]
-        return Between(expected=found.get(fastest, found[kinds[0]]).expected, low=min(lows), high=max(highs))
+        return Between(expected=found.get(fastest, next(iter(found.values()))).expected, low=min(lows), high=max(highs))
 
     def _sharing(self, id: str) -> dict[str, Any]:
         join = self._joins.get(id)
@@ -199,7 +161,7 @@ class DraftPlan:
         return {"slowdown": join.slowdown, "sharing": shares_sentence(join, node.name, node.device_type)}
 
     def _sharding(self, task: Task, gpus: int, node: Node | None) -> str | None:
-        if node is None or not self._seen.work.sharded(task, node, gpus):
+        if node is None or not self._seen.work.fit(task).sharded(shape_of(node), gpus):
             return None
         copy, memory = (f"{size / 2**30:.1f} GiB" for size in (self._seen.work.bytes_per_gpu(task), memory_of(node)))
         shared = f"{gpu_count(gpus, node.device_type)} share the layers that do not fit, and gather each as passes need it"
@@ -245,55 +207,3 @@ def _width(found: Estimate, gpus: int) -> WidthEstimate:
     seconds = {"expected": found.seconds, "low": found.low, "high": found.high}
     each = {name: gpus * value for name, value in seconds.items()}
     return WidthEstimate(gpus=gpus, seconds=Between(**seconds), gpu_seconds=Between(**each))
-
-
-def _idle(spec: TaskSpec) -> Iterator[FieldError]:
-    """A warning about GPUs that would get no job: a job is never split over GPUs."""
-    jobs = spec.search_space.size
-    if spec.gpus > jobs:
-        message = (
-            f"is {spec.gpus}, but the search space makes jobs for {jobs} and none is split: {spec.gpus - jobs} would stand idle"
-        )
-        yield FieldError(field="gpus", code="gpus_idle", message=message)
-    elif spec.max_gpus is not None and spec.max_gpus > jobs:
-        widest = max(width for width in spec.widths if width <= jobs)
-        message = f"is {spec.max_gpus}, but the search space makes jobs for {jobs} and none is split: at most {widest} are used"
-        yield FieldError(field="max_gpus", code="gpus_idle", message=message)
-
-
-def _rows(dependencies: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:
-    """Warnings about rows that seem longer than max_seq_len, by their bytes: the service has no tokenizer."""
-    most = spec.training.max_seq_len
-    for field, file in (("dataset.file_id", refs.train), ("dataset.validation_file_id", refs.validation)):
-        if file is None:
-            continue
-        key = "long rows", file.sha256, most
-        found = dependencies.estimate_cache.get(key, lambda file=file: _long_rows(dependencies.storage, file.sha256, most))  # type: ignore[misc]
-        for line, tokens in found.lines:
-            message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
-            yield FieldError(field=field, line=line, code="row_truncated", message=message)
-        if found.until is not None:
-            message = f"is looked at in its first {_LOOKED_AT // 2**20} MiB alone; longer rows behind this line are not listed"
-            yield FieldError(field=field, line=found.until, code="rows_not_looked_at", message=message)
-
-
-class _LongRows(NamedTuple):
-    """Some of a file's rows above a length limit, as (line, approximate tokens); `until` is the last line read, None: all."""
-
-    lines: tuple[tuple[int, int], ...]
-    until: int | None
-
-
-def _long_rows(storage: Storage, sha256: str, most: int) -> _LongRows:
-    found, read = list[tuple[int, int]](), 0
-    with storage.open(sha256) as lines:
-        for number, line in enumerate(lines, 1):
-            read += len(line)
-            tokens = round(len(line) / BYTES_PER_TOKEN)
-            if tokens > most:
-                found.append((number, tokens))
-            if len(found) == _LISTED:
-                break
-            if read >= _LOOKED_AT:
-                return _LongRows(tuple(found), number)
-    return _LongRows(tuple(found), None)

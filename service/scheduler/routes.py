@@ -17,7 +17,8 @@ from service.graders.endpoint_graders import EndpointGraders
 from service.http.concurrency_limits import Estimating
 from service.http.pagination import MAX_LIMIT, Cursor, Limit, Page, page
 from service.http.response_schemas import problems
-from service.scheduler.dry_run import EstimateResource, dry_run
+from service.scheduler.dry_run import dry_run
+from service.scheduler.estimate_resource import EstimateResource
 from service.scheduler.explain.schedule_view import Schedule, schedule
 from service.scheduler.models import PlanChange
 from service.tasks.models import Task

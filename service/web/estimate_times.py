@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.scheduler.dry_run import EstimateResource
+from service.scheduler.estimate_resource import EstimateResource
 from service.web.views.formats import NONE, duration
 
 

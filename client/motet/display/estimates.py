@@ -38,6 +38,11 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         (f"on {devices(width.gpus, word)}", f"ends {duration(width.seconds.expected)} after its start")
         for width in estimate.widths[1:]
     ]
+    if len(estimate.device_types) > 1:
+        facts += [
+            (f"on {gpu_count(one.gpus, one.device_type)}", f"ends {duration(one.seconds.expected)} after its start")
+            for one in estimate.device_types
+        ]
     parts: list[RenderableType] = [Columns((Column("estimate"), Column("", folds=True)), [fact for fact in facts if fact[1]])]
     parts += [Text(f"{f'line {one.line}: ' if one.line else ''}{one.message}") for one in estimate.problems]
     axes = varying(jobs)

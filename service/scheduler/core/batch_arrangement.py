@@ -14,7 +14,8 @@ from math import gcd
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import BatchPlan, Decision, SearchResult
 from service.scheduler.core.multifit import pack
-from service.scheduler.core.problem import Queued, SchedulingProblem, Start, Width, makespan, missed, objective
+from service.scheduler.core.plan_objective import makespan, missed, objective
+from service.scheduler.core.problem import Queued, SchedulingProblem, Start, Width
 from service.scheduler.core.rules import backfill, by_rule, longest_first, lpt, start_all, widened
 from service.scheduler.core.timeline import Timeline
 

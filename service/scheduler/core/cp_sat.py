@@ -122,14 +122,15 @@ class _Model:
         self._model.add_hint(start, hint.start)
         options = []
         for width in task.widths:
-            for node, seconds in zip(self._problem.nodes, width.seconds, strict=True):
+            for at, (node, seconds) in enumerate(zip(self._problem.nodes, width.seconds, strict=True)):
                 if seconds is None or node.id not in self._names:
                     continue
-                name = f"{task.id} on {width.gpus} of {node.id}"
+                gpus = width.on(at)
+                name = f"{task.id} on {gpus} of {node.id}"
                 taken = self._model.new_bool_var(name)
-                self._model.add_hint(taken, (node.id, width.gpus) == (hint.node, hint.gpus))
+                self._model.add_hint(taken, (node.id, gpus) == (hint.node, hint.gpus))
                 interval = self._model.new_optional_fixed_size_interval_var(start, seconds, taken, name)
-                options.append(_Option(node, width.gpus, taken, interval, seconds))
+                options.append(_Option(node, gpus, taken, interval, seconds))
         self._model.add_exactly_one(option.taken for option in options)
         self._starts.append(start)
         self._options.append(options)
@@ -184,7 +185,7 @@ class _Model:
             if len({(option.seconds, option.gpus) for option in options}) != 1:
                 return
             intervals.append(self._model.new_fixed_size_interval_var(start, options[0].seconds, task.id))
-            demands.append(task.gpus)
+            demands.append(options[0].gpus)
         self._model.add_cumulative(intervals, demands, sum(node.gpus for node in self._nodes))
 
     def _break_symmetry(self) -> None:
@@ -194,7 +195,7 @@ class _Model:
         alike: dict[tuple[object, ...], list[str]] = {}
         for at, node in enumerate(self._problem.nodes):
             if node.id in self._names and node.id not in busy:
-                looks = (node.gpus, *(width.seconds[at] for task in self._window for width in task.widths))
+                looks = (node.gpus, *((width.seconds[at], width.on(at)) for task in self._window for width in task.widths))
                 alike.setdefault(looks, []).append(node.id)
         for names in alike.values():
             for before, after in pairwise(names):

@@ -5,7 +5,8 @@ Values only: code that explains or estimates plans imports this module, and so n
 
 from dataclasses import dataclass
 
-from service.scheduler.core.problem import Missed, Start
+from service.scheduler.core.plan_objective import Missed
+from service.scheduler.core.problem import Start
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class ExpectedArrivals:
         """
         if not self._rate or task.deadline is not None or task.waited > start.end:
             return None
-        gain, last, mine = 0.0, 0, queue_size(task.gpus, task.shortest or start.end)
+        gain, last, mine = 0.0, 0, queue_size(task.on_fastest, task.shortest or start.end)
         for gpus, sizes in self._sizes.items():
             shorter = bisect_left(sizes, mine)
             blocked = timeline.blocked(task, start, gpus) if shorter else 0
@@ -85,7 +85,7 @@ class ExpectedArrivals:
             if blocked:
                 gain += float(self._gain(gpus, blocked)[shorter - 1])
                 last = max(last, blocked)
-        loss = last * (task.weight + self._behind[task.id] * task.gpus / self._fleet)
+        loss = last * (task.weight + self._behind[task.id] * start.gpus / self._fleet)
         if gain <= loss:
             return None
         self.held[task.id] = last

@@ -28,13 +28,13 @@ class _Block:
 
 
 def pack(problem: SchedulingProblem, moves: int = 3000) -> tuple[Start, ...] | None:
-    """A start for every placeable task; None where the tree does not apply: node-dependent durations, or tenant limits.
+    """A start for every placeable task; None where the tree does not apply: node-dependent durations or GPUs, or tenant limits.
 
     `moves` bounds the search: the number of moves and swaps tried, each in time proportional to the number of tasks.
     """
     nodes = [node for node in problem.nodes if not node.drained]
     tasks = list(problem.placeable)
-    if problem.limits or not tasks:
+    if problem.limits or not tasks or any(task.needs for task in tasks):
         return None
     seconds: list[int] = []
     for task in tasks:

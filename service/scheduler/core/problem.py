@@ -1,12 +1,10 @@
-"""The scheduling problem and the objective of a plan. Values only: knows no database, no clock and no solver.
+"""The scheduling problem: nodes, what runs, what waits. Values only: knows no database, no clock and no solver.
 
 Times are whole seconds from the moment of the snapshot. A task keeps its GPUs, all on one node, from start to end.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -96,10 +94,18 @@ class RunningExecutor:
 
 @dataclass(frozen=True)
 class Width:
-    """A width: run a task on so many GPUs. `seconds` is its duration on each of the problem's nodes, > 0; None where unfit."""
+    """A width: run a task on so many GPUs. `seconds` is its duration on each of the problem's nodes, > 0; None where unfit.
+
+    `needs` are the GPUs on each node, of a narrowest width that differs by node; empty: `gpus`, which is their least, on each.
+    """
 
     gpus: int
     seconds: tuple[int | None, ...]
+    needs: tuple[int, ...] = ()
+
+    def on(self, node: int) -> int:
+        """GPUs on the node at this place."""
+        return self.needs[node] if self.needs else self.gpus
 
 
 class Arrived(NamedTuple):
@@ -112,7 +118,7 @@ class Arrived(NamedTuple):
 
 @dataclass(frozen=True)
 class Queued:
-    """A waiting task. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
+    """A waiting task. `gpus`, `seconds` and `needs` are its narrowest width, as in Width; `wider` the others it could run at.
 
     `weight` > 0 is the cost of a second of its completion; `planned` is its node in the previous plan; `deadline` may lie in
     the past; `waited` is its seconds in the queue, `ran` those it ran before it came back. `preempts` is its weight beside
@@ -135,6 +141,23 @@ class Queued:
     sharing: tuple[Sharing | None, ...] = ()
     ran: int = 0
     preempts: int = 0
+    needs: tuple[int, ...] = ()
+
+    def on(self, node: int) -> int:
+        """GPUs of its narrowest width on the node at this place."""
+        return self.needs[node] if self.needs else self.gpus
+
+    @cached_property
+    def least(self) -> int | NDArray[np.int64]:
+        """As `on`, of all nodes at once: one number where it is the same on each."""
+        return np.array(self.needs, np.int64) if self.needs else self.gpus
+
+    @cached_property
+    def on_fastest(self) -> int:
+        """GPUs of its narrowest width on its fastest node."""
+        if not self.needs or self.shortest is None:
+            return self.gpus
+        return self.on(self.seconds.index(self.shortest))
 
     @cached_property
     def shortest(self) -> int | None:
@@ -144,7 +167,7 @@ class Queued:
     @cached_property
     def widths(self) -> tuple[Width, ...]:
         """All widths, narrowest first."""
-        return (Width(self.gpus, self.seconds), *self.wider)
+        return (Width(self.gpus, self.seconds, self.needs), *self.wider)
 
 
 @dataclass(frozen=True)
@@ -193,10 +216,26 @@ class SchedulingProblem:
         if not most:
             return table
         units = np.array([node.units for node in self.nodes], np.int64)
-        asked = np.array([task.gpus for task in self.queued], np.int64)[:, None] * units[None, :]
+        asked = self.asked * units[None, :]
         allowed = np.array([most.get(task.tenant, NEVER) for task in self.queued], np.int64)[:, None]
         within: NDArray[np.int64] = np.where(asked > allowed, NEVER, table)
         return within
+
+    @cached_property
+    def asked(self) -> NDArray[np.int64]:
+        """GPUs of each queued task (rows) at its narrowest width: one column, or one for each node if those of some differ."""
+        column: NDArray[np.int64] = np.array([task.gpus for task in self.queued], np.int64)[:, None]
+        if not any(task.needs for task in self.queued):
+            return column
+        table = np.repeat(column, len(self.nodes), axis=1)
+        for at, task in enumerate(self.queued):
+            table[at] = task.least
+        return table
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each node among the problem's, by id."""
+        return {node.id: at for at, node in enumerate(self.nodes)}
 
     @cached_property
     def units(self) -> dict[str, int]:
@@ -243,46 +282,3 @@ def row_of(seconds: Seconds) -> int | list[int]:
     if alike(seconds):
         return NEVER if seconds[0] is None else seconds[0]
     return [NEVER if s is None else s for s in seconds]
-
-
-def cost(task: Queued, start: Start, churn: int) -> int:
-    """The cost of this start: weight x completion, more past the deadline, plus `churn` off its planned node."""
-    late = 0 if task.deadline is None else max(0, start.end - max(0, task.deadline))
-    moved = task.planned not in (None, start.node)
-    return task.weight * (start.end + LATE_FACTOR * late) + (churn if moved else 0)
-
-
-def objective(problem: SchedulingProblem, starts: Iterable[Start]) -> int:
-    """The sum of `cost` over `starts`."""
-    tasks = {task.id: task for task in problem.queued}
-    return sum(cost(tasks[start.task], start, problem.churn) for start in starts)
-
-
-def slowdown(problem: SchedulingProblem, starts: Iterable[Start]) -> float:
-    """The sum of (waited + end) / duration over `starts`: the expected slowdown, each task's on its fastest node."""
-    tasks = {task.id: task for task in problem.queued}
-    return sum((tasks[start.task].waited + start.end) / (tasks[start.task].shortest or 1) for start in starts)
-
-
-def makespan(problem: SchedulingProblem, starts: Iterable[Start]) -> int:
-    """Seconds until the last running or planned task ends."""
-    return max(chain((task.remaining for task in problem.running), (start.end for start in starts)), default=0)
-
-
-@dataclass(frozen=True)
-class Missed:
-    """A deadline that the plan misses. Seconds from now."""
-
-    task: str
-    deadline: int
-    end: int
-
-
-def missed(problem: SchedulingProblem, starts: Iterable[Start]) -> tuple[Missed, ...]:
-    """The deadlines that the plan misses, in queue order."""
-    ends = {start.task: start.end for start in starts}
-    return tuple(
-        Missed(task.id, task.deadline, ends[task.id])
-        for task in problem.queued
-        if task.id in ends and task.deadline is not None and ends[task.id] > task.deadline
-    )

@@ -59,9 +59,9 @@ def _said(task: Queued) -> dict[str, Any]:
     wider = [{"gpus": width.gpus, "seconds": _told(width.seconds)} for width in task.wider]
     if task.batch is None:
         del said["batch"]  # a version that knows no batches can read what holds none
-    for name in ("ran", "preempts"):
+    for name in ("ran", "preempts", "needs"):
         if not said[name]:
-            del said[name]  # and one that knows no preemption for shorter tasks what has none
+            del said[name]  # and one that knows no preemption for shorter tasks, or no GPUs by node, what has none
     del said["sharing"]
     if any(task.sharing):
         alike = task.sharing.count(task.sharing[0]) == len(task.sharing)
@@ -75,7 +75,8 @@ def _queued(said: Mapping[str, Any], nodes: int) -> Queued:
     barred = tuple((node, bar) for node, bar in said.get("barred", ()))
     sharing = tuple(None if kind is None else Sharing(**kind) for kind in said.get("sharing", ()))
     sharing = sharing * nodes if len(sharing) == 1 else sharing
-    return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), "wider": wider, "barred": barred, "sharing": sharing})
+    read = {"wider": wider, "barred": barred, "sharing": sharing, "needs": tuple(said.get("needs", ()))}
+    return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), **read})
 
 
 def _told_running(run: RunningExecutor) -> dict[str, Any]:

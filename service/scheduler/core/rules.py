@@ -22,7 +22,7 @@ def ranked(problem: SchedulingProblem) -> list[Queued]:
     ranks = {}
     for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
         urgent = task.deadline is not None and task.deadline < 2 * shortest
-        ranks[task.id] = queue_size(task.gpus, shortest) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+        ranks[task.id] = queue_size(task.on_fastest, shortest) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
     return sorted(problem.placeable, key=lambda task: ranks[task.id])
 
 
@@ -95,7 +95,7 @@ def lpt(problem: SchedulingProblem) -> tuple[Start, ...]:
 
 def longest_first(timeline: Timeline, tasks: Sequence[Queued]) -> tuple[Start, ...]:
     """As `lpt`, for some of the tasks, beside what `timeline` holds already."""
-    order = sorted(tasks, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
+    order = sorted(tasks, key=lambda task: (-(task.shortest or 0) * task.on_fastest, -task.on_fastest))
     return _in_turn(timeline, [(task, 0) for task in order])
 
 

@@ -19,7 +19,8 @@ from service.scheduler.core.cp_sat import polish, search
 from service.scheduler.core.decision import BatchPlan, Decision, SearchBudget, SearchResult
 from service.scheduler.core.expected_arrivals import ExpectedArrivals
 from service.scheduler.core.joins.joining import joined
-from service.scheduler.core.problem import Queued, SchedulingProblem, Start, makespan, missed, objective, slowdown
+from service.scheduler.core.plan_objective import makespan, missed, objective, slowdown
+from service.scheduler.core.problem import Queued, SchedulingProblem, Start
 from service.scheduler.core.rules import backfill, ranked, start_all, widened
 from service.scheduler.core.timeline import Timeline
 

@@ -78,6 +78,12 @@ def _rows(since: list[list[int]]) -> Whole:
     return rows
 
 
+def _at(since: Whole, gpus: int | Whole) -> Whole:
+    """Of `since[k, node]`, the moments for so many GPUs of each node, k + 1 of them; any where no node has as many."""
+    found: Whole = since[gpus - 1] if isinstance(gpus, int) else since[np.minimum(gpus, len(since)) - 1, np.arange(len(gpus))]
+    return found
+
+
 class _Place(NamedTuple):
     """A candidate place; its tuple order is the preference: earliest end, planned node, fewest free GPUs, first node."""
 
@@ -127,14 +133,14 @@ class Timeline:
     def now(self, task: Queued) -> Start | None:
         """Where the task can start at time 0, at its narrowest width, without delaying any start on the timeline."""
         seconds = self.problem.table[self.problem.row[task.id]]
-        fits = np.flatnonzero((self._now >= task.gpus) & (seconds < NEVER))
+        fits = np.flatnonzero((self._now >= task.least) & (seconds < NEVER))
         limit = self._limits.get(task.tenant)
-        places = sorted(self._place(task, int(at), 0, int(seconds[at]), task.gpus) for at in fits)
+        places = sorted(self._place(task, at, 0, int(seconds[at]), task.on(at)) for at in fits.tolist())
         for place in places:
             spent = place.end
-            if limit is not None and limit.earliest(task.gpus * self._units[place.node], spent) > 0:
+            if limit is not None and limit.earliest(place.gpus * self._units[place.node], spent) > 0:
                 continue
-            if not self._planned[place.node] or self._profiles[place.node].earliest(task.gpus, spent) == 0:
+            if not self._planned[place.node] or self._profiles[place.node].earliest(place.gpus, spent) == 0:
                 return self._start(task, place)
         return None
 
@@ -157,23 +163,24 @@ class Timeline:
         """Where the task would end first at its narrowest width, not starting before `after`, holes included; its planned node
         if a move costs more."""
         seconds = self.problem.table[self.problem.row[task.id]]
-        ends = np.maximum(self._soonest[:, task.gpus - 1], after) + seconds  # a lower bound: beside running tasks alone
+        soonest = _at(self._soonest.T, task.least)
+        ends = np.maximum(soonest, after) + seconds  # a lower bound: beside running tasks alone
         limit = self._limits.get(task.tenant)
         found: _Place | None = None
-        for at in ends.argsort(kind="stable"):
+        for at in ends.argsort(kind="stable").tolist():
             if ends[at] >= NEVER or (found is not None and ends[at] > found.end):
                 break
-            begin = self._earliest(int(at), limit, task.gpus, int(seconds[at]), after)
+            begin = self._earliest(at, limit, task.on(at), int(seconds[at]), after)
             if begin < NEVER and (found is None or begin + seconds[at] <= found.end):
-                place = self._place(task, int(at), begin, int(seconds[at]), task.gpus)
+                place = self._place(task, at, begin, int(seconds[at]), task.on(at))
                 found = place if found is None else min(found, place)
         if found is None:
             return None
         home = self._places.get(task.planned) if found.elsewhere and task.planned else None
         if home is not None and seconds[home] < NEVER:
-            begin = self._earliest(home, limit, task.gpus, int(seconds[home]), after)
+            begin = self._earliest(home, limit, task.on(home), int(seconds[home]), after)
             if task.weight * (begin + int(seconds[home]) - found.end) <= self.problem.churn:
-                found = self._place(task, home, begin, int(seconds[home]), task.gpus)
+                found = self._place(task, home, begin, int(seconds[home]), task.on(home))
         return self._start(task, found)
 
     def widen(self, task: Queued, start: Start) -> Start:
@@ -199,7 +206,7 @@ class Timeline:
     def earlier(self, start: Start) -> Start:
         """The same task on the same node at the same width, as early as possible. It is not on the timeline."""
         task, at = self.problem.queued[self.problem.row[start.task]], self._places[start.node]
-        seconds = next(width.seconds[at] for width in task.widths if width.gpus == start.gpus)
+        seconds = next(width.seconds[at] for width in task.widths if width.on(at) == start.gpus)
         assert seconds is not None  # it was planned there
         begin = self._earliest(at, self._limits.get(task.tenant), start.gpus, seconds)
         return Start(start.task, start.node, begin, begin + seconds, start.gpus)
@@ -253,7 +260,7 @@ class Tails:
     def put(self, task: Queued, after: int = 0) -> Start | None:
         """Append the task behind all others at its narrowest, not before `after`: where it ends first, or its planned node if a
         move costs more."""
-        gpus, begins = task.gpus, np.maximum(self._since[task.gpus - 1], after)
+        begins = np.maximum(_at(self._since, task.least), after)
         ends = begins + self._problem.table[self._problem.row[task.id]]
         at = int(ends.argmin())
         if ends[at] >= NEVER:
@@ -261,7 +268,7 @@ class Tails:
         planned = self._places.get(task.planned) if task.planned else None
         if planned is not None and task.weight * int(ends[planned] - ends[at]) <= self._problem.churn:
             at = planned
-        begin, end = int(begins[at]), int(ends[at])
+        gpus, begin, end = task.on(at), int(begins[at]), int(ends[at])
         limit = self._limits.get(task.tenant)
         if limit is not None:
             seconds = end - begin

@@ -1,12 +1,13 @@
 """Nodes by what durations depend on, so that those that are alike are estimated once. Knows no tasks."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from contract.compatibility.capabilities import SHARDED_BASES
 from service.fleet.base_models.gpu_fit import least_gpus, memory_of
 from service.fleet.models import Node
-from service.scheduler.core.problem import Seconds
+
+Each = TypeVar("Each")
 
 
 class Shape(NamedTuple):
@@ -34,8 +35,8 @@ class Shapes:
         self._of = tuple(map(shape_of, nodes))
         self.distinct = tuple(dict.fromkeys(self._of))
 
-    def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
+    def each(self, values: Mapping[Shape, Each]) -> tuple[Each, ...]:
         """The value of each node's shape, in node order."""
         if len(self.distinct) == 1:
-            return (seconds[self.distinct[0]],) * len(self._of)
-        return tuple(seconds[shape] for shape in self._of)
+            return (values[self.distinct[0]],) * len(self._of)
+        return tuple(values[shape] for shape in self._of)

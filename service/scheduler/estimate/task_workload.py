@@ -19,14 +19,15 @@ from contract.task_spec import MAX_SLOWDOWN, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.base_models.base_refs import fetch_capabilities
-from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, USABLE_SHARE, held_bytes
-from service.fleet.models import BaseModel, Node
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT
+from service.fleet.models import BaseModel
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.core.joins.slowdowns import MARGIN, Sharing
 from service.scheduler.core.problem import Width
 from service.scheduler.estimate import learned_profiles
-from service.scheduler.estimate.node_shapes import Shape, Shapes, shape_of
+from service.scheduler.estimate.base_fit import BaseFit
+from service.scheduler.estimate.node_shapes import Shape, Shapes
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER, sharing
 from service.scheduler.estimate.step_cost import StepCost, step_cost
 from service.scheduler.estimate.survival import ReportedProgress, shape_class
@@ -81,23 +82,13 @@ class Workload:
         found: frozenset[str] = self._cache.get(("needs", task.id, base.model_type), lambda: needed(task.spec, base.model_type))
         return found | fetch_capabilities(base)
 
-    def held_bytes(self, task: Task, shape: Shape, gpus: int) -> int | None:
-        """Bytes of the base's weights on each of `gpus` GPUs of such a node: of a copy, else of a shard; None where it does not
-        fit. A task that has texts generated needs a copy."""
-        shards = shape.shards and self.specs[task.id].evaluation is None
-        return held_bytes(self.bytes_per_gpu(task), shape.memory, gpus, shards) if gpus <= shape.gpus else None
+    def fit(self, task: Task) -> BaseFit:
+        """On how many GPUs of which nodes it may run."""
+        return BaseFit.of(self.specs[task.id], self.bytes_per_gpu(task))
 
-    def sharded(self, task: Task, node: Node, gpus: int) -> bool:
-        """Whether its base would be sharded over `gpus` GPUs of the node, at least partly, by its weights alone: how much room
-        a pass takes beside them, only the worker knows."""
-        shape = shape_of(node)
-        if gpus < 2 or not shape.shards or self.specs[task.id].evaluation is not None:
-            return False
-        return self.held_bytes(task, shape, gpus) is not None and self.bytes_per_gpu(task) > USABLE_SHARE * shape.memory
-
-    def fits(self, task: Task, shape: Shape) -> bool:
-        """Whether the task fits such a node at its narrowest width."""
-        return self.held_bytes(task, shape, task.gpus) is not None
+    def narrowest(self, task: Task, shape: Shape) -> int:
+        """GPUs of its narrowest width on such a node; where it does not fit, or cannot be read, those that it asks for."""
+        return (self.fit(task).narrowest(shape) if task.id in self.specs else None) or task.gpus
 
     def left(self, task: Task) -> int:
         """The number of jobs that have not ended."""
@@ -138,7 +129,7 @@ class Workload:
 
     def sharing(self, task: Task, shape: "Shape", gpus: int) -> Sharing | None:
         """What it would bring to an executor on `gpus` GPUs of a node of this shape; None if it shares with nobody there."""
-        bound, precision, held = self.bound(task), self.specs[task.id].precision, self.held_bytes(task, shape, gpus)
+        bound, precision, held = self.bound(task), self.specs[task.id].precision, self.fit(task).held_bytes(shape, gpus)
         if bound <= 1 or gpus > shape.gpus or held is None:
             return None
         key, file = (task.base_model, precision, shape.kind), self._files[task.train_file_id]
@@ -164,32 +155,36 @@ class Workload:
         return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
 
     def widths(self, task: Task, nodes: "Shapes", most: int) -> tuple[Width, ...]:
-        """Its duration on each node: at the narrowest width, then at each wider one, ascending, that its spec allows and that
-        saves enough there.
+        """Its duration on each node: at the narrowest width there, then at each wider one, ascending, that its spec allows and
+        that saves enough there.
 
-        No width exceeds `most` GPUs or the number of its live jobs; each must save a part (`PAYS`) of the next narrower one's
-        time on that node.
+        No wider width exceeds `most` GPUs or the number of its live jobs; each must save a part (`PAYS`) of the next narrower
+        one's time on that node.
         """
-        before = {shape: self._seconds(task, shape, task.gpus) for shape in nodes.distinct}
-        found, widest = [Width(task.gpus, nodes.each(_whole(before)))], min(self.left(task), most)
+        fit, widest = self.fit(task), min(self.left(task), most)
+        least = {shape: fit.narrowest(shape) for shape in nodes.distinct}
+        before = {shape: self._seconds(task, shape, gpus, fit) if gpus else None for shape, gpus in least.items()}
+        found = [_narrowest(task, nodes, least, before)]
         for gpus in self.specs[task.id].widths[1:]:
             if gpus > widest:
                 break
-            before = {shape: self._paying(task, shape, gpus, seconds) for shape, seconds in before.items()}
+            wider = {
+                shape: self._paying(task, shape, gpus, before[shape], fit) for shape, few in least.items() if (few or 0) < gpus
+            }
+            before |= wider
             if not any(before.values()):
                 break
-            found.append(Width(gpus, nodes.each(_whole(before))))
+            if any(wider.values()):
+                found.append(Width(gpus, nodes.each(_whole(dict.fromkeys(before) | wider))))
         return tuple(found)
 
-    def _seconds(self, task: Task, shape: "Shape", gpus: int) -> float | None:
+    def _seconds(self, task: Task, shape: "Shape", gpus: int, fit: BaseFit) -> float | None:
         """Seconds, or None where the task does not fit."""
-        if self.held_bytes(task, shape, gpus) is None:
-            return None
-        return self.estimate(task, shape.kind, gpus).seconds
+        return self.estimate(task, shape.kind, gpus).seconds if fit.held_bytes(shape, gpus) is not None else None
 
-    def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: float | None) -> float | None:
+    def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: float | None, fit: BaseFit) -> float | None:
         """As `_seconds`, but also None if that saves too little against the `narrower` width's time, or if that is None."""
-        seconds = self._seconds(task, shape, gpus) if narrower is not None else None
+        seconds = self._seconds(task, shape, gpus, fit) if narrower is not None else None
         return seconds if seconds is not None and narrower is not None and seconds <= (1 - PAYS) * narrower else None
 
     def _model(self, base: str, precision: Precision, kind: str) -> ThroughputModel:
@@ -231,6 +226,14 @@ class Workload:
                 self.unread[task.id] = str(error)
                 del self.specs[task.id]
         return found
+
+
+def _narrowest(task: Task, nodes: Shapes, least: Mapping[Shape, int | None], seconds: Mapping[Shape, float | None]) -> Width:
+    """The width of `least` GPUs by shape."""
+    known = {gpus for gpus in least.values() if gpus is not None}
+    fewest = min(known, default=task.gpus)
+    needs = nodes.each({shape: gpus or fewest for shape, gpus in least.items()}) if len(known) > 1 else ()
+    return Width(fewest, nodes.each(_whole(seconds)), needs)
 
 
 def _whole(seconds: Mapping[Shape, float | None]) -> dict[Shape, int | None]:

@@ -44,7 +44,7 @@ _BARRED = {
 class Reason:
     """Why one task waits. `numbers` by code:
 
-    - all but paused and waiting_for_version: `asked` GPUs
+    - all but paused and waiting_for_version: `asked` GPUs, on its planned node or the fewest
     - waiting_for_capacity: `free` GPUs on the freest node that it fits, `fitting` GPUs of all nodes that it fits, `ahead`
       tasks planned before it, `soonest` (seconds until GPUs of a node that it fits come free)
     - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more never starts
@@ -93,7 +93,7 @@ def reasons(
         if start is not None and start.start == 0:
             continue
         code, numbers = seen.why(at, task, start)
-        reason = Reason(task.id, code, seen.places[task.id], numbers={"asked": task.gpus} | numbers)
+        reason = Reason(task.id, code, seen.places[task.id], numbers={"asked": seen.asked(task, start)} | numbers)
         found.append(replace(reason, start=start.start, end=start.end, node=start.node) if start else reason)
     return tuple(found)
 
@@ -115,6 +115,16 @@ class _PlanSums:
         self.places = {id: place for place, id in enumerate([*(s.task for s in self._later), *unplaced], 1)}
         self._limits = {limit.tenant: limit for limit in problem.limits}
 
+    def asked(self, task: Queued, start: Start | None) -> int:
+        """GPUs of its narrowest width on its planned node, else the fewest on those that it fits."""
+        if start is not None:
+            return task.on(self._problem.places[start.node])
+        return min((task.on(self._problem.places[node.id]) for node in self._fitting(task)), default=task.gpus)
+
+    def _room(self, task: Queued, nodes: list[PlanNode]) -> bool:
+        """Whether it could start on one of the nodes now."""
+        return any(self._free[node.id] >= task.on(self._problem.places[node.id]) for node in nodes)
+
     def why(self, at: int, task: Queued, start: Start | None) -> tuple[Code, Numbers]:
         fitting = self._fitting(task)
         if not fitting and task.barred:
@@ -129,12 +139,12 @@ class _PlanSums:
         limit, held = self._limits.get(task.tenant), self._held[task.tenant]
         if limit is not None and self._beyond(limit, held, task, start, takes or fitting):
             return Code.WAITING_FOR_QUOTA, {"limit": limit.gpus, "held": round(held / UNITS, 3)}
-        drained = [self._free[node.id] for node in fitting if node.drained]
-        if not takes or (free < task.gpus <= max(drained, default=0)):
-            return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(drained)}
-        if free >= task.gpus and task.id in self._back:
+        drained, room = [node for node in fitting if node.drained], self._room(task, takes)
+        if not takes or (not room and self._room(task, drained)):
+            return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(self._free[node.id] for node in drained)}
+        if room and task.id in self._back:
             return Code.SHORTER_TASKS_EXPECTED, {"free": free}
-        if free >= task.gpus:
+        if room:
             return Code.LARGER_TASK_RESERVED, {"free": free} | self._reserved(task, takes)
         ahead = self._before(at, task, start, {node.id for node in takes})
         if ahead is not None:
@@ -148,8 +158,8 @@ class _PlanSums:
     def _beyond(self, limit: Limit, held: int, task: Queued, start: Start | None, nodes: list[PlanNode]) -> bool:
         """Whether the limit keeps the task from starting now, or from ever starting on any node that it fits."""
         if start is None:
-            return all(task.gpus * node.units > limit.units for node in nodes)
-        return task.gpus * self._problem.units[start.node] + held > limit.units
+            return all(task.on(self._problem.places[node.id]) * node.units > limit.units for node in nodes)
+        return self.asked(task, start) * self._problem.units[start.node] + held > limit.units
 
     def _fitting(self, task: Queued) -> list[PlanNode]:
         return [node for node, seconds in zip(self._problem.nodes, task.seconds, strict=True) if seconds is not None]
@@ -187,7 +197,7 @@ class _PlanSums:
 
     def _reserved(self, task: Queued, takes: list[PlanNode]) -> Numbers:
         """The first planned start that this task would delay if it took the free GPUs."""
-        roomy = {node.id for node in takes if self._free[node.id] >= task.gpus}
+        roomy = {node.id for node in takes if self._room(task, [node])}
         for start in self._later:
             if start.node in roomy and start.task != task.id:
                 return {"reserved_task": start.task, "reserved_gpus": start.gpus, "reserved_start": start.start}

@@ -63,7 +63,7 @@ class Waiting(BaseModel):
 
     task_id: str | None
     name: str | None
-    gpus: int
+    gpus: int = Field(description="Of one node: as many as it asks for, or as its base needs where it is planned")
     place: int | None
     node: str | None = Field(description="Where it is planned")
     code: str | None
@@ -237,7 +237,7 @@ def _waiting(task: Task, said: Mapping[str, Any], own: bool) -> Waiting:
     return Waiting(
         task_id=task.id if own else None,
         name=task.name if own else None,
-        gpus=task.gpus,
+        gpus=said.get("gpus") or task.gpus,
         code=said.get("code") if own else None,
         sentence=said.get("sentence") if own else None,
         **{name: said.get(name) for name in told},

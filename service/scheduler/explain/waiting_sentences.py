@@ -15,6 +15,7 @@ from typing import Any
 from contract.gpu_counts import device_word, devices
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.explain.reason_codes import Code, Reason
+from service.scheduler.explain.width_sentences import FitWords
 from service.tasks.plan_status import unplanned_reasons
 
 _NAMED = 3  # tasks named in a sentence
@@ -35,7 +36,7 @@ class Offer:
 class Scene:
     """Names and numbers for sentences: nodes by id, tenants by task, bytes per GPU by queued task, nodes of running tasks.
     `names` are tasks' names in sentences, else their ids stand there. `lacking` says what it would take to train tasks that no
-    node understands, `wider` on how many GPUs of a node a queued task would fit; None: on none."""
+    node understands, `fit` on how many GPUs its base fits."""
 
     offers: Mapping[str, Offer]
     owners: Mapping[str, str]
@@ -44,7 +45,7 @@ class Scene:
     lacking: Mapping[str, str] = field(default_factory=dict)
     downloads: Mapping[str, str] = field(default_factory=dict)  # what its planned node fetches first, by task
     names: Mapping[str, str] = field(default_factory=dict)
-    wider: Callable[[str], int | None] = lambda task: None
+    fit: Callable[[str], FitWords] = lambda task: FitWords()
 
     @cached_property
     def word(self) -> str:
@@ -54,12 +55,18 @@ class Scene:
     def gpus(self, number: float) -> str:
         return devices(number, self.word)
 
+    def asked(self, reason: Reason) -> str:
+        """The GPUs of one node that a task waits for: by type where its base does not fit on those that it asks for."""
+        return self.fit(reason.task).needed or self.gpus(float(reason.numbers["asked"]))
+
 
 def explain(
     reason: Reason, scene: Scene, at: datetime, between: PredictedInterval | None = None, late: float | None = None
 ) -> dict[str, Any]:
     """The reason, JSON-ready. `late` is by how many seconds the task will miss its deadline."""
-    sentence = _SENTENCES[reason.code](reason, scene)
+    sentence, fit = _SENTENCES[reason.code](reason, scene), scene.fit(reason.task)
+    if fit.needed and reason.code in _COUNTED:
+        sentence += " Its base does not fit on fewer."
     if reason.task in scene.downloads:
         sentence += f" {scene.downloads[reason.task]}"
     if late is not None:
@@ -68,6 +75,7 @@ def explain(
         "code": reason.code.value,
         "sentence": sentence,
         "place": reason.place,
+        "gpus": reason.numbers.get("asked") if fit.wanted is None else fit.wanted,
         "node": scene.offers[reason.node].name if reason.node is not None else None,
         "expected_start": _moment(at, reason.start),
         "expected_end": _moment(at, reason.end),
@@ -87,7 +95,7 @@ def downloads_first(node: str, base: str, size: int, seconds: float) -> str:
 
 def _capacity(reason: Reason, scene: Scene) -> str:
     asked, free, fitting, ahead = _numbers(reason, "asked", "free", "fitting", "ahead")
-    where = ""
+    gpus, where = scene.asked(reason), ""
     if reason.node is not None:
         there = [task for task, node in scene.running.items() if node == reason.node]
         where = f" It is planned for {scene.offers[reason.node].name}, held by {_names(there, reason.task, scene)}."
@@ -95,30 +103,31 @@ def _capacity(reason: Reason, scene: Scene) -> str:
     if fitting == asked == 1:
         short = f"The only {scene.word} that it could run on is taken."
     elif free:
-        short = (
-            f"It needs {scene.gpus(asked)} of one node; of the {fitting} that it could run on, at most {free} are free on one."
-        )
+        short = f"It needs {gpus} of one node; of the {fitting} that it could run on, at most {free} are free on one."
     else:
-        short = f"It needs {scene.gpus(asked)} of one node; none of the {fitting} that it could run on is free."
+        short = f"It needs {gpus} of one node; none of the {fitting} that it could run on is free."
     return f"{short}{where}{queue}"
 
 
 def _quota(reason: Reason, scene: Scene) -> str:
-    asked, limit, held = _numbers(reason, "asked", "limit", "held")
+    limit, held = _numbers(reason, "limit", "held")
+    if reason.start is None and scene.fit(reason.task).needed:
+        smaller = "take a smaller base or precision nf4, or have an admin raise the quota"
+        return f"It needs {scene.asked(reason)} of one node, but your quota is {limit} at once; {smaller}."
     if reason.start is None:
         few = "ask for fewer, or have an admin raise the quota"
-        return f"It asks for {scene.gpus(asked)}, but your quota is {limit} at once; {few}."
+        return f"It asks for {scene.asked(reason)}, but your quota is {limit} at once; {few}."
     mine = [task for task in scene.running if scene.owners[task] == scene.owners[reason.task]]
     return (
-        f"It needs {scene.gpus(asked)}, and your quota is {scene.gpus(limit)} at once, {held:g} of them held by "
+        f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once, {held:g} of them held by "
         f"{_names(mine, reason.task, scene)}; it starts once enough are given back."
     )
 
 
 def _fair_share(reason: Reason, scene: Scene) -> str:
-    asked, mine, theirs = _numbers(reason, "asked", "standing", "other_standing")
+    mine, theirs = _numbers(reason, "standing", "other_standing")
     return (
-        f"It needs {scene.gpus(asked)}, and your tenant has lately used {mine:.1f} times its fair share; another tenant's "
+        f"It needs {scene.asked(reason)}, and your tenant has lately used {mine:.1f} times its fair share; another tenant's "
         f"task, whose tenant has used {theirs:.1f} times its own, goes first although it came later."
     )
 
@@ -144,10 +153,10 @@ def _expected(reason: Reason, scene: Scene) -> str:
 
 
 def _drained(reason: Reason, scene: Scene) -> str:
-    asked, nodes, free = _numbers(reason, "asked", "nodes", "free")
+    nodes, free = _numbers(reason, "nodes", "free")
     which = _count(nodes, "node that has room for it is", "nodes that have room for it are")
     return (
-        f"It needs {scene.gpus(asked)}, and {which} being drained and take nothing new ({scene.gpus(free)} stand free there)."
+        f"It needs {scene.asked(reason)}, and {which} being drained and take nothing new ({scene.gpus(free)} stand free there)."
     )
 
 
@@ -157,12 +166,12 @@ def _unfit(reason: Reason, scene: Scene) -> str:
     asked, largest, wide = _numbers(reason, "asked", "largest", "wide_enough")
     if not wide:
         return f"It asks for {scene.gpus(asked)} of one node, but the largest has {largest}; it waits until a larger one joins."
-    wider = scene.wider(reason.task)
-    share = f"gpus {wider}, which share it layer by layer, " if wider is not None else ""
+    if unfit := scene.fit(reason.task).unfit:
+        return unfit
     roomiest = max((o for o in scene.offers.values() if o.gpus >= asked), key=lambda offer: offer.memory_bytes)
     return (
         f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each {scene.word}, but the roomiest node "
-        f"with {scene.gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take {share}a smaller base or "
+        f"with {scene.gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or "
         "precision nf4, or wait until a roomier node joins."
     )
 
@@ -210,6 +219,9 @@ _SENTENCES = {
     Code.BACKING_OFF: _backing_off,
     Code.PAUSED: _paused,
 }
+
+# those whose sentences say how many GPUs it needs
+_COUNTED = (Code.WAITING_FOR_CAPACITY, Code.WAITING_FOR_QUOTA, Code.FAIR_SHARE, Code.NODE_DRAINED)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

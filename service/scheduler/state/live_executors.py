@@ -33,7 +33,7 @@ class LiveExecutors:
         self._nodes, self._live, self._work, self._now = nodes, live, work, now
         self._by_executor = grouped(placed for placed, _ in live)
         self._tenants = {placed.id: task.tenant_id for placed, task in live}
-        self._widths = {placed.id: task.gpus for placed, task in live}
+        self._widths = {placed.id: self._narrowest(placed, task) for placed, task in live}
         self.joinable = frozenset(
             node.id
             for node in nodes.values()
@@ -66,7 +66,7 @@ class LiveExecutors:
             highest[task.tenant_id] = max(highest[task.tenant_id], task.priority)
         found = []
         for placed, task in self._live:
-            alone = self._widths_alone(placed, task)
+            alone = self._width_alone(placed)
             node = self._nodes[placed.node_id]
             if placed.leaving is not None:
                 found.append(LiveTask(placed, task, LEAVING_SECONDS, None))
@@ -82,16 +82,20 @@ class LiveExecutors:
                 found.append(LiveTask(placed, task, max(1, seconds), sharing, rank, alone))
         return found
 
-    def _widths_alone(self, placed: Placement, task: Task) -> int:
+    def _width_alone(self, placed: Placement) -> int:
         """GPUs that the task would run on without the others on its executor: a joiner may be narrower than that."""
         first = self._by_executor[executor_of(placed)][0]
-        return len(placed.device_indexes) if first.id == placed.id else min(task.gpus, len(placed.device_indexes))
+        return len(placed.device_indexes) if first.id == placed.id else self._widths[placed.id]
+
+    def _narrowest(self, placed: Placement, task: Task) -> int:
+        return min(self._work.narrowest(task, shape_of(self._nodes[placed.node_id])), len(placed.device_indexes))
 
     def sharing(self, task: Task) -> tuple[Sharing | None, ...]:
         """What a waiting task would bring to an executor of each node; empty where it may join none."""
         if not self.joinable or self._work.bound(task) <= 1:
             return ()
         nodes = self._nodes.values()
-        kinds = {shape: self._work.sharing(task, shape, task.gpus) for shape in {*map(shape_of, nodes)}}
+        shapes = {*map(shape_of, nodes)}
+        kinds = {shape: self._work.sharing(task, shape, self._work.narrowest(task, shape)) for shape in shapes}
         found = tuple(kinds[shape_of(node)] if node.id in self.joinable else None for node in nodes)
         return found if any(found) else ()

@@ -23,6 +23,7 @@ from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
 from service.scheduler.explain.join_sentences import runs_alone, shares_sentence
+from service.scheduler.explain.width_sentences import wide_for_base
 from service.scheduler.state.executors import Shared, ends_of, executor_of
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
@@ -74,7 +75,7 @@ def place(session: Session, dependencies: Dependencies, seen: Snapshot, decision
     with session.no_autoflush:  # flush all rows at once
         started = [task for task in same if task.id in starts and writer.start(task, starts[task.id])]
         started += [task for task in same if task.id in joins and writer.join(task, joins[task.id])]
-        bump_version_and_notify(session, *started)
+        bump_version_and_notify(session, *started, details=writer.wide)
     touch_nodes(session, dependencies.wakeups, *sorted({nodes_of[task.id] for task in started}))
     done = {task.id for task in started}
     return Placed(tuple(sorted(done)), tuple(sorted(nodes_of.keys() - done)))
@@ -100,6 +101,7 @@ class _Writer:
         live = select(Placement, Task).join(Task, Task.id == Placement.task_id)
         rows = session.execute(live.where(Placement.node_id.in_(self._nodes), Placement.ended_at.is_(None)))
         self._live: list[tuple[Placement, Task]] = [(placed, task) for placed, task in rows]
+        self.wide: dict[str, str] = {}  # by task, that it has more GPUs than it asks for
         self._now = clock(session)
 
     def start(self, task: Task, start: Start) -> bool:
@@ -160,7 +162,9 @@ class _Writer:
         self._session.add(placement)
         self._live.append((placement, task))
         waited(self._session, task, self._now)
-        note(self._session, task, "placed", _placed(placement, node, task, stay))
+        if stay.join is None and self._seen.narrowest(task.id, node.id) > task.gpus:
+            self.wide[task.id] = wide_for_base(len(devices), task.gpus, node.device_type)
+        note(self._session, task, "placed", _placed(placement, node, task, stay, self.wide.get(task.id)))
         log.info("task %s is placed on node %s", task.id, node.name, extra={"request_id": task.request_id})
 
 
@@ -182,7 +186,7 @@ def _free(node: Node, busy: set[int], now: datetime, settings: Settings) -> set[
     return {int(str(device["index"])) for device in node.devices} - busy
 
 
-def _placed(placement: Placement, node: Node, task: Task, stay: Stay) -> Mapping[str, Any]:
+def _placed(placement: Placement, node: Node, task: Task, stay: Stay, wide: str | None) -> Mapping[str, Any]:
     ends = (placement.expected_end, placement.expected_low, placement.expected_high)
     end, *interval = [moment.isoformat() if moment is not None else None for moment in ends]
     said: dict[str, Any] = {
@@ -198,6 +202,7 @@ def _placed(placement: Placement, node: Node, task: Task, stay: Stay) -> Mapping
             "beside": stay.join.among,
             "sentence": shares_sentence(stay.join, node.name, node.device_type),
         }
-    elif task.lost_executors >= ALONE_AFTER:
-        said |= {"sentence": runs_alone(task.lost_executors)}
-    return said
+        return said
+    words = [wide] if wide is not None else []
+    words += [runs_alone(task.lost_executors)] if task.lost_executors >= ALONE_AFTER else []
+    return said | ({"sentence": " ".join(words)} if words else {})

@@ -1,8 +1,8 @@
 """Formats what a new plan says to the owners of waiting tasks: reason codes joined with names. Touches no rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from contract.gpu_counts import device_word
@@ -10,12 +10,13 @@ from service.fleet.base_models.gpu_fit import memory_of
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
-from service.scheduler.estimate.node_shapes import Shape, shape_of
+from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import runs_alone
 from service.scheduler.explain.reason_codes import Code, reasons
+from service.scheduler.explain.width_sentences import FitWords, fit_words
 from service.scheduler.state.live_executors import LEAVING_SECONDS
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.plan_status import unplanned_reasons
@@ -37,7 +38,8 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
         held = f"{device_word([node.device_type])}s of {node.name}"
         room = f"{held} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
-        found[id] = unplanned_reasons.unplanned_reason(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+        promised = {"expected_start": soon, "gpus": seen.narrowest(id, reservation.node)}
+        found[id] = unplanned_reasons.unplanned_reason(Code.WAITING_FOR_CAPACITY, room) | promised
     found |= {id: unplanned_reasons.unplanned_reason(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
     return found | {id: unplanned_reasons.not_before(moment) for id, moment in seen.later.items()}
 
@@ -54,15 +56,13 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     running |= {start.task: start.node for start in starts if start.start == 0}
     downloads = {start.task: said for start in starts if (said := download_first(seen, start)) is not None}
     names = {id: waiting_sentences.task_words(task.name, id) for id, task in seen.tasks.items()}
-    wider = partial(_wider, seen, {*map(shape_of, seen.nodes.values())})
-    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads, names, wider)
+    shapes = sorted({*map(shape_of, seen.nodes.values())})
+    words = cache(partial(fit_words, shapes=shapes))
 
+    def fit(id: str) -> FitWords:
+        return words(seen.work.fit(seen.tasks[id]))
 
-def _wider(seen: Snapshot, shapes: Iterable[Shape], id: str) -> int | None:
-    """The smallest power of two of GPUs of a node that hold the queued task's base, beyond what it asks for."""
-    task = seen.tasks[id]
-    found = [shape.gpus_for(seen.needs[id], seen.work.specs[id].evaluation is None) for shape in shapes]
-    return min((gpus for gpus in found if gpus is not None and gpus > task.gpus), default=None)
+    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking, downloads, names, fit)
 
 
 def download_first(seen: Snapshot, start: Start) -> str | None:

@@ -16,25 +16,24 @@ from service.dependencies import Dependencies
 from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
-from service.scheduler.core.eligibility import Bar, Bars
+from service.scheduler.core.eligibility import Bar
 from service.scheduler.core.fair_share import Ask, Share, completion_weights, standing, total, worth
-from service.scheduler.estimate.node_shapes import Shapes
+from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals, spread
 from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
 from service.scheduler.state.executors import Shared, each_of, running_of
-from service.scheduler.state.host_eligibility import Hosts, delayed
+from service.scheduler.state.host_eligibility import Hosts
 from service.scheduler.state.live_executors import LiveExecutors
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.preemption.preemption_costs import TenantDues, with_preemption
-from service.scheduler.state.recent_arrivals import recent_arrivals, waited_before
+from service.scheduler.state.recent_arrivals import Arrival, recent_arrivals, waited_before
+from service.scheduler.state.task_widths import TaskWidths, widths_of
 from service.scheduler.state.usage_shares import capacity, limits, shares
 from service.tasks.models import Batch, Job, Task
 from service.tasks.plan_status import queue_status
 from service.tasks.stored_specs import needs_version, newer_fields
-
-Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,10 @@ class Snapshot:
         moved = [replace(run, remaining=ends[run.id].end) if ends and run.id in ends else run for run in self.live]
         known = {run.id for run in moved}
         return [*moved, *(run for run in self.problem.running if run.id not in known)]
+
+    def narrowest(self, task: str, node: str) -> int:
+        """GPUs of a task's narrowest width on a node."""
+        return self.work.narrowest(self.tasks[task], shape_of(self.nodes[node]))
 
     def _spread_of(self, start: p.Start) -> Spread:
         return spread(self.work.estimate(self.tasks[start.task], self.nodes[start.node].device_type, start.gpus))
@@ -160,8 +163,6 @@ class _SnapshotBuilder:
         self._executors = LiveExecutors(self._nodes, live, work, now, self._hosts.troubles.keys())
         tasks = [*self._queued, *(task for _, task in live)]
         self._downloads = BaseDownloads(session, self._nodes, tasks, dependencies.settings.base_bytes_per_second)
-        self._lacking: dict[str, str] = {}
-        self._barred: Bars = {}
 
     def snapshot(self, requests: tuple[int, ...], oldest: datetime | None) -> Snapshot:
         closed = frozenset(
@@ -175,7 +176,7 @@ class _SnapshotBuilder:
             for node in self._nodes.values()
         )
         quotas = limits(self._session, {task.tenant_id for task in self._queued})
-        widths = self._widths(quotas)
+        widths = widths_of(self._queued, self._nodes, self._worth, quotas, self._work, self._hosts, self._downloads)
         shared = self._shares(widths)
         stands = standing(shared, gpus) if shared else {}
         live = self._executors.tasks(stands, self._spreads, self._downloads)
@@ -206,47 +207,26 @@ class _SnapshotBuilder:
             reserved=given.due,
             awaited=given.awaited,
             troubles={id: trouble.sentence for id, trouble in self._hosts.troubles.items()},
-            lacking=self._lacking,
+            lacking=widths.lacking,
             closed=closed,
             capacity=total(gpus, worths),
             live=each_of(live, running),
         )
 
-    def _widths(self, quotas: Sequence[p.Limit]) -> Widths:
-        """The duration of each task at each width on each node that it may run on."""
-        least = min(self._worth.values(), default=1.0)
-        nodes, most = Shapes(self._nodes.values()), {quota.tenant: int(quota.gpus / least) for quota in quotas}
-        widths = {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
-        needs = {task.id: self._work.needs(task) for task in self._queued}
-        self._barred = self._hosts.bars(self._queued, needs, widths)
-        for task in self._queued:
-            kept = self._barred.get(task.id, {})
-            widths[task.id] = tuple(
-                delayed(self._hosts.narrowed(task, widths[task.id], kept), self._downloads.expected(task.base_model))
-            )
-            if (words := self._hosts.lacking(task, needs[task.id], kept)) is not None:
-                self._lacking[task.id] = words
-        return widths
-
-    def _fastest(self, widths: Sequence[p.Width]) -> tuple[int, float]:
-        """The seconds at the narrowest width on the fastest node, and the worth of a GPU there."""
-        found = zip(widths[0].seconds, self._worth.values(), strict=True)
-        return min(((seconds, worth) for seconds, worth in found if seconds is not None), default=(1, 1.0))
-
-    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], widths: Widths) -> list[p.Queued]:
+    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], widths: TaskWidths) -> list[p.Queued]:
         before, named = waited_before(self._session, self._queued), {node.name: node.id for node in self._nodes.values()}
         asks = []
         for task in self._queued:
             waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
             self._waited[task.id] = max(0.0, waited)
-            shortest, worth = self._fastest(widths[task.id])
-            asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id], worth))
+            shortest, width, worth = widths.fastest[task.id]
+            asks.append(Ask(task.id, task.tenant_id, width, shortest, task.priority, self._waited[task.id], worth))
         weigh = completion_weights(asks, shared, gpus)
         entries = queue_status.read_all(self._session)
         planned = {task.id: entry for task in self._queued if (entry := queue_status.entry_of(task, entries)) is not None}
         told = {id: named.get(entry.node) for id, entry in planned.items()}  # the planned node in the previous plan
         return [
-            self._queueing(task, weigh[task.id], widths[task.id], told.get(task.id), self._barred.get(task.id, {}))
+            self._queueing(task, weigh[task.id], widths.widths[task.id], told.get(task.id), widths.barred.get(task.id, {}))
             for task in self._queued
         ]
 
@@ -254,16 +234,17 @@ class _SnapshotBuilder:
         self, task: Task, rank: int, widths: Sequence[p.Width], planned: str | None, barred: Mapping[str, Bar]
     ) -> p.Queued:
         narrow, *wider = widths
-        pairs = zip(self._nodes.values(), narrow.seconds, strict=True)
-        kind = next((node.device_type for node, seconds in pairs if seconds is not None), None)
-        if kind is not None:
-            self._spreads[task.id] = spread(self._work.estimate(task, kind, task.gpus))
+        nodes = enumerate(zip(self._nodes.values(), narrow.seconds, strict=True))
+        fits = next(((at, node.device_type) for at, (node, seconds) in nodes if seconds is not None), None)
+        if fits is not None:
+            self._spreads[task.id] = spread(self._work.estimate(task, fits[1], narrow.on(fits[0])))
         deadline = self._batches.deadline(task, self._work.specs[task.id].deadline)
         return p.Queued(
             id=task.id,
-            gpus=task.gpus,
+            gpus=narrow.gpus,
             weight=rank,
             seconds=narrow.seconds,
+            needs=narrow.needs,
             planned=planned,
             tenant=task.tenant_id,
             deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
@@ -274,19 +255,20 @@ class _SnapshotBuilder:
             sharing=self._executors.sharing(task),
         )
 
-    def _recent(self, widths: Widths) -> tuple[p.Arrived, ...]:
-        waiting = {
-            task.id: (task.created_at or self._now, task.gpus, self._fastest(widths[task.id])[0]) for task in self._queued
-        }
+    def _recent(self, widths: TaskWidths) -> tuple[p.Arrived, ...]:
+        fastest, waiting = widths.fastest, dict[str, Arrival]()
+        for task in self._queued:
+            waiting[task.id] = (task.created_at or self._now, fastest[task.id].gpus, fastest[task.id].seconds)
         return recent_arrivals(self._session, self._now, waiting)
 
-    def _shares(self, widths: Widths) -> Sequence[Share]:
+    def _shares(self, widths: TaskWidths) -> Sequence[Share]:
         held = self._executors.held()
         wanted: dict[str, float] = defaultdict(float)
         for placed, task in self._live:
-            wanted[task.tenant_id] += task.gpus * self._worth[placed.node_id]
+            least = self._work.narrowest(task, shape_of(self._nodes[placed.node_id]))
+            wanted[task.tenant_id] += least * self._worth[placed.node_id]
         for task in self._queued:
-            wanted[task.tenant_id] += task.gpus * self._fastest(widths[task.id])[1]
+            wanted[task.tenant_id] += widths.fastest[task.id].weighted
         half_life = self._dependencies.settings.fair_share_half_life_seconds
         return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
 

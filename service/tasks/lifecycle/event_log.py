@@ -47,8 +47,9 @@ def record(session: Session, task: Task, kind: EventKind, data: dict[str, Any]) 
     session.add(TaskEvent(task_id=task.id, number=task.last_event, tenant_id=task.tenant_id, kind=kind, data=data))
 
 
-def record_status(session: Session, task: Task) -> None:
-    """Record the task's status if it differs from the last recorded one, and queue the tenant's webhooks."""
+def record_status(session: Session, task: Task, detail: str | None = None) -> None:
+    """Record the task's status if it differs from the last recorded one, and queue the tenant's webhooks. `detail`: a sentence
+    about it."""
     if task.status == task.told_status:
         return
     data: dict[str, Any] = {"status": task.status}
@@ -56,6 +57,8 @@ def record_status(session: Session, task: Task) -> None:
         value = getattr(task, column) if only is None or task.status == only else None
         if value is not None:
             data[name] = value
+    if detail is not None:
+        data["detail"] = detail
     record(session, task, EventKind.STATUS, data)
     task.told_status = task.status
     announce(session, task)

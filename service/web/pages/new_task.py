@@ -23,7 +23,8 @@ from service.fleet.models import BaseModel
 from service.http.concurrency_limits import Submitting
 from service.http.problem_handlers import field_error
 from service.http.problems import FieldError, Problem
-from service.scheduler.dry_run import EstimateResource, dry_run
+from service.scheduler.dry_run import dry_run
+from service.scheduler.estimate_resource import EstimateResource
 from service.scheduler.routes import EstimatorDep
 from service.tasks import actions
 from service.tasks.models import Task

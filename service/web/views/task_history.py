@@ -74,7 +74,8 @@ def _plans(plans: Sequence[PlanChangeResource]) -> Iterator[Happening]:
             case "waits":
                 yield Happening(plan.created_at, "queued", str(plan.said.get("sentence") or "waits"))
             case "placed":
-                yield Happening(plan.created_at, "running", f"placed on {plan.said.get('node')}")
+                more = f": {plan.said['sentence']}" if plan.said.get("sentence") else ""
+                yield Happening(plan.created_at, "running", f"placed on {plan.said.get('node')}{more}")
             case "left":
                 yield Happening(
                     plan.created_at, "paused", f"left its node: {plan.said.get('detail') or plan.said.get('reason')}"

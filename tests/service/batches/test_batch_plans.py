@@ -19,7 +19,7 @@ from service.dependencies import Dependencies
 from service.fleet.models import Node
 from service.scheduler import planner
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import makespan
+from service.scheduler.core.plan_objective import makespan
 from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.solve import BUDGET, solve
 from service.scheduler.estimate.task_duration import LOADING_SECONDS

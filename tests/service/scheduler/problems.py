@@ -11,8 +11,8 @@ TENANTS = ("", "ada", "bo")
 
 @st.composite
 def problems(draw: st.DrawFn, *, closed: bool = False) -> SchedulingProblem:
-    """Up to 5 nodes (types by duration and worth, drains), running tasks that fit, up to 12 queued ones, widths, limits,
-    deadlines."""
+    """Up to 5 nodes (types by duration and worth, drains), running tasks that fit, up to 12 queued ones, widths (of some, the
+    narrowest by node), limits, deadlines."""
     nodes = tuple(
         PlanNode(
             f"n{at}",
@@ -41,12 +41,16 @@ def problems(draw: st.DrawFn, *, closed: bool = False) -> SchedulingProblem:
 def _queued(draw: st.DrawFn, name: str, nodes: tuple[PlanNode, ...], slower: tuple[int, ...]) -> Queued:
     gpus, seconds = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.integers(1, 60))
     roomy = draw(st.integers(0, 4)) != 0  # else its memory fits only every other node
-    widths = []
-    for wide in range(draw(st.integers(1, 3))):
+    least = [gpus << draw(st.integers(0, 2)) for _ in nodes] if draw(st.integers(0, 3)) == 0 else [gpus] * len(nodes)
+    least[draw(st.integers(0, len(nodes) - 1))] = gpus
+    needs = tuple(least) if len(set(least)) > 1 else ()
+    fits = [node.gpus >= need and (roomy or at % 2 == 0) for at, (node, need) in enumerate(zip(nodes, least, strict=True))]
+    widths = [Width(gpus, tuple(seconds * slow if fit else None for fit, slow in zip(fits, slower, strict=True)), needs)]
+    for wide in range(1, draw(st.integers(1, 3))):
         here = gpus << wide
-        fits = [node.gpus >= here and (roomy or at % 2 == 0) for at, node in enumerate(nodes)]
-        spent = max(1, seconds * 10 // (7 << wide) if wide else seconds)
-        widths.append(Width(here, tuple(spent * slow if fit else None for fit, slow in zip(fits, slower, strict=True))))
+        wider = [fit and need < here <= node.gpus for fit, need, node in zip(fits, least, nodes, strict=True)]
+        spent = max(1, seconds * 10 // (7 << wide))
+        widths.append(Width(here, tuple(spent * slow if fit else None for fit, slow in zip(wider, slower, strict=True))))
     return Queued(
         id=name,
         gpus=gpus,
@@ -56,6 +60,7 @@ def _queued(draw: st.DrawFn, name: str, nodes: tuple[PlanNode, ...], slower: tup
         tenant=draw(st.sampled_from(TENANTS)),
         deadline=draw(st.sampled_from((None, None, -5, 40, 200))),
         wider=tuple(widths[1:]),
+        needs=needs,
     )
 
 
@@ -64,10 +69,16 @@ def with_node(problem: SchedulingProblem, gpus: int = 8) -> SchedulingProblem:
 
     def more(width: Width) -> Width:
         fastest = min((s for s in width.seconds if s is not None), default=None)
-        return Width(width.gpus, (*width.seconds, fastest if width.gpus <= gpus else None))
+        needs = (*width.needs, width.gpus) if width.needs else ()
+        return Width(width.gpus, (*width.seconds, fastest if width.gpus <= gpus else None), needs)
 
     queued = tuple(
-        replace(task, seconds=more(task.widths[0]).seconds, wider=tuple(more(width) for width in task.wider))
+        replace(
+            task,
+            seconds=more(task.widths[0]).seconds,
+            needs=more(task.widths[0]).needs,
+            wider=tuple(more(width) for width in task.wider),
+        )
         for task in problem.queued
     )
     return replace(problem, nodes=(*problem.nodes, PlanNode("extra", gpus)), queued=queued)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.scheduler import dry_run
+from service.scheduler import estimate_warnings
 from service.scheduler.estimate import task_workload
 from tests.service.api import Caller
 from tests.service.live_server import until
@@ -50,7 +50,7 @@ def test_a_file_is_looked_at_as_far_as_a_limit(tenant, new_node, monkeypatch):
     assert told() == [("row_truncated", 2), ("row_truncated", 16)]
     again = [{"prompt": f"{row['prompt']}!", "completion": "y"} for row in rows]
     spec = tenant.spec(tenant.file(again))
-    monkeypatch.setattr(dry_run, "_LOOKED_AT", 2200)
+    monkeypatch.setattr(estimate_warnings, "_LOOKED_AT", 2200)
     found = told()
     assert found[0] == ("row_truncated", 2)
     assert [code for code, _ in found[1:]] == ["rows_not_looked_at"]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from benchmarks.simulator.plan_checker import check
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Width, missed, objective
+from service.scheduler.core.plan_objective import missed, objective
+from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Width
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import MalformedProblem, solve

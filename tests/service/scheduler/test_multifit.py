@@ -5,7 +5,8 @@ import pytest
 from benchmarks.simulator.arrivals import Arrival, closed, eleven
 from benchmarks.simulator.plan_checker import check
 from service.scheduler.core.multifit import pack
-from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, makespan
+from service.scheduler.core.plan_objective import makespan
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.solve import solve
 
 

@@ -185,7 +185,7 @@ def test_an_estimate_without_a_start_costs_between_the_cheapest_and_the_dearest_
     draft = object.__new__(DraftPlan)
     draft._seen = SimpleNamespace(at=datetime(2026, 5, 1, tzinfo=UTC), work=work)
     draft._prices = Prices({"slow": ((date(2026, 5, 1), 1.0),), "fast": ((date(2026, 1, 1), 10.0),)}, None)
-    assert draft._cost(Task(), 2, "fast", ["slow", "fast"]).model_dump() == {"expected": 10.0, "low": 1.0, "high": 20.0}
-    assert draft._cost(Task(), 2, "fast", ["slow"]).model_dump() == {"expected": 2.0, "low": 1.0, "high": 4.0}
-    assert draft._cost(Task(), 2, "fast", ["slow", "unpriced"]) is None
-    assert draft._cost(Task(), 2, "", []) is None
+    assert draft._cost(Task(), "fast", {"slow": 2, "fast": 2}).model_dump() == {"expected": 10.0, "low": 1.0, "high": 20.0}
+    assert draft._cost(Task(), "fast", {"slow": 2}).model_dump() == {"expected": 2.0, "low": 1.0, "high": 4.0}
+    assert draft._cost(Task(), "fast", {"slow": 2, "unpriced": 2}) is None
+    assert draft._cost(Task(), "", {}) is None

@@ -9,7 +9,7 @@ from service.fleet.models import Placement
 from service.messaging.queue import Queue, QueueJob
 from service.messaging.wakeups import NodeWakeups, stream_of
 from service.scheduler import planner
-from service.scheduler.core.problem import objective
+from service.scheduler.core.plan_objective import objective
 from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.models import Plan, PlanRequest, ThroughputProfile

@@ -5,7 +5,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, objective
+from service.scheduler.core.plan_objective import objective
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import solve

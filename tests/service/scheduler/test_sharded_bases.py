@@ -33,18 +33,18 @@ def test_the_smallest_power_of_two_of_gpus_that_holds_a_base():
 def test_a_task_is_placed_where_its_gpus_share_the_base_and_its_estimate_says_so(tenant, new_node, plan, memory):
     node = new_node(slots=4, memory=memory, said=ABLE)
     spec = tenant.spec(tenant.file(), **EIGHT)
-    narrow = tenant.post("/v1/tasks/estimate", json=spec).json()
-    assert "take gpus 4, which share it layer by layer, a smaller base or" in narrow["waiting"]
+    narrow = tenant.post("/v1/tasks/estimate", json=spec | {"max_gpus": 1}).json()
+    assert "Its base needs 4 CPU slots of one node, which share it layer by layer, and max_gpus allows 1;" in narrow["waiting"]
     assert (narrow["device_type"], narrow["sharding"]) == (None, None)
     wide = tenant.post("/v1/tasks/estimate", json=spec | {"gpus": 4}).json()
     assert (wide["waiting"], wide["gpus"]) == (None, 4)
     assert "4 CPU slots share the layers that do not fit, and gather each as passes need it." in wide["sharding"]
-    made = [tenant.task(**EIGHT | {"gpus": gpus})["id"] for gpus in (2, 4)]
+    made = [tenant.task(**EIGHT | asked)["id"] for asked in ({"gpus": 2, "max_gpus": 2}, {"gpus": 4})]
     plan()
     assert [placement.task_id for placement in node.desired().placements] == made[1:]
     waits = tenant.get(f"/v1/tasks/{made[0]}").json()["waiting"]
     assert waits["code"] == "no_node_fits"
-    assert "take gpus 4, which share it layer by layer" in waits["sentence"]
+    assert "raise max_gpus to 4, or leave it out, or take a smaller base or precision nf4" in waits["sentence"]
 
 
 def test_a_worker_that_shards_no_bases_gets_none_and_a_task_with_texts_needs_a_copy(tenant, new_node, plan, memory):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from starlette.testclient import TestClient
 
-from service.scheduler.dry_run import Between, EstimateResource, WidthEstimate
+from service.scheduler.estimate_resource import Between, EstimateResource, WidthEstimate
 from service.web.estimate_times import EstimateTimes
 from service.web.views.formats import code_spans
 from tests.service.api import chat_rows, jsonl

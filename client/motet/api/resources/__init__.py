@@ -60,10 +60,9 @@ from motet.api.resources.members import (
     SignedIn,
 )
 from motet.api.resources.merged_models import MergedModel
+from motet.api.resources.task_estimates import Between, DeviceTypeEstimate, Estimate, WidthEstimate
 from motet.api.resources.tasks import (
-    Between,
     Curve,
-    Estimate,
     Event,
     Exit,
     Job,
@@ -77,7 +76,6 @@ from motet.api.resources.tasks import (
     TextEvaluation,
     TextSample,
     Waiting,
-    WidthEstimate,
     Winner,
 )
 from motet.api.resources.tracking_servers import TaskMirror, TrackingServer
@@ -97,6 +95,7 @@ __all__ = [
     "Curve",
     "Device",
     "DeviceSignIn",
+    "DeviceTypeEstimate",
     "Estimate",
     "Event",
     "Exit",

@@ -6,7 +6,7 @@ from typing import Any
 
 from contract.states import TaskStatus
 from contract.strict import Message
-from motet.api.resources.tasks import Estimate
+from motet.api.resources.task_estimates import Estimate
 
 
 class BatchTask(Message):

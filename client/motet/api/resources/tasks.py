@@ -1,6 +1,5 @@
-"""Tasks, their jobs, curves, events and estimates, as the API answers them."""
+"""Tasks, their jobs, curves and events, as the API answers them."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +9,6 @@ from contract.compatibility.lenient_documents import ShownConfig
 from contract.gpu_counts import device_word, devices
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
-from motet.api.resources.files import RowProblem
 
 
 class Rows(Message):
@@ -122,6 +120,7 @@ class Waiting(Message):
     code: str = ""
     sentence: str = ""
     place: int | None = None
+    gpus: int | None = None  # of one node that it waits for: as many as it asks for, or as its base needs
     node: str | None = None
     expected_start: datetime | None = None
     expected_end: datetime | None = None
@@ -253,43 +252,3 @@ class Event(Message):
     type: str
     data: dict[str, Any] = Field(default={})
     created_at: datetime
-
-
-class Between(Message):
-    """An expected value, and the interval that holds the true one most of the time."""
-
-    expected: float
-    low: float
-    high: float
-
-
-class WidthEstimate(Message):
-    """What a task would take on so many GPUs of one node."""
-
-    gpus: int
-    seconds: Between
-    gpu_seconds: Between
-
-
-class Estimate(Message):
-    """What a task would take if it were posted now."""
-
-    jobs: int
-    tokens: float
-    full_tokens: float
-    text_tokens: float | None = None
-    text_gpu_seconds: float | None = None  # of gpu_seconds.expected, for these texts at most
-    gpus: int
-    gpu_seconds: Between
-    widths: Sequence[WidthEstimate] = ()
-    device_type: str | None = None
-    expected_start: datetime | None = None
-    expected_end: datetime | None = None
-    expected_start_interval: Sequence[datetime] | None = None
-    expected_end_interval: Sequence[datetime] | None = None
-    waiting: str | None = None
-    slowdown: float = 1.0  # at its start, against running alone
-    sharing: str | None = None  # with how many tasks it would share GPUs, as a sentence
-    sharding: str | None = None  # how its GPUs share the base, as a sentence; None: each holds a copy
-    base_download: str | None = None  # what its node fetches first, as a sentence
-    problems: Sequence[RowProblem] = ()

@@ -21,7 +21,7 @@ def join_violations(problem: SchedulingProblem, decision: Decision) -> Iterator[
             continue
         place = place_of(after_starts, run)
         sharing = task.sharing[place] if task.sharing else None
-        if sharing is None or task.seconds[place] is None or task.gpus > run.gpus or after_starts.nodes[place].drained:
+        if sharing is None or task.seconds[place] is None or task.on(place) > run.gpus or after_starts.nodes[place].drained:
             yield f"{join.task} may not share {run.gpus} GPUs of {run.node}"
             continue
         runs[run.id] = with_it = with_task(run, task, place)

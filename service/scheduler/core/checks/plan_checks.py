@@ -23,7 +23,7 @@ def violations(problem: SchedulingProblem, starts: Iterable[Start]) -> list[str]
             wrong.append(f"{start.task} is not queued, stands twice, or names a node that is not there")
             continue
         at = places[start.node]
-        seconds = next((width.seconds[at] for width in task.widths if width.gpus == start.gpus), None)
+        seconds = next((width.seconds[at] for width in task.widths if width.on(at) == start.gpus), None)
         if problem.nodes[at].drained or seconds is None or start.start < 0 or start.end - start.start != seconds:
             wrong.append(
                 f"{start.task} needs {seconds} s on {start.gpus} GPUs of {start.node}, not {start.start} to {start.end}"

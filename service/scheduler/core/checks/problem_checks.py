@@ -34,8 +34,12 @@ def malformed(problem: SchedulingProblem) -> list[str]:
     for task in problem.queued:
         wrong += [f"queued {task.id}: {why}" for why in _malformed_task(task, len(problem.nodes))]
     many = len(problem.nodes)
-    sized = [t for t in problem.queued if len(t.seconds) == many and all(len(width.seconds) == many for width in t.wider)]
-    return wrong + _unfit(problem if len(sized) == len(problem.queued) else replace(problem, queued=tuple(sized)))
+    sized = tuple(task for task in problem.queued if _sized(task, many))
+    return wrong + _unfit(problem if len(sized) == len(problem.queued) else replace(problem, queued=sized))
+
+
+def _sized(task: Queued, nodes: int) -> bool:
+    return len(task.needs or task.seconds) == nodes and all(len(width.seconds) == nodes for width in task.widths)
 
 
 def _running_ids(problem: SchedulingProblem) -> Iterator[str]:
@@ -72,9 +76,14 @@ def _malformed_task(task: Queued, nodes: int) -> list[str]:
     gpus = [width.gpus for width in task.widths] if task.wider else [task.gpus]
     if gpus[0] < 1 or any(wider <= before for before, wider in pairwise(gpus)):
         wrong.append(f"widths are {gpus}, must be positive and rise")
+    if task.needs and (len(task.needs) != nodes or min(task.needs) < task.gpus):
+        wrong.append(f"needs is {task.needs}, must name the GPUs on each of {nodes} nodes, at least {task.gpus}")
     for seconds in (task.seconds, *(width.seconds for width in task.wider)):
         if len(seconds) != nodes:
             wrong.append(f"seconds names {len(seconds)} nodes, there are {nodes}")
+    for width in task.wider if task.needs else ():
+        if any(spent is not None and width.gpus <= need for spent, need in zip(width.seconds, task.needs, strict=False)):
+            wrong.append(f"a width of {width.gpus} is offered on a node of which it needs as many or more")
     if task.sharing and len(task.sharing) != nodes:
         wrong.append(f"sharing names {len(task.sharing)} nodes, there are {nodes}")
     alike = bool(task.sharing) and task.sharing.count(task.sharing[0]) == len(task.sharing)
@@ -90,19 +99,20 @@ def _unfit(problem: SchedulingProblem) -> list[str]:
     for task, seconds, gpus in _widths(problem):
         if seconds.min(initial=1) < 1:
             wrong.append(f"queued {task}: seconds must be positive, or None where it does not fit")
-        small = sizes[(seconds < NEVER) & (sizes < gpus)]
+        small = np.flatnonzero((seconds < NEVER) & (sizes < gpus))
         if len(small):
-            wrong.append(f"queued {task}: seconds says it fits a node of {small[0]} GPUs, but it takes {gpus}")
+            takes = gpus if isinstance(gpus, int) else gpus[small[0]]
+            wrong.append(f"queued {task}: seconds says it fits a node of {sizes[small[0]]} GPUs, but it takes {takes}")
     return wrong
 
 
-def _widths(problem: SchedulingProblem) -> Iterator[tuple[str, NDArray[np.int64], int]]:
-    """(task, seconds by node, GPUs) of every width to check."""
+def _widths(problem: SchedulingProblem) -> Iterator[tuple[str, NDArray[np.int64], int | NDArray[np.int64]]]:
+    """(task, seconds by node, GPUs or these by node) of every width to check."""
     smallest = min((node.gpus for node in problem.nodes), default=1)
     least = problem.seconds.min(axis=1, initial=NEVER)
-    asked = np.array([task.gpus for task in problem.queued], np.int64)
+    asked = problem.asked.max(axis=1, initial=0)
     for at in np.flatnonzero((least < 1) | (asked > smallest)):
-        yield problem.queued[at].id, problem.seconds[at], int(asked[at])
+        yield problem.queued[at].id, problem.seconds[at], problem.queued[at].least
     for task in problem.queued:
         for width in task.wider:
             row = row_of(width.seconds)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from service.scheduler.core.batch_arrangement import plan_by_rules
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.slowdowns import Member, broken_bounds, ends, roomy, slowdowns
-from service.scheduler.core.problem import NEVER, Queued, RunningExecutor, SchedulingProblem, Start, missed, objective, slowdown
+from service.scheduler.core.plan_objective import missed, objective, slowdown
+from service.scheduler.core.problem import NEVER, Queued, RunningExecutor, SchedulingProblem, Start
 from service.scheduler.core.rules import ranked
 
 TRIALS, TRIED_TASKS = 24, 2000  # joins tried in a plan: so many, and fewer where more than so many / TRIALS tasks wait
@@ -162,7 +163,7 @@ def _option(
     """The task's join to this executor, if it is allowed. `queue`: weight of those who wait, for each GPU."""
     place = place_of(problem, run)
     sharing, seconds = task.sharing[place], task.seconds[place]
-    if sharing is None or seconds is None or problem.nodes[place].drained:
+    if sharing is None or seconds is None or problem.nodes[place].drained or run.gpus < task.on(place):
         return None
     if sharing.group != run.members[0].sharing.group or seconds > LONGEST * max(member.remaining for member in run.members):
         return None
@@ -175,7 +176,7 @@ def _option(
         return None
     lost = sum(member.weight * (after[member.id] - before[member.id]) for member in run.members)
     # GPU seconds that the queue gets, or gives if negative
-    freed = seconds * task.gpus - (max(after.values()) - max(before.values())) * run.gpus
+    freed = seconds * task.on(place) - (max(after.values()) - max(before.values())) * run.gpus
     waited = min(waits, 10 * seconds + end)  # without a start it waits for long, and not forever
     slow = slowdowns(together, run.gpus, run.correction)
     sooner = None if later is None else waits - end
@@ -187,7 +188,7 @@ def _members(run: RunningExecutor, task: Queued, place: int) -> tuple[Member, ..
     sharing, seconds = task.sharing[place], task.seconds[place]
     assert sharing is not None
     assert seconds is not None  # as _option saw
-    return (*run.members, Member(task.id, task.tenant, seconds, sharing, task.weight, task.gpus))
+    return (*run.members, Member(task.id, task.tenant, seconds, sharing, task.weight, task.on(place)))
 
 
 def with_task(run: RunningExecutor, task: Queued, place: int) -> RunningExecutor:

@@ -19,7 +19,7 @@ from service.scheduler.core.problem import PlanNode
 @dataclass(frozen=True)
 class Held:
     """A running task. `age` is seconds since it was placed; `nodes` are those it could move to; `spare` of its GPUs are beyond
-    its narrowest width."""
+    its narrowest width. `needs` are the GPUs of that on nodes where they differ from here."""
 
     task: str
     tenant: str
@@ -29,6 +29,11 @@ class Held:
     age: float
     nodes: frozenset[str] = frozenset()
     spare: int = 0
+    needs: tuple[tuple[str, int], ...] = ()
+
+    def on(self, node: str) -> int:
+        """GPUs of its narrowest width on a node."""
+        return dict(self.needs).get(node, self.gpus - self.spare)
 
     @property
     def gives(self) -> int:
@@ -38,13 +43,19 @@ class Held:
 
 @dataclass(frozen=True)
 class Preemptor:
-    """A queued task that could start; `waited` is its total seconds in the queue, `nodes` those it fits."""
+    """A queued task that could start; `waited` is its total seconds in the queue, `nodes` those it fits. `needs` are its GPUs
+    on nodes where they are not `gpus`."""
 
     task: str
     tenant: str
     gpus: int
     waited: float
     nodes: frozenset[str]
+    needs: tuple[tuple[str, int], ...] = ()
+
+    def on(self, node: str) -> int:
+        """GPUs of its narrowest width on a node."""
+        return dict(self.needs).get(node, self.gpus)
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ class _Ledger:
 
     def _covers(self, preemptor: Preemptor, node: str) -> bool:
         due = self._owed.get(preemptor.tenant, 0.0)
-        return entitled(preemptor.gpus * self._worth[node], self._holds.get(preemptor.tenant, 0.0), due)
+        return entitled(preemptor.on(node) * self._worth[node], self._holds.get(preemptor.tenant, 0.0), due)
 
     def worthy(self, preemptor: Preemptor) -> list[str]:
         """The nodes that it fits, without those of negligible worth beside others: CPU slots repay no due of GPUs."""
@@ -127,7 +138,7 @@ class _Ledger:
         spare = {other: free for other, free in self._free.items() if other != node}
         free, victims = self._free[node], dict[str, Held]()
         left = {placed.task: placed for placed in self._held if placed.node == node}
-        while free < preemptor.gpus:
+        while free < preemptor.on(node):
             lends = [
                 p for p in left.values() if p.tenant != preemptor.tenant and p.gives * worth - excess[p.tenant] < shortfall
             ]
@@ -138,7 +149,7 @@ class _Ledger:
             victim = min(takeable, key=lambda p: (p not in lends, -excess[p.tenant], self._urgency[p.task], p.age, p.task))
             home, given = moves[victim.task], victim.gives
             if victim not in lends and home:
-                spare[home] -= victim.gpus - victim.spare
+                spare[home] -= victim.on(home)
                 given = victim.gpus
             else:
                 excess[victim.tenant] -= given * worth
@@ -151,8 +162,7 @@ class _Ledger:
 
     def _elsewhere(self, placed: Held, spare: Mapping[str, int]) -> str | None:
         """Another node with room for the task at its narrowest width; of several the one with the least free GPUs."""
-        least = placed.gpus - placed.spare
-        homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= least]
+        homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= placed.on(node)]
         return min(homes)[1] if homes else None
 
     def sentence(self, preemptor: Preemptor, victims: tuple[Held, ...]) -> str:

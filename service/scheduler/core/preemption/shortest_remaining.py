@@ -100,15 +100,16 @@ class _Search:
         """What each node offers to a task whose planned start is `start`."""
         left = self._limits.get(task.tenant, NEVER) - self._units.get(task.tenant, 0)
         found = []
-        for node, seconds in zip(self._problem.nodes, task.seconds, strict=True):
-            if seconds is None or node.drained or task.gpus * node.units > left:
+        for at, (node, seconds) in enumerate(zip(self._problem.nodes, task.seconds, strict=True)):
+            if seconds is None or node.drained or task.on(at) * node.units > left:
                 continue
-            if self._longest.get(node.id, 0) > seconds + self._leave and self._free[node.id] < task.gpus:
-                option = self._option(task, node, seconds, start)
+            if self._longest.get(node.id, 0) > seconds + self._leave and self._free[node.id] < task.on(at):
+                option = self._option(task, at, seconds, start)
                 found += [option] if option is not None else []
         return found
 
-    def _option(self, task: Queued, node: PlanNode, seconds: int, start: int) -> _Option | None:
+    def _option(self, task: Queued, at: int, seconds: int, start: int) -> _Option | None:
+        node = self._problem.nodes[at]
         able = [
             _victim(run, run.preemptible, self._leave, seconds)
             for run in self._runs[node.id]
@@ -117,7 +118,7 @@ class _Search:
             and run.remaining > seconds + self._leave
             and self._may_take(task, run, node)
         ]
-        victims = _fewest([victim for victim in able if victim is not None], task.gpus - self._free[node.id])
+        victims = _fewest([victim for victim in able if victim is not None], task.on(at) - self._free[node.id])
         if not victims:
             return None
         waits = min(start, *(victim.run.remaining for victim in victims))
@@ -173,6 +174,7 @@ def _after(problem: SchedulingProblem, leave: int, made: ShortPreemption) -> Sch
         else:
             runs.append(run)
     task = problem.queued[problem.row[made.task]]
-    runs.append(RunningExecutor(task.id, made.node, task.gpus, leave + made.seconds, task.tenant))
+    gpus = task.on(problem.places[made.node])
+    runs.append(RunningExecutor(task.id, made.node, gpus, leave + made.seconds, task.tenant))
     queued = tuple(one for one in problem.queued if one.id != task.id)
     return replace(problem, running=tuple(runs), queued=(*queued, *back))

@@ -58,18 +58,18 @@ def kept(
         )
         if task is None or at is None or nodes[at].drained or task.seconds[at] is None:
             continue
-        seconds = task.seconds[at] or 1
+        seconds, gpus = task.seconds[at] or 1, task.on(at)
         free = nodes[at].gpus - sum(run.gpus for run in runs if run.node == reservation.node)
-        if free >= task.gpus:
-            due.append(Start(task.id, reservation.node, 0, seconds, task.gpus))
-            runs.append(RunningExecutor(task.id, reservation.node, task.gpus, seconds, task.tenant))
+        if free >= gpus:
+            due.append(Start(task.id, reservation.node, 0, seconds, gpus))
+            runs.append(RunningExecutor(task.id, reservation.node, gpus, seconds, task.tenant))
         else:
             leavers = {run.id: run for run in runs if run.id in reservation.leaving and run.node == reservation.node}
-            if free + sum(run.gpus for run in leavers.values()) < task.gpus:
+            if free + sum(run.gpus for run in leavers.values()) < gpus:
                 continue  # another task took the GPUs first
-            runs = _given(runs, leavers, task.gpus - free)
+            runs = _given(runs, leavers, gpus - free)
             longest = max(run.remaining for run in leavers.values())
-            runs.append(RunningExecutor(task.id, reservation.node, task.gpus, longest + seconds, task.tenant))
+            runs.append(RunningExecutor(task.id, reservation.node, gpus, longest + seconds, task.tenant))
             awaited[task.id] = reservation
         del waiting[task.id]
     return ReservedStarts(tuple(runs), tuple(waiting.values()), tuple(due), awaited)

@@ -62,9 +62,11 @@ def _held(seen: Snapshot) -> list[Held]:
         if any(placed.leaving is not None for placed in there):
             continue
         tasks = [seen.tasks[placed.task_id] for placed in there]
-        fit = tuple(shape for shape in open_ if all(seen.work.fits(task, shape) for task in tasks))
+        fit = tuple(shape for shape in open_ if all(seen.work.fit(task).narrowest(shape) for task in tasks))
         if fit not in alike:
             alike[fit] = frozenset(id for shape in fit for id in open_[shape])
+        least = seen.narrowest(tasks[0].id, node_id) if len(there) == 1 else len(indexes)
+        others = {shape: seen.work.narrowest(tasks[0], shape) for shape in fit} if len(there) == 1 else {}
         found.append(
             Held(
                 tasks[0].id,
@@ -74,7 +76,8 @@ def _held(seen: Snapshot) -> list[Held]:
                 max(task.priority for task in tasks),
                 (seen.at - there[0].created_at).total_seconds(),
                 alike[fit],
-                max(0, len(indexes) - tasks[0].gpus) if len(there) == 1 else 0,
+                max(0, len(indexes) - least),
+                tuple((id, gpus) for shape, gpus in others.items() if gpus != least for id in open_[shape]),
             )
         )
     return found
@@ -100,18 +103,20 @@ def _preemptors(seen: Snapshot) -> list[Preemptor]:
         left = limits.get(queued.tenant, NEVER) - holds[queued.tenant]
         fits = frozenset(
             node.id
-            for node, seconds in zip(seen.problem.nodes, queued.seconds, strict=True)
-            if seconds is not None and not node.drained and queued.gpus * node.units <= left
+            for at, (node, seconds) in enumerate(zip(seen.problem.nodes, queued.seconds, strict=True))
+            if seconds is not None and not node.drained and queued.on(at) * node.units <= left
         )
         if fits and queued.tenant not in reserved:
-            preemptors.append(Preemptor(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], fits))
+            places = seen.problem.places
+            needs = tuple((id, queued.on(places[id])) for id in sorted(fits)) if queued.needs else ()
+            preemptors.append(Preemptor(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], fits, needs))
     return preemptors
 
 
 def preemption_notice(seen: Snapshot, found: Preemption, victim: Held) -> str:
     """Message for the victim's owner; names the preempting task only if it is the owner's."""
     preemptor, word = found.preemptor, device_word(node.device_type for node in seen.nodes.values())
-    needs = f"which needs {devices(preemptor.gpus, word)}"
+    needs = f"which needs {devices(preemptor.on(found.node), word)}"
     if preemptor.tenant == victim.tenant:
         whom = task_words(seen.tasks[preemptor.task].name, preemptor.task)
         return f"It makes room for {whom}, {needs} of one node; it goes on from its checkpoint."
