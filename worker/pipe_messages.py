@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import IO, Annotated, Literal, TypeVar
+from typing import IO, Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -162,10 +162,19 @@ HEARTBEAT_COMMANDS: TypeAdapter[Identity | Pulses] = TypeAdapter(HeartbeatComman
 HEARTBEAT_NEWS: TypeAdapter[HeartbeatResult | UnknownNode] = TypeAdapter(HeartbeatNews)
 
 
-class Writer:
-    """Thread-safe writer of messages, one a line. Ignores a closed pipe: the reading thread notices that a process ended."""
+class Output(Protocol):
+    """What a Writer writes to: a pipe's file, or a connection."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def write(self, line: bytes, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+class Writer:
+    """Thread-safe writer of messages, one a line. Ignores a closed pipe, or a lost connection: the reading thread notices that
+    a process ended."""
+
+    def __init__(self, file: Output) -> None:
         self._file = file
         self._lock = threading.Lock()
 
@@ -175,7 +184,7 @@ class Writer:
             try:
                 self._file.write(line)
                 self._file.flush()
-            except (ConnectionError, TimeoutError, ValueError):
+            except (OSError, ValueError):
                 return
 
 
@@ -192,7 +201,7 @@ def read(descriptor: int, messages: TypeAdapter[T]) -> Iterator[T]:
 def _block(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, _BLOCK)
-    except (ConnectionError, TimeoutError):
+    except OSError:  # the other end was lost with its host
         return b""
 
 

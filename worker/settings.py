@@ -29,12 +29,18 @@ def _scratch() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "motet" / "worker"
 
 
-def _hosts(named: str) -> str:
-    for address in named.split(","):
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
-            raise ValueError(f"must be host:port, several with commas between them, got {address!r}")
-    return named
+def _address(named: str) -> str:
+    host, _, port = named.strip().rpartition(":")
+    if not host or ":" in host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(f"must be host:port, where host is a name or an IPv4 address, got {named!r}")
+    return f"{host}:{port}"
+
+
+def _addresses(named: str) -> str:
+    found = [_address(one) for one in named.split(",")]
+    if len(set(found)) < len(found):
+        raise ValueError(f"names a host twice: {named!r}")
+    return ",".join(found)
 
 
 def _notice(named: str) -> str:
@@ -73,9 +79,9 @@ class Settings(BaseSettings):
     # how the devices of a placement hold its base: shards where copies do not fit, copies alone, or shards always
     worker_sharding: Literal["auto", "never", "always"] = "auto"
     # further hosts of this node, each where its agent (python -m worker.hosts) listens: host:port, several with commas between
-    worker_hosts: Annotated[str, AfterValidator(_hosts)] | None = None
+    worker_hosts: Annotated[str, AfterValidator(_addresses)] | None = None
     worker_hosts_secret: Annotated[SecretStr, Field(min_length=32)] | None = None  # that a node's hosts share
-    worker_listen: Annotated[str, AfterValidator(_hosts)] | None = None  # host:port of this host's agent, if it runs one
+    worker_listen: Annotated[str, AfterValidator(_address)] | None = None  # host:port of this host's agent, if it runs one
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
     # the hub of base models, by huggingface_hub's own variables
     hf_endpoint: Annotated[str, AfterValidator(_base_url)] = Field(

@@ -150,7 +150,7 @@ class BaseCache:
         return sum(_size(self.folder / (key + end)) for end in ("", _PARTIAL, _GONE))
 
     def _remove(self, entry: _Entry) -> int:
-        with (self.folder / (entry.key + _LOCK)).open("rb") as lock:
+        with (self.folder / (entry.key + _LOCK)).open("r+b") as lock:
             if not _lock(lock.fileno(), fcntl.LOCK_EX):
                 return 0
             whole, gone = self.folder / entry.key, self.folder / (entry.key + _GONE)

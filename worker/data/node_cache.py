@@ -171,7 +171,7 @@ def _in_use(path: Path) -> bool:
     if not path.is_dir():
         return False
     try:
-        with (path / HEADER).open("rb") as header:
+        with (path / HEADER).open("r+b") as header:
             fcntl.flock(header, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -12,6 +12,7 @@ import secrets
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -24,9 +25,10 @@ T = TypeVar("T")
 _MAGIC = b"motet host 1\n"
 _NONCE = _MAC = 32  # bytes
 _LENGTH = struct.Struct("!I")
-_MOST = 2**20  # bytes of a message
-_SECONDS = 10.0  # for a connection, and for what the other end has to say at first
-_IDLE, _EVERY, _TIMES = 10, 5, 3  # keepalive: seconds before the first probe, between probes; probes until the end
+_MOST = 2**16  # bytes of a message
+_SECONDS = 10.0  # for a connection, and for all that the other end has to say at first
+_LEAST_SECONDS = 0.001
+_IDLE, _EVERY, _PROBES = 10, 5, 3  # keepalive: seconds before the first probe, between probes; probes until the end
 _SIOCGIFADDR = 0x8915
 
 
@@ -39,10 +41,13 @@ class HostRefused(ValueError):
 
 
 class HostLink:
-    """One thread at a time. Messages go both ways until a process takes over the socket."""
+    """One thread at a time. Messages go both ways until a process takes over the socket. The first one from the other end comes
+    before `deadline` (of time.monotonic), however slowly it is sent."""
 
-    def __init__(self, end: socket.socket, name: str, key: bytes, sends: bytes, receives: bytes) -> None:
-        self.socket, self.name = end, name
+    def __init__(
+        self, end: socket.socket, name: str, key: bytes, sends: bytes, receives: bytes, deadline: float | None
+    ) -> None:
+        self.socket, self.name, self._deadline = end, name, deadline
         self._key, self._sends, self._receives = key, sends, receives
         self._sent = self._received = 0
 
@@ -58,10 +63,10 @@ class HostLink:
 
     def receive(self, messages: TypeAdapter[T]) -> T:
         """Raises HostUnreachable at the end of the connection, and HostRefused for a message that is not the other end's."""
-        (size,) = _LENGTH.unpack(exactly(self.socket, _LENGTH.size, self.name))
+        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if size > _MOST:
             raise HostRefused(f"{self.name} sent a message of {size} bytes")
-        body, code = exactly(self.socket, size, self.name), exactly(self.socket, _MAC, self.name)
+        body, code = self._exactly(size), self._exactly(_MAC)
         if not hmac.compare_digest(code, self._code(self._receives, self._received, body)):
             raise HostRefused(f"{self.name} has another MOTET_WORKER_HOSTS_SECRET, or somebody changed its message")
         self._received += 1
@@ -70,12 +75,16 @@ class HostLink:
         except ValidationError as error:
             raise HostRefused(f"{self.name} sent what this version does not read: {error.errors()[0]['msg']}") from None
 
-    def limit(self, seconds: float | None) -> None:
-        """From now on whatever is read or sent may take so long; None: any time."""
+    def set_timeout(self, seconds: float | None) -> None:
+        """From now on each wait for the other end may take so long; None: any time."""
+        self._deadline = None
         self.socket.settimeout(seconds)
 
     def close(self) -> None:
         self.socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        return receive_exactly(self.socket, size, self.name, self._deadline)
 
     def _code(self, direction: bytes, number: int, body: bytes) -> bytes:
         return _mac(self._key, direction, number.to_bytes(8), body)
@@ -84,6 +93,7 @@ class HostLink:
 def connect(address: str, secret: SecretStr) -> HostLink:
     """To the agent at `host:port`. Raises HostUnreachable, and HostRefused where it does not know the secret."""
     host, port = parts_of(address)
+    deadline = time.monotonic() + _SECONDS
     try:
         end = socket.create_connection((host, port), timeout=_SECONDS)
     except OSError as error:
@@ -92,39 +102,40 @@ def connect(address: str, secret: SecretStr) -> HostLink:
         _keep_alive(end)
         mine = secrets.token_bytes(_NONCE)
         _sent(end, _MAGIC + mine, address)
-        theirs, proof = exactly(end, _NONCE, address), exactly(end, _MAC, address)
+        theirs, proof = (receive_exactly(end, size, address, deadline) for size in (_NONCE, _MAC))
         if not hmac.compare_digest(proof, _mac(_key(secret), b"agent", mine, theirs)):
             raise HostRefused(f"{address} has another MOTET_WORKER_HOSTS_SECRET, or is no agent of Motet")
-        return HostLink(end, address, _mac(_key(secret), b"session", mine, theirs), b"first", b"agent")
+        return HostLink(end, address, _mac(_key(secret), b"session", mine, theirs), b"first", b"agent", deadline)
     except BaseException:
         end.close()
         raise
 
 
 def accepted(end: socket.socket, name: str, secret: SecretStr) -> HostLink:
-    """The agent's end of a new connection. Whether the other end has the secret is seen by its first message. Raises
-    HostUnreachable and HostRefused."""
+    """The agent's end of a new connection, whose first message shows that the other end has the secret. Raises HostUnreachable
+    and HostRefused."""
+    deadline = time.monotonic() + _SECONDS
     end.settimeout(_SECONDS)
     _keep_alive(end)
-    if exactly(end, len(_MAGIC), name) != _MAGIC:
+    if receive_exactly(end, len(_MAGIC), name, deadline) != _MAGIC:
         raise HostRefused(f"{name} does not speak as a host of a node")
-    theirs, mine = exactly(end, _NONCE, name), secrets.token_bytes(_NONCE)
+    theirs, mine = receive_exactly(end, _NONCE, name, deadline), secrets.token_bytes(_NONCE)
     _sent(end, mine + _mac(_key(secret), b"agent", theirs, mine), name)
-    return HostLink(end, name, _mac(_key(secret), b"session", theirs, mine), b"agent", b"first")
+    return HostLink(end, name, _mac(_key(secret), b"session", theirs, mine), b"agent", b"first", deadline)
 
 
 def parts_of(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises ValueError."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
-        raise ValueError(f"must be host:port, got {address!r}")
+    """Host and port of an address, as the settings have checked it."""
+    host, _, port = address.rpartition(":")
     return host, int(port)
 
 
-def exactly(end: socket.socket, size: int, name: str) -> bytes:
-    """So many bytes. Raises HostUnreachable where the connection ends before."""
+def receive_exactly(end: socket.socket, size: int, name: str, deadline: float | None = None) -> bytes:
+    """So many bytes. Raises HostUnreachable where the connection ends before, or the time is over."""
     found = bytearray()
     while len(found) < size:
+        if deadline is not None:
+            end.settimeout(max(_LEAST_SECONDS, deadline - time.monotonic()))
         try:
             some = end.recv(size - len(found))
         except OSError as error:
@@ -153,7 +164,7 @@ def own_address(address: str) -> str:
 
 
 def interface_of(addresses: Sequence[str]) -> str | None:
-    """The network interface that has the first of these addresses that is this host's own; None: none is."""
+    """The network interface whose first IPv4 address is the first of these that any has; None: none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         found: dict[str, str] = {}
         for _, name in socket.if_nameindex():
@@ -169,7 +180,7 @@ def _keep_alive(end: socket.socket) -> None:
     """Notice within a minute that the other host is gone, where nothing is under way, and do not gather small messages."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, _IDLE), (socket.TCP_KEEPINTVL, _EVERY), (socket.TCP_KEEPCNT, _TIMES)):
+    for option, value in ((socket.TCP_KEEPIDLE, _IDLE), (socket.TCP_KEEPINTVL, _EVERY), (socket.TCP_KEEPCNT, _PROBES)):
         end.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

@@ -13,11 +13,11 @@ EXECUTOR_MODULE, RANK_MODULE = "worker.executor", "worker.replicas.ranks"
 
 
 class Join(Message):
-    """The first message of the connection that the node keeps to each host. folder: the node's own subfolder of
-    MOTET_WORKER_DIR. probe: a file in it that the first host has just written."""
+    """The first message of the connection that the node keeps to each host. versions: as of program_versions. folder:
+    the node's own subfolder of MOTET_WORKER_DIR. probe: a file in it that the first host has just written."""
 
     kind: Literal["join"] = "join"
-    version: str
+    versions: dict[str, str]
     folder: str
     probe: str
 
@@ -39,11 +39,12 @@ class Start(Message):
 
 
 class HostDescription(Message):
-    """Answers Join. lacking: capabilities, as of device_discovery.beyond_hardware."""
+    """Answers Join. lacking: capabilities, as of device_discovery.beyond_hardware. agent: another for each agent."""
 
     kind: Literal["host"] = "host"
     devices: list[Device]
     lacking: list[str]
+    agent: str
 
 
 class Pong(Message):
@@ -51,6 +52,12 @@ class Pong(Message):
 
     kind: Literal["pong"] = "pong"
     boot_time: float
+
+
+class Leaving(Message):
+    """Answers a ping: the agent was asked to end, and waits for the node to give back what runs here."""
+
+    kind: Literal["leaving"] = "leaving"
 
 
 class Started(Message):
@@ -66,6 +73,6 @@ class Declined(Message):
 
 
 REQUESTS: TypeAdapter[Join | Ping | Start] = TypeAdapter(Annotated[Join | Ping | Start, Field(discriminator="kind")])
-ANSWERS: TypeAdapter[HostDescription | Pong | Started | Declined] = TypeAdapter(
-    Annotated[HostDescription | Pong | Started | Declined, Field(discriminator="kind")]
+ANSWERS: TypeAdapter[HostDescription | Pong | Leaving | Started | Declined] = TypeAdapter(
+    Annotated[HostDescription | Pong | Leaving | Started | Declined, Field(discriminator="kind")]
 )

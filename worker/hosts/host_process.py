@@ -22,7 +22,7 @@ class HostProcess:
         except BaseException:
             link.close()
             raise
-        link.limit(None)
+        link.set_timeout(None)
         self.socket = link.socket
 
     @property
@@ -36,7 +36,7 @@ class HostProcess:
         return ended(self.socket)
 
     def kill(self) -> None:
-        """Have the agent kill the process, whatever it is at; what it had sent can still be read. From any thread."""
+        """Have the agent kill the process, whatever it is at. What has arrived of it can still be read. From any thread."""
         with suppress(OSError):  # the connection has ended
             self.socket.shutdown(socket.SHUT_WR)
 

@@ -51,10 +51,11 @@ class ChildMessage:
 
 @dataclass(frozen=True)
 class ChildEnded:
-    """A child has exited; `code` is negative for a signal."""
+    """A child has exited; `code` is negative for a signal. why: what is known instead, of one on another host."""
 
     child: AnyChild
     code: int
+    why: str | None = None
 
 
 class Child:

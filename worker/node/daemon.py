@@ -143,7 +143,7 @@ class Daemon:
                 member.restart_heartbeat_process()
                 self._pulse(member)
             case ChildEnded(child=child):
-                self._executor_ended(member, child, event.code)
+                self._executor_ended(member, child, event.why or f"ended with {event.code}")
 
     def _renew(self, member: NodeMembership, beat: HeartbeatResult) -> None:
         granted = {lease.placement_id: lease for lease in beat.answer.leases}
@@ -185,14 +185,14 @@ class Daemon:
             self._pool.reap(executor, boot_now())
         return executor
 
-    def _executor_ended(self, member: NodeMembership, child: AnyChild, code: int) -> None:
+    def _executor_ended(self, member: NodeMembership, child: AnyChild, how: str) -> None:
         executor = self._reap(child)
         if executor is None:
             return
         lost = [held.placement for held in executor.held.values() if held.detaching_since is None]
         self._ended_ids.update(executor.held)
         if lost:
-            detail = f"the executor ({executor.child.name}) ended with {code}"
+            detail = f"the executor ({executor.child.name}) {how}"
             log.error("%s and took %d placement(s) with it", detail, len(lost))
             self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
         self._pulse(member)

@@ -175,7 +175,7 @@ class ExecutorPool:
         else:
             secret, environment = self._settings.worker_hosts_secret, node_environment(self._settings)
             assert secret is not None, "without it no host is reached"
-            later = partial(self._hosts.later, address)
-            executor = ExecutorProcess(HostChild(module, EXECUTOR_NEWS, self._on_event, address, secret, environment, later))
+            offset = partial(self._hosts.clock_offset, address)
+            executor = ExecutorProcess(HostChild(module, EXECUTOR_NEWS, self._on_event, address, secret, environment, offset))
         self.executors.append(executor)
         return executor

@@ -19,13 +19,13 @@ from worker.pipe_messages import Writer, read
 
 log = logging.getLogger(__name__)
 
-_END_SECONDS = 5.0  # for the agent to kill the process
+_END_SECONDS = 5.0  # for the agent to kill the process, after which its connection is closed
 _UNSEEN = -1  # the code of a process whose end is seen by its agent alone
 _TIMES = ("deadline", "at")  # fields of messages, on the boot clock
 
 
 class HostChild:
-    """As child_process.Child. later: how many seconds later the other host's boot clock is, as of now."""
+    """As child_process.Child. clock_offset: how many seconds later the other host's boot clock is, as of now."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class HostChild:
         address: str,
         secret: SecretStr,
         environment: Mapping[str, str],
-        later: Callable[[], float],
+        clock_offset: Callable[[], float],
     ) -> None:
-        self.module, self.pid = module, 0
-        self._messages, self._on_event, self._later = messages, on_event, later
+        self.module, self.pid, self._address = module, 0, address
+        self._messages, self._on_event, self._clock_offset = messages, on_event, clock_offset
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._process: HostProcess | None = None
         self._killed, self._ended, self._lock = False, threading.Event(), threading.Lock()
-        run = (address, secret, environment)
+        run = (secret, environment)
         threading.Thread(target=self._run, args=run, name=f"{module} of {address}", daemon=True).start()
 
     @property
     def name(self) -> str:
         """For messages."""
-        return self._process.name if self._process is not None else "not started yet"
+        return self._process.name if self._process is not None else f"starting at {self._address}"
 
     @property
     def alive(self) -> bool:
@@ -56,51 +56,69 @@ class HostChild:
 
     def send(self, message: Message) -> None:
         """Queue a message; returns at once."""
-        self._outbox.put(shifted(message, self._later()))
+        self._outbox.put(shifted(message, self._clock_offset()))
 
     def kill(self) -> None:
-        """Kill the process and wait for its end. ChildEnded still follows."""
+        """Have the agent kill the process; returns at once. ChildEnded follows, also where no agent answers any more: then the
+        process ends as its agent notices that the node is gone."""
         with self._lock:
-            self._killed = True
-            process = self._process
-        if process is None:
-            return
+            self._killed, process = True, self._process
+        if process is not None:
+            self._end(process)
+
+    def _end(self, process: HostProcess) -> None:
         process.kill()
+        threading.Thread(target=self._cut_off, args=(process,), name=f"{process.name} end", daemon=True).start()
+
+    def _cut_off(self, process: HostProcess) -> None:
         if not self._ended.wait(_END_SECONDS):
             log.error("the agent does not end %s; its connection is closed", process.name)
             with suppress(OSError):
                 process.socket.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, address: str, secret: SecretStr, environment: Mapping[str, str]) -> None:
+    def _run(self, secret: SecretStr, environment: Mapping[str, str]) -> None:
+        why = "ended, or its host is lost"
         try:
-            process = HostProcess(address, secret, self.module, environment)
+            process = HostProcess(self._address, secret, self.module, environment)
         except (HostUnreachable, HostRefused) as error:
-            log.error("%s cannot be started: %s", self.module, error)
+            why = f"could not be started: {error}"
+            log.error("%s %s", self.module, why)
         else:
             self._follow(process)
         self._ended.set()
-        self._on_event(ChildEnded(self, _UNSEEN))
+        self._on_event(ChildEnded(self, _UNSEEN, why))
 
     def _follow(self, process: HostProcess) -> None:
         with self._lock:
-            self._process, self.pid = process, process.pid
-            if self._killed:
-                process.close(_END_SECONDS)
-                return
-        threading.Thread(target=self._write, args=(process,), name=f"{process.name} _write", daemon=True).start()
+            self._process, self.pid, killed = process, process.pid, self._killed
+        if killed:
+            self._end(process)
+        threading.Thread(target=self._write, args=(process,), name=f"{process.name} write", daemon=True).start()
         try:
             for message in read(process.socket.fileno(), self._messages):
-                self._on_event(ChildMessage(self, shifted(message, -self._later())))
+                self._on_event(ChildMessage(self, shifted(message, -self._clock_offset())))
         except ValidationError as error:
             log.error("unreadable message from %s; terminating it: %s", process.name, error)
         self._outbox.put(None)
         process.close(_END_SECONDS)
 
     def _write(self, process: HostProcess) -> None:
-        with process.socket.makefile("wb") as file:
-            writer = Writer(file)
-            for message in iter(self._outbox.get, None):
-                writer.write(message)
+        writer = Writer(_Connection(process.socket))
+        for message in iter(self._outbox.get, None):
+            writer.write(message)
+
+
+class _Connection:
+    """A socket as a file that writes all it is given at once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def write(self, line: bytes) -> None:
+        self._end.sendall(line)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 def shifted(message: Message, seconds: float) -> Message:

@@ -7,18 +7,20 @@ ends, and joins again, started anew, once all hosts answer.
 import logging
 import os
 import secrets
+import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from contract.messages.node_messages import Device
 from worker.boot_clock import boot_now
 from worker.hosts.device_discovery import beyond_hardware, find_devices
 from worker.hosts.host_link import HostRefused, HostUnreachable, connect
 from worker.hosts.host_map import HOSTS_VARIABLE, HostMap
-from worker.hosts.host_messages import ANSWERS, Declined, HostDescription, Join, Ping, Pong
+from worker.hosts.host_messages import ANSWERS, Declined, HostDescription, Join, Leaving, Ping, Pong
+from worker.hosts.program_versions import program_versions
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 _PING_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0  # without an answer, after which a host is taken for lost
+_PINGS = 30  # by which a host's clock is told
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class NodeHosts:
         return True
 
     def _add(self, host: "_FurtherHost") -> None:
+        if any(host.agent == other.agent for other in self._hosts):
+            host.close()
+            raise SettingsError(f"MOTET_WORKER_HOSTS: {host.address} is a host that was named before")
         self._hosts.append(host)
         if {one.type for one in host.devices} != {one.type for one in self.own}:
             raise SettingsError(
@@ -72,12 +78,16 @@ class NodeHosts:
             )
         self.lacking |= frozenset(host.lacking)
         first = len(self.devices)
-        self.devices += [one.model_copy(update={"index": first + at}) for at, one in enumerate(host.devices)]
+        most = self._settings.worker_memory_bytes or max((one.memory_bytes for one in host.devices), default=0)
+        self.devices += [
+            one.model_copy(update={"index": first + at, "memory_bytes": min(one.memory_bytes, most)})
+            for at, one in enumerate(host.devices)
+        ]
         host.watch(self._on_event)
 
-    def later(self, address: str) -> float:
+    def clock_offset(self, address: str) -> float:
         """How many seconds later the boot clock of this host is than ours, at most by how long a message takes."""
-        return next(host.later for host in self._hosts if host.address == address)
+        return next(host.clock_offset for host in self._hosts if host.address == address)
 
     def close(self) -> None:
         for host in self._hosts:
@@ -101,20 +111,22 @@ class _FurtherHost:
         """Raises HostUnreachable, HostRefused, and OSError where the node's folder cannot be written to."""
         if settings.worker_hosts_secret is None:
             raise SettingsError("MOTET_WORKER_HOSTS_SECRET is not set; hosts of a node share it")
-        self.address, self.later = address, 0.0
+        self.address = address
+        self._offsets: deque[float] = deque(maxlen=_PINGS)
         self._closing = threading.Event()
         self._link = connect(address, settings.worker_hosts_secret)
         probe = settings.scratch / f"host-{secrets.token_hex(8)}"
         try:
             probe.touch()
-            self._link.send(Join(version=version("motet"), folder=str(settings.scratch), probe=probe.name))
+            self._link.send(Join(versions=program_versions(), folder=str(settings.scratch), probe=probe.name))
             match self._link.receive(ANSWERS):
                 case HostDescription() as found:
-                    self.devices, self.lacking = found.devices, found.lacking
+                    self.devices, self.lacking, self.agent = found.devices, found.lacking, found.agent
                 case Declined() as declined:
                     raise HostRefused(f"{address}: {declined.why}")
                 case other:
                     raise HostRefused(f"{address} answers with {other.kind}")
+            self._link.set_timeout(_SILENCE_SECONDS)
             self._ping()
         except BaseException:
             self._link.close()
@@ -123,16 +135,21 @@ class _FurtherHost:
             probe.unlink(missing_ok=True)
         log.info("host %s has %d device(s)", address, len(self.devices))
 
+    @property
+    def clock_offset(self) -> float:
+        """As of NodeHosts.clock_offset."""
+        return max(self._offsets)  # the answer that took the shortest
+
     def watch(self, on_event: Callable[[HostLost], None]) -> None:
         """Begin to ping."""
-        self._link.limit(_SILENCE_SECONDS)
         threading.Thread(target=self._watch, args=(on_event,), name=f"host {self.address}", daemon=True).start()
 
     def close(self) -> None:
         """End the host's processes for this node."""
         self._closing.set()
         with suppress(OSError):
-            self._link.close()
+            self._link.socket.shutdown(socket.SHUT_RDWR)
+        self._link.close()
 
     def _watch(self, on_event: Callable[[HostLost], None]) -> None:
         try:
@@ -147,7 +164,9 @@ class _FurtherHost:
         match self._link.receive(ANSWERS):
             case Pong(boot_time=there):
                 # as of the moment of arrival: a deadline that is told there is never later than it is here
-                self.later = there - boot_now()
+                self._offsets.append(there - boot_now())
+            case Leaving():
+                raise HostUnreachable(f"{self.address} was asked to end")
             case other:
                 raise HostRefused(f"{self.address} answers a ping with {other.kind}")
 

@@ -1,19 +1,17 @@
 """Registers the node, and owns what one registration runs: heartbeat, wake-ups, desired state, cache upkeep."""
 
 import logging
-import os
 import secrets
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
 from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import NodeRegistration, NodeWelcome
-from contract.processes import reproducibility
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.data.base_cache import BASES, held_bases
 from worker.data.node_cache import NodeCache
+from worker.hosts.program_versions import program_versions
 from worker.node.cache_upkeep import CacheUpkeep
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
@@ -26,7 +24,6 @@ from worker.settings import Settings, SettingsError
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-_VERSIONS = ("torch", "transformers", "motet")
 
 
 def start_heartbeat_process(on_event: Callable[[Any], None]) -> Child:
@@ -52,7 +49,7 @@ def join(
             name=settings.node_name,
             boot_id=secrets.token_hex(16),
             devices=hosts.devices,
-            versions={name: version(name) for name in _VERSIONS} | _numerics(),
+            versions=program_versions(),
             capabilities=sorted(understood() - hosts.lacking - _declined(settings)),
             credential=credential.propose(),
             bases=held_bases(settings.scratch / BASES)[:1000],
@@ -103,11 +100,6 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
 def _declined(settings: Settings) -> frozenset[str]:
     """Capabilities that the operator does not want of this node."""
     return frozenset({SHARDED_BASES} if settings.worker_sharding == "never" else ())
-
-
-def _numerics() -> dict[str, str]:
-    """Environment that executors inherit and their bits depend on, beside the versions; `motet doctor` checks it."""
-    return {reproducibility.VARIABLE: os.environ.get(reproducibility.VARIABLE, "")}
 
 
 class NodeMembership:

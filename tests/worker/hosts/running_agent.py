@@ -42,7 +42,7 @@ class Agent:
                 [sys.executable, "-m", "worker.hosts"], env={**kept, **own, **environment}, stderr=log
             )
         until = time.monotonic() + 120
-        while "a further host of a node" not in self.log.read_text():  # nobody else could tell
+        while "the agent of a further host listens" not in self.log.read_text():  # nobody else could tell
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < until
             time.sleep(0.05)

@@ -1,27 +1,35 @@
 """The connection between hosts of a node: who has the secret, what an agent declines, and whose clock a message tells."""
 
+import os
+import queue
+import re
+import resource
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from contract.messages.node_messages import Device
 from tests.worker.fleet import JOIN_TOKEN
 from tests.worker.hosts.running_agent import SECRET, Agent, free_port, running_agent
 from tests.worker.processes import gone
 from worker.boot_clock import boot_now
-from worker.hosts.host_link import HostRefused, HostUnreachable, connect, exactly, interface_of, own_address
-from worker.hosts.host_map import HOSTS_VARIABLE, HostMap, merged
-from worker.hosts.host_messages import ANSWERS, RANK_MODULE, Declined, Join, Ping
+from worker.hosts.host_link import HostRefused, HostUnreachable, accepted, connect, interface_of, own_address, receive_exactly
+from worker.hosts.host_map import HOSTS_VARIABLE, HostMap, merged, node_environment
+from worker.hosts.host_messages import ANSWERS, EXECUTOR_MODULE, RANK_MODULE, Declined, Join, Ping, Start
 from worker.hosts.host_process import HostProcess
-from worker.node.host_child import shifted
+from worker.hosts.program_versions import program_versions
+from worker.node.child_process import ChildEnded, ChildMessage
+from worker.node.host_child import HostChild, shifted
 from worker.node.node_hosts import HostLost, NodeHosts
-from worker.pipe_messages import Detach, ExecutorProgress, Renew
+from worker.pipe_messages import EXECUTOR_NEWS, Detach, ExecutorProgress, Renew
 from worker.settings import Settings, SettingsError
 
 
@@ -67,7 +75,7 @@ def test_a_node_has_the_devices_of_all_its_hosts(joined, agent):
     assert hosts.map.address([2, 1]) == agent.address
     assert hosts.map.address([2, 0]) is None
     assert HostMap.read() == hosts.map, "as executors are told"
-    assert abs(hosts.later(agent.address)) < 5.0, "one machine has one boot clock"
+    assert abs(hosts.clock_offset(agent.address)) < 5.0, "one machine has one boot clock"
     assert hosts.lacking == {"precision=fp8"}
 
 
@@ -82,7 +90,7 @@ def test_an_agent_starts_nothing_for_who_lacks_the_secret(folder, agent, joined)
     """Who skips the first proof is found out by the first message: a guess at its code, and one that was heard before."""
     link = connect(agent.address, SecretStr(SECRET))
     link._key = b"a guess"
-    link.send(Ping())
+    link.send(Start(module=RANK_MODULE, environment={"RANK": "1"}))
     assert link.socket.recv(1) == b""
     heard = connect(agent.address, SecretStr(SECRET))
     sent = bytearray()
@@ -94,7 +102,7 @@ def test_an_agent_starts_nothing_for_who_lacks_the_secret(folder, agent, joined)
             real.sendall(body)
 
     heard.socket = Listening()  # type: ignore[assignment]
-    heard.send(Join(version="0", folder=str(folder), probe="none"))
+    heard.send(Join(versions={}, folder=str(folder), probe="none"))
     heard.socket = real
     assert isinstance(heard.receive(ANSWERS), Declined)
     heard.close()
@@ -112,21 +120,40 @@ def test_who_says_something_else_or_nothing_holds_nobody_up(folder, agent, words
     with closing(socket.create_connection((host, int(port)))) as stranger:
         stranger.sendall(words)
         with closing(connect(agent.address, SecretStr(SECRET))) as link:
-            link.send(Join(version=version("motet"), folder=str(folder), probe="none"))
+            link.send(Join(versions=program_versions(), folder=str(folder), probe="none"))
             answer = link.receive(ANSWERS)
         assert isinstance(answer, Declined)
         assert "MOTET_WORKER_DIR is one folder for all hosts of a node" in answer.why
 
 
 def test_what_a_host_cannot_be_is_said_at_the_start(folder, agent, monkeypatch):
-    monkeypatch.setattr("worker.node.node_hosts.version", lambda package: "9.9")
-    with pytest.raises(SettingsError, match=rf"runs motet {version('motet')}, and the node's first host 9\.9"):
+    monkeypatch.setattr("worker.node.node_hosts.program_versions", lambda: program_versions() | {"torch": "9.9"})
+    said = f"it has torch {version('torch')}, and the node's first host 9.9; hosts of a node have equal versions"
+    with pytest.raises(SettingsError, match=re.escape(said)):
         NodeHosts(settings(folder, agent.address), print).join(lambda seconds: True)
     monkeypatch.undo()
     hosts = NodeHosts(settings(folder, agent.address), print)
     hosts.own = [Device(index=0, type="NVIDIA H200", memory_bytes=1)]
     with pytest.raises(SettingsError, match=r"has cpu, and this host NVIDIA H200; a node's devices are of one type"):
         hosts.join(lambda seconds: True)
+    hosts.close()
+
+
+def test_a_host_that_is_named_twice_is_refused(folder, agent, monkeypatch):
+    monkeypatch.setenv(HOSTS_VARIABLE, "{}")
+    with pytest.raises(ValidationError, match="names a host twice"):
+        settings(folder, agent.address, f" {agent.address}")
+    hosts = NodeHosts(settings(folder, agent.address, agent.address.replace("127.0.0.1", "localhost")), print)
+    with pytest.raises(SettingsError, match="is a host that was named before"):
+        hosts.join(lambda seconds: True)
+    hosts.close()
+
+
+def test_a_device_there_has_no_more_memory_than_the_node_gives(folder, agent, monkeypatch):
+    monkeypatch.setenv(HOSTS_VARIABLE, "{}")
+    hosts = NodeHosts(settings(folder, agent.address).model_copy(update={"worker_memory_bytes": 2**20}), print)
+    assert hosts.join(lambda seconds: False)
+    assert [device.memory_bytes for device in hosts.devices] == [2**20] * 3
     hosts.close()
 
 
@@ -162,12 +189,17 @@ def test_a_host_that_is_lost_is_noticed(tmp_path, monkeypatch):
     hosts.close()
 
 
-def test_a_process_ends_with_its_connection_and_with_the_node(folder, agent, monkeypatch):
+def test_a_process_ends_with_its_connection_and_with_the_node(tmp_path, monkeypatch):
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")
-    with pytest.raises(HostRefused, match="this host belongs to no node"):
-        HostProcess(agent.address, SecretStr(SECRET), RANK_MODULE, {})
-    hosts = NodeHosts(settings(folder, agent.address), print)
-    assert hosts.join(lambda seconds: False)
+    with running_agent(tmp_path) as agent:
+        with pytest.raises(HostRefused, match="this host belongs to no node"):
+            HostProcess(agent.address, SecretStr(SECRET), RANK_MODULE, {})
+        hosts = NodeHosts(settings(tmp_path, agent.address), print)
+        assert hosts.join(lambda seconds: False)
+        its_processes_end(agent, hosts)
+
+
+def its_processes_end(agent: Agent, hosts: NodeHosts) -> None:
     one, other = (HostProcess(agent.address, SecretStr(SECRET), RANK_MODULE, {"RANK": "1"}) for _ in range(2))
     assert sorted([one.pid, other.pid]) == sorted(agent.running(RANK_MODULE))
     assert not one.ended
@@ -182,10 +214,91 @@ def test_a_process_ends_with_its_connection_and_with_the_node(folder, agent, mon
 def test_an_agent_without_what_it_needs_says_so(tmp_path):
     with pytest.raises(AssertionError, match="MOTET_WORKER_HOSTS_SECRET: Value should have at least 32 items"):
         Agent(tmp_path, secret="short")
-    with pytest.raises(AssertionError, match="MOTET_WORKER_LISTEN: must be host:port"):
+    with pytest.raises(AssertionError, match="MOTET_WORKER_LISTEN: must be host:port, where"):
         Agent(tmp_path, MOTET_WORKER_LISTEN="29600")
     with running_agent(tmp_path) as agent, pytest.raises(AssertionError, match="cannot listen at"):
         Agent(tmp_path, MOTET_WORKER_LISTEN=agent.address)
+
+
+def test_who_dribbles_is_not_waited_for(monkeypatch):
+    """The time is for all that is said before the secret is proved, not for each byte."""
+    monkeypatch.setattr("worker.hosts.host_link._SECONDS", 0.3)
+    ours, its = socket.socketpair(socket.AF_UNIX)
+    monkeypatch.setattr("worker.hosts.host_link._keep_alive", lambda end: None)
+    stopped = threading.Event()
+
+    def dribble() -> None:
+        while not stopped.wait(0.02):
+            with suppress(OSError):
+                its.sendall(b"m")
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    with closing(ours), closing(its):
+        with pytest.raises((HostUnreachable, HostRefused)):
+            accepted(ours, "b", SecretStr(SECRET))
+        stopped.set()
+        thread.join()
+
+
+def test_an_agent_without_descriptors_goes_on_when_it_has_some_again(tmp_path):
+    with running_agent(tmp_path) as agent:
+        used = len(os.listdir(f"/proc/{agent.process.pid}/fd"))
+        _, most = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (used, most))
+        host, port = agent.address.split(":")
+        with closing(socket.create_connection((host, int(port)))) as one:
+            one.sendall(b"motet host 1\n")
+            until = time.monotonic() + 60
+            while "no connection can be accepted" not in agent.log.read_text():
+                assert time.monotonic() < until
+                time.sleep(0.02)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (used + 16, most))
+        with closing(connect(agent.address, SecretStr(SECRET))) as link:
+            link.send(Ping())
+            assert link.socket.recv(1) == b"", "a ping is no beginning, so it is there"
+
+
+@pytest.mark.parametrize("ending", ["killed", "its connection is lost"])
+def test_messages_to_a_process_that_has_ended_end_nobody_else(tmp_path, monkeypatch, ending):
+    """A line that could not be sent is not tried again as the connection closes, which would end the thread, and the daemon."""
+    died, events = [], queue.SimpleQueue[ChildMessage | ChildEnded]()
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    monkeypatch.setenv(HOSTS_VARIABLE, "{}")
+    with running_agent(tmp_path) as agent:
+        given = settings(tmp_path, agent.address)
+        hosts = NodeHosts(given, print)
+        assert hosts.join(lambda seconds: False)
+        environment, secret = node_environment(given), SecretStr(SECRET)
+        child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, agent.address, secret, environment, lambda: 0.0)
+        until = time.monotonic() + 60
+        while not child.pid:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        os.kill(child.pid, signal.SIGSTOP)  # it reads nothing
+        for _ in range(2000):
+            child.send(Renew(placement_id="p" * 100, deadline=1.0, token="t" * 4000))
+        if ending == "killed":
+            child.kill()
+        else:
+            agent.process.kill()
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+        ended = events.get(timeout=60)
+        assert isinstance(ended, ChildEnded)
+        assert ended.why == "ended, or its host is lost"
+        assert not child.alive
+        hosts.close()
+    assert died == []
+
+
+def test_a_process_that_an_agent_does_not_start_is_told_so(tmp_path):
+    events = queue.SimpleQueue[ChildMessage | ChildEnded]()
+    with running_agent(tmp_path) as agent:
+        child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, agent.address, SecretStr(SECRET), {}, lambda: 0.0)
+        ended = events.get(timeout=60)
+    assert ended.why == f"could not be started: {agent.address}: this host belongs to no node"
+    assert child.name == f"starting at {agent.address}"
 
 
 def test_times_are_told_by_the_readers_clock():
@@ -213,7 +326,7 @@ def test_a_connection_that_ends_in_a_message_says_so():
     its.sendall(b"ab")
     its.close()
     with closing(ours), pytest.raises(HostUnreachable, match="b closed the connection"):
-        exactly(ours, 3, "b")
+        receive_exactly(ours, 3, "b")
 
 
 def test_the_boot_clock_of_a_host_is_told_no_later_than_it_is(joined):
@@ -222,4 +335,4 @@ def test_the_boot_clock_of_a_host_is_told_no_later_than_it_is(joined):
     (host,) = hosts._hosts
     asked = boot_now()
     host._ping()
-    assert asked - boot_now() <= host.later <= 0.0
+    assert asked - boot_now() <= host._offsets[-1] <= host.clock_offset <= 0.0

@@ -58,8 +58,7 @@ def test_a_host_that_is_lost_ends_the_node_which_gives_all_back(fleet: Fleet, pl
     here, there = (fleet.place(on(placing(SPACE, **LONG), key, device)) for key, device in (("here", 0), ("there", 1)))
     fleet.until(lambda: trains(here)() and trains(there)())
     (far,) = agent.running(EXECUTOR_MODULE)
-    agent.process.send_signal(signal.SIGTERM)
-    assert agent.process.wait(PATIENCE) == 0
+    agent.process.kill()
     assert gone(far)
     assert node.process.wait(PATIENCE) == 1, "so that it is started anew"
     reasons = {key: said.reason for said in fleet.lost for key in said.fences}
@@ -68,6 +67,21 @@ def test_a_host_that_is_lost_ends_the_node_which_gives_all_back(fleet: Fleet, pl
     assert here.checkpoints, "what ran here was checkpointed"
     details = " ".join(said.detail for said in fleet.lost)
     assert f"a host of this node is lost: {agent.address}" in details
+
+
+def test_a_host_that_is_to_end_ends_after_its_work_was_checkpointed(fleet: Fleet, placing: Placing, hosts):
+    """It tells the daemon, which gives all back and ends; a second signal changes nothing."""
+    node, agent = hosts
+    there = fleet.place(on(placing(SPACE, **LONG), "there", 1))
+    fleet.until(trains(there))
+    (far,) = agent.running(EXECUTOR_MODULE)
+    agent.process.send_signal(signal.SIGTERM)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(PATIENCE) == 0
+    assert node.process.wait(PATIENCE) == 1
+    assert there.checkpoints
+    assert gone(far)
+    assert f"{agent.address} was asked to end" in fleet.lost[-1].detail
 
 
 def test_what_runs_there_is_checkpointed_when_the_daemon_stops(fleet: Fleet, placing: Placing, hosts):

@@ -35,7 +35,8 @@ def agent(tmp_path: Path, fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ag
     """Of a host with three devices, beside one device here: the node's environment says so."""
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")  # restored after the test
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "none")  # restored after the test, absent or not
+        monkeypatch.delenv(name)
     with running_agent(tmp_path / "node", slots=3) as it:
         settings = Inside(fleet, tmp_path / "node", worker_hosts=it.address, worker_hosts_secret=SECRET).settings
         settings.scratch.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,8 @@ def agent(tmp_path: Path, fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ag
         pytest.skip("NOT RUN: a placement on GPUs of two hosts needs two")
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")  # restored after the test
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "none")  # restored after the test, absent or not
+        monkeypatch.delenv(name)
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     far = {"MOTET_WORKER_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "1", "NCCL_HOSTID": "further"}
     with running_agent(tmp_path / "node", **far) as it:

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from contract.messages.placement_messages import BaseModelRef
 from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
-from worker.hosts.host_link import interface_of, own_address
+from worker.hosts.host_link import HostUnreachable, interface_of, own_address
 from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, open_store
 from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
@@ -93,8 +93,8 @@ class RankGroup:
         rank is seen to have ended."""
         self.close()
         hosts = hosts or [None] * len(devices)
-        far = [address for address in hosts if address is not None]
-        self._address, self._several_hosts = own_address(far[0]) if far else _LOOPBACK, bool(far)
+        others = [address for address in hosts if address is not None]
+        self._address, self._several_hosts = _own_address(others) if others else _LOOPBACK, bool(others)
         sharding = choose_sharding(ref, devices, settings, wanted)
         if sharding is not None:
             log.info("base model %s: %s", ref.name, sharding.sentence)
@@ -143,6 +143,8 @@ class RankGroup:
         store = open_store(address, 0, shards.world, COLLECTIVE_SECONDS)
         joining = [rank.begin("connect", address, store.port, self._several_hosts) for rank in self._ranks]
         interface = interface_of([address]) if self._several_hosts else None
+        if self._several_hosts and interface is None:
+            log.warning("no network interface has %s as its first address; gloo and NCCL choose one", address)
         collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS, interface)
         shards.collectives = self._collectives = collectives
         for joined in joining:
@@ -189,8 +191,16 @@ def _free_port() -> int:
 
 
 def _bare(settings: Settings) -> Settings:
-    """What a rank needs of them: no secret."""
+    """What a rank needs of them: no secret. Its environment has none of the node's, either."""
     return settings.model_copy(update={"join_token": None, "hf_token": None, "worker_hosts_secret": None})
+
+
+def _own_address(others: Sequence[str]) -> str:
+    """Of this host, on the way to the first of these."""
+    try:
+        return own_address(others[0])
+    except HostUnreachable as error:
+        raise RankLost(f"no rank can be started there: {error}") from None
 
 
 def _secret(settings: Settings) -> SecretStr:

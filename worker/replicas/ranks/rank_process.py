@@ -15,7 +15,7 @@ from worker.boot_clock import boot_now
 from worker.policy.activations import Activations
 from worker.replicas.ranks.rank_link import Link, LinkClosed
 from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState
-from worker.replicas.ranks.rank_start import FarRank, LocalRank, RankLost
+from worker.replicas.ranks.rank_start import HostRank, LocalRank, RankLost
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
 _LOOK_SECONDS = 1.0  # between looks at the leases while a rank says nothing
@@ -41,7 +41,7 @@ class RankProcess:
         self._activations: dict[str, Activations] = {}  # tasks', shared with the loop
         self._told: dict[str, Activations] = {}  # the same, as the rank knows them
         self._calling = threading.Lock()  # the loop and the preparation thread take turns
-        self._process = LocalRank(environment, memory) if host is None else FarRank(*host, environment)
+        self._process = LocalRank(environment, memory) if host is None else HostRank(*host, environment)
         self._link: Link = self._process.link
 
     @property

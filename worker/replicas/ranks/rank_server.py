@@ -1,5 +1,6 @@
 """A rank's own side: holds a copy of the base and its replica, and runs what rank 0 calls, one call after another."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -107,9 +108,10 @@ class RankServer:
         sharding: ChosenSharding | None,
         rank: int,
     ) -> None:
-        """Load a copy of the base, or this rank's shards of it. Rank 0 checks its revision for its own host. Raises BaseError,
-        or Crowded."""
-        if isinstance(self._link, HostRankLink):
+        """Load a copy of the base, or this rank's shards of it. A folder that hosts do not share is checked once on each: here
+        by the first rank, where that is not rank 0. Raises BaseError, or Crowded."""
+        shared = Path(ref.source).is_relative_to(settings.worker_dir)
+        if isinstance(self._link, HostRankLink) and os.environ["LOCAL_RANK"] == "0" and not shared:
             check_revision(ref)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # no context on another's

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 from worker.hosts.host_link import HostRefused, HostUnreachable
+from worker.hosts.host_map import without_secrets
 from worker.hosts.host_messages import RANK_MODULE
 from worker.hosts.host_process import HostProcess
 from worker.parent_watchdog import dying_with_parent
@@ -31,7 +32,7 @@ class LocalRank:
         with its:
             self._process = subprocess.Popen(
                 [*dying_with_parent(), sys.executable, "-m", RANK_MODULE, str(its.fileno())],
-                env=os.environ | dict(environment),
+                env=without_secrets(os.environ) | dict(environment),
                 stdin=subprocess.PIPE,  # its end tells the rank that this process has ended
                 pass_fds=[its.fileno()],
             )
@@ -68,7 +69,7 @@ class LocalRank:
         self._process.wait()
 
 
-class FarRank:
+class HostRank:
     """As LocalRank; it lends no segments."""
 
     owner = None
