@@ -6,7 +6,7 @@ Over real HTTP with default settings, one process a GPU; only the weights are dr
 shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
 neither evaluations nor checkpoints. Replicas that meet after several steps end them all at once, as far as can be seen from
 outside: each counts as an equal part of that time. The gate is the kernels' own, and that every width trains the same: the
-first losses of every job.
+first losses of every job that stepped at both. The result file is written anew after each cell.
 """
 
 import argparse
@@ -16,9 +16,10 @@ import logging
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,12 +48,16 @@ WARM_STEPS, WARM_SECONDS = 20, 5.0  # kernels are compiled, memory is reserved, 
 LEAST_STEPS = 6
 COMPARED = 5  # steps whose losses are compared between widths
 TOLERANCE = 2e-2  # relative: other neighbours mean other roundings in bf16
+# The share of the jobs that must have stepped at both widths for a cell to count. A device steps as many jobs as fill its
+# micro-batch budget, so one may leave some waiting that several step: an H200 stepped 30 of 32 at 1B and batch 8. Speeds are
+# compared by the token, so the jobs may differ, but a few common ones would not show that both widths train the same.
+LEAST_COMMON = 0.5
 WIDTHS = (1, 2, 4, 8)
 
 
 @dataclass
 class Cell:
-    """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job in the first steps."""
+    """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job that stepped, its first."""
 
     seconds: float
     times: list[float] = field(default_factory=list)
@@ -92,9 +97,9 @@ class Cell:
         each = sorted(b - a for a, b in zip(self.times[first:], self.times[first + 1 :], strict=False))
         tokens = sum(self.tokens[first + 1 :])
         return {
-            "ms": 1e3 * seconds / steps, "least_ms": 1e3 * each[0], "most_ms": 1e3 * each[-1], "steps": steps,
-            "median_ms": 1e3 * each[steps // 2], "tokens_per_step": tokens / steps, "tokens_per_s": tokens / seconds,
-            "passes_per_step": sum(self.passes[first + 1 :]) / steps,
+            "jobs": len(self.losses), "ms": 1e3 * seconds / steps, "least_ms": 1e3 * each[0], "most_ms": 1e3 * each[-1],
+            "steps": steps, "median_ms": 1e3 * each[steps // 2], "tokens_per_step": tokens / steps,
+            "tokens_per_s": tokens / seconds, "passes_per_step": sum(self.passes[first + 1 :]) / steps,
         }  # fmt: skip
 
 
@@ -122,20 +127,23 @@ def serve_fleet(pipe: Connection, base: BaseModelRef, batches: Sequence[int], wi
     fleet.close()
 
 
-def measured(shape: str, batches: Sequence[int], width: int, seconds: float, folder: Path) -> Iterator[tuple[int, Cell]]:
-    """A cell for each batch size, one after another on one executor of so many devices."""
+def measured(
+    shape: str, batches: Sequence[int], width: int, seconds: float, folder: Path, note: Callable[[int, Cell], object]
+) -> None:
+    """A cell for each batch size, one after another on one executor of so many devices. `note` takes each as it ends."""
     base = BaseModelRef(name=shape, source=str(folder), revision="0" * 64)
     with fleet_of(base, batches, width) as (url, placed):
-        cells = trained(url, list(placed.values()), seconds, folder)
-    for batch, placement in placed.items():
-        cell = cells[placement.placement_id]
+        batch_of = {placement.placement_id: batch for batch, placement in placed.items()}
+        cells = trained(url, list(placed.values()), seconds, folder, lambda key, cell: note(batch_of[key], cell))
+    for key, cell in cells.items():
         if not cell.done:
-            raise RuntimeError(f"{shape} at batch {batch} on {width} GPUs ended after {len(cell.times)} steps")
-        yield batch, cell
+            raise RuntimeError(f"{shape} at batch {batch_of[key]} on {width} GPUs ended after {len(cell.times)} steps")
 
 
-def trained(url: str, placed: Sequence[Placement], seconds: float, folder: Path) -> dict[str, Cell]:
-    """Train the placements one after another, each until its cell is done."""
+def trained(
+    url: str, placed: Sequence[Placement], seconds: float, folder: Path, note: Callable[[str, Cell], object]
+) -> dict[str, Cell]:
+    """Train the placements one after another, each until its cell is done, which `note` takes before the next one begins."""
     settings = Settings(
         api_url=url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device="cuda", worker_checkpoint_seconds=36000
     )
@@ -158,6 +166,8 @@ def trained(url: str, placed: Sequence[Placement], seconds: float, folder: Path)
 
     def tell(news: ExecutorProgress | PlacementEnded) -> None:
         if isinstance(news, PlacementEnded):
+            if cells[news.placement_id].done:
+                note(news.placement_id, cells[news.placement_id])
             attach_next()
 
     def attach_next() -> None:
@@ -203,12 +213,14 @@ def rows() -> list[dict[str, Any]]:
 
 
 def furthest(cell: Cell, alone: Cell) -> float:
-    """The largest relative difference of a job's first losses between two widths. Raises ValueError where a job has none."""
-    if cell.losses.keys() != alone.losses.keys() or len(cell.losses) != JOBS:
-        raise ValueError(f"{len(alone.losses)} jobs stepped on one GPU, {len(cell.losses)} on several")
-    return max(
-        abs(a - b) / abs(b) for job, losses in cell.losses.items() for a, b in zip(losses, alone.losses[job], strict=True)
-    )
+    """The largest relative difference of the first losses between two widths, of the jobs that stepped at both. Raises
+    ValueError where they are too few."""
+    common = cell.losses.keys() & alone.losses.keys()
+    if len(common) < LEAST_COMMON * JOBS:
+        counts = f"{len(alone.losses)} on one GPU, {len(cell.losses)} on several"
+        raise ValueError(f"{len(common)} of {JOBS} jobs stepped at both widths: {counts}")
+    pairs = (pair for job in common for pair in zip(cell.losses[job], alone.losses[job], strict=False))  # one may step later
+    return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
 def figures_of(found: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -220,6 +232,28 @@ def figures_of(found: Sequence[dict[str, Any]]) -> dict[str, float]:
             name = f"scaling_{width}" + ("_8b" if shape == "8B" else "") + (f"_bs{batch}" if batch != 2 else "")
             figures[name] = round(speed / speeds[shape, batch, 1], 3)
     return figures
+
+
+@dataclass
+class Run:
+    """What was measured so far. devices: how many GPUs the machine has, for the file's name."""
+
+    gate: dict[str, Any]
+    commit: str | None
+    devices: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    alone: dict[tuple[str, int], Cell] = field(default_factory=dict)
+
+    def note(self, shape: str, width: int, batch: int, cell: Cell) -> None:
+        """Compare a cell with that of one GPU, which comes first, and write the file anew. Raises ValueError if it fails its
+        gate; the file then keeps the cells before it."""
+        differ = furthest(cell, self.alone.setdefault((shape, batch), cell))
+        self.gate["losses_differ"] = max(self.gate.get("losses_differ", 0.0), differ)
+        self.gate["passed"] = self.gate["passed"] and differ <= TOLERANCE
+        row = {"what": f"{JOBS} jobs of rank {RANKS[shape]}", "model": shape, "batch": batch, "gpus": width}
+        self.rows.append(row | cell.row() | {"losses_differ": differ})
+        print(self.rows[-1], flush=True)
+        write_result("parallel", self.gate, figures_of(self.rows), self.rows, self.commit, devices=self.devices)
 
 
 def main() -> None:
@@ -235,27 +269,17 @@ def main() -> None:
     began, count = time.monotonic(), torch.cuda.device_count()
     gate = run_gate()
     print(f"gate: {gate['passed']}, {time.monotonic() - began:.0f} s", flush=True)
-    gate["losses_differ"] = 0.0
     drawn_base.install()
-    found: list[dict[str, Any]] = []
+    run = Run(gate, given.commit, count)
     for shape, sizes in batches.items():
-        alone: dict[int, Cell] = {}
         for width in (width for width in WIDTHS if width <= count):
             began = time.monotonic()
             with TemporaryDirectory() as folder:
-                cells = dict(measured(shape, sizes, width, given.seconds, Path(folder)))
+                measured(shape, sizes, width, given.seconds, Path(folder), partial(run.note, shape, width))
             gc.collect()
             torch.cuda.empty_cache()
-            for batch, steps in cells.items():
-                differ = furthest(steps, alone.setdefault(batch, steps))
-                gate["losses_differ"] = max(gate["losses_differ"], differ)
-                gate["passed"] = gate["passed"] and differ <= TOLERANCE
-                row = {"what": f"{JOBS} jobs of rank {RANKS[shape]}", "model": shape, "batch": batch, "gpus": width}
-                found.append(row | steps.row() | {"losses_differ": differ})
-                print(found[-1], flush=True)
             print(f"{shape} on {width}: {time.monotonic() - began:.0f} s", flush=True)
-            path = write_result("parallel", gate, figures_of(found), found, given.commit, devices=count)
-    print(path, figures_of(found))
+    print(figures_of(run.rows))
 
 
 if __name__ == "__main__":

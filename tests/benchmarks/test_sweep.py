@@ -230,10 +230,10 @@ def test_solo_steps_cover_each_batch_size_and_rank(monkeypatch: pytest.MonkeyPat
 def test_the_pages_text_tells_the_solo_passes_where_the_result_has_them() -> None:
     rows = [search_row(OURS, 1000, 2, 200.0), *peft(SEQUENTIAL, 100.0), {"what": SPLIT, "base": 80.0, "idle": 20.0}]
     result = {"device": "NVIDIA H200", "commit": "c", "date": "2026-11-26", "rows": rows, "figures": figures(rows)}
-    without = readme_figures.search(result, "sweep-h200.json")
+    without = readme_figures.search(result)
     rows += [*solo(0.1), search_row("none", 100, 1, 130.0)]
     result["figures"] = figures(rows)
-    text = readme_figures.search(result, "sweep-h200.json")
+    text = readme_figures.search(result)
     assert "graphs" in text
     assert "graphs" not in without
     assert not [line for line in text.split("\n") if line != line.rstrip()]
