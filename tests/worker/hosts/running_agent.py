@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.worker.fleet import JOIN_TOKEN
 from tests.worker.processes import children, command, gone
+from worker.settings import Settings
 
 SECRET = "hosts-" + "s" * 32
 
@@ -19,6 +21,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def first_host(folder: Path, *addresses: str, secret: str | None = SECRET, node: str = "node") -> Settings:
+    """Settings of the daemon of a node that has these further hosts."""
+    made = Settings(
+        api_url="http://127.0.0.1:1",
+        join_token=JOIN_TOKEN,
+        node_name=node,
+        worker_dir=folder,
+        worker_device="cpu",
+        worker_hosts=",".join(addresses) or None,
+        worker_hosts_secret=secret,
+    )
+    made.scratch.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 class Agent:

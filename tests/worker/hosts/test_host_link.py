@@ -1,10 +1,8 @@
 """The connection between hosts of a node: who has the secret, what an agent declines, and whose clock a message tells."""
 
 import os
-import queue
 import re
 import resource
-import signal
 import socket
 import threading
 import time
@@ -17,20 +15,14 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from contract.messages.node_messages import Device
-from tests.worker.fleet import JOIN_TOKEN
-from tests.worker.hosts.running_agent import SECRET, Agent, free_port, running_agent
-from tests.worker.processes import gone
+from tests.worker.hosts.running_agent import SECRET, Agent, first_host, free_port, running_agent
 from worker.boot_clock import boot_now
 from worker.hosts.host_link import HostRefused, HostUnreachable, accepted, connect, interface_of, own_address, receive_exactly
-from worker.hosts.host_map import HOSTS_VARIABLE, HostMap, merged, node_environment
-from worker.hosts.host_messages import ANSWERS, EXECUTOR_MODULE, RANK_MODULE, Declined, Join, Ping, Start
-from worker.hosts.host_process import HostProcess
+from worker.hosts.host_map import HOSTS_VARIABLE, HostMap, merged
+from worker.hosts.host_messages import ANSWERS, RANK_MODULE, Declined, Join, Ping, Start
 from worker.hosts.program_versions import program_versions
-from worker.node.child_process import ChildEnded, ChildMessage
-from worker.node.host_child import HostChild, shifted
 from worker.node.node_hosts import HostLost, NodeHosts
-from worker.pipe_messages import EXECUTOR_NEWS, Detach, ExecutorProgress, Renew
-from worker.settings import Settings, SettingsError
+from worker.settings import SettingsError
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +36,11 @@ def agent(folder: Path) -> Iterator[Agent]:
         yield it
 
 
-def settings(folder: Path, *addresses: str, secret: str | None = SECRET, node: str = "node") -> Settings:
-    made = Settings(
-        api_url="http://127.0.0.1:1",
-        join_token=JOIN_TOKEN,
-        node_name=node,
-        worker_dir=folder,
-        worker_device="cpu",
-        worker_hosts=",".join(addresses) or None,
-        worker_hosts_secret=secret,
-    )
-    made.scratch.mkdir(parents=True, exist_ok=True)
-    return made
-
-
 @pytest.fixture
 def joined(folder: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NodeHosts, list[HostLost]]]:
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")  # restored after the test
     lost: list[HostLost] = []
-    hosts = NodeHosts(settings(folder, agent.address), lost.append)
+    hosts = NodeHosts(first_host(folder, agent.address), lost.append)
     assert hosts.join(lambda seconds: pytest.fail("the host is there"))
     yield hosts, lost
     hosts.close()
@@ -81,9 +59,9 @@ def test_a_node_has_the_devices_of_all_its_hosts(joined, agent):
 
 def test_who_has_another_secret_is_told_so(folder, agent):
     with pytest.raises(SettingsError, match=f"MOTET_WORKER_HOSTS: {agent.address} has another MOTET_WORKER_HOSTS_SECRET"):
-        NodeHosts(settings(folder, agent.address, secret="other-" + "x" * 32), print).join(lambda seconds: True)
+        NodeHosts(first_host(folder, agent.address, secret="other-" + "x" * 32), print).join(lambda seconds: True)
     with pytest.raises(SettingsError, match="MOTET_WORKER_HOSTS_SECRET is not set"):
-        NodeHosts(settings(folder, agent.address, secret=None), print).join(lambda seconds: True)
+        NodeHosts(first_host(folder, agent.address, secret=None), print).join(lambda seconds: True)
 
 
 def test_an_agent_starts_nothing_for_who_lacks_the_secret(folder, agent, joined):
@@ -130,9 +108,9 @@ def test_what_a_host_cannot_be_is_said_at_the_start(folder, agent, monkeypatch):
     monkeypatch.setattr("worker.node.node_hosts.program_versions", lambda: program_versions() | {"torch": "9.9"})
     said = f"it has torch {version('torch')}, and the node's first host 9.9; hosts of a node have equal versions"
     with pytest.raises(SettingsError, match=re.escape(said)):
-        NodeHosts(settings(folder, agent.address), print).join(lambda seconds: True)
+        NodeHosts(first_host(folder, agent.address), print).join(lambda seconds: True)
     monkeypatch.undo()
-    hosts = NodeHosts(settings(folder, agent.address), print)
+    hosts = NodeHosts(first_host(folder, agent.address), print)
     hosts.own = [Device(index=0, type="NVIDIA H200", memory_bytes=1)]
     with pytest.raises(SettingsError, match=r"has cpu, and this host NVIDIA H200; a node's devices are of one type"):
         hosts.join(lambda seconds: True)
@@ -142,8 +120,8 @@ def test_what_a_host_cannot_be_is_said_at_the_start(folder, agent, monkeypatch):
 def test_a_host_that_is_named_twice_is_refused(folder, agent, monkeypatch):
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")
     with pytest.raises(ValidationError, match="names a host twice"):
-        settings(folder, agent.address, f" {agent.address}")
-    hosts = NodeHosts(settings(folder, agent.address, agent.address.replace("127.0.0.1", "localhost")), print)
+        first_host(folder, agent.address, f" {agent.address}")
+    hosts = NodeHosts(first_host(folder, agent.address, agent.address.replace("127.0.0.1", "localhost")), print)
     with pytest.raises(SettingsError, match="is a host that was named before"):
         hosts.join(lambda seconds: True)
     hosts.close()
@@ -151,17 +129,17 @@ def test_a_host_that_is_named_twice_is_refused(folder, agent, monkeypatch):
 
 def test_a_device_there_has_no_more_memory_than_the_node_gives(folder, agent, monkeypatch):
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")
-    hosts = NodeHosts(settings(folder, agent.address).model_copy(update={"worker_memory_bytes": 2**20}), print)
+    hosts = NodeHosts(first_host(folder, agent.address).model_copy(update={"worker_memory_bytes": 2**20}), print)
     assert hosts.join(lambda seconds: False)
     assert [device.memory_bytes for device in hosts.devices] == [2**20] * 3
     hosts.close()
 
 
 def test_a_host_belongs_to_one_node(folder, agent, joined):
-    other = settings(folder, agent.address, node="other")
+    other = first_host(folder, agent.address, node="other")
     with pytest.raises(SettingsError, match="it belongs to another node, whose folder is"):
         NodeHosts(other, print).join(lambda seconds: True)
-    again = NodeHosts(settings(folder, agent.address), print)
+    again = NodeHosts(first_host(folder, agent.address), print)
     assert again.join(lambda seconds: False), "the node itself, started anew, has it again"
     again.close()
 
@@ -170,7 +148,7 @@ def test_a_host_that_is_not_there_yet_is_waited_for(folder, monkeypatch):
     monkeypatch.setenv(HOSTS_VARIABLE, "{}")
     stops = iter([False, True])
     address = f"127.0.0.1:{free_port()}"
-    hosts = NodeHosts(settings(folder, address), print)
+    hosts = NodeHosts(first_host(folder, address), print)
     assert not hosts.join(lambda seconds: next(stops))
     with pytest.raises(HostUnreachable):
         connect(address, SecretStr(SECRET))
@@ -181,34 +159,12 @@ def test_a_host_that_is_lost_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("worker.node.node_hosts._PING_SECONDS", 0.05)
     told = threading.Event()
     with running_agent(tmp_path) as agent:
-        hosts = NodeHosts(settings(tmp_path, agent.address), lambda lost: (said.append(lost.why), told.set()))
+        hosts = NodeHosts(first_host(tmp_path, agent.address), lambda lost: (said.append(lost.why), told.set()))
         said: list[str] = []
         assert hosts.join(lambda seconds: False)
     assert told.wait(60)
     assert agent.address in said[0]
     hosts.close()
-
-
-def test_a_process_ends_with_its_connection_and_with_the_node(tmp_path, monkeypatch):
-    monkeypatch.setenv(HOSTS_VARIABLE, "{}")
-    with running_agent(tmp_path) as agent:
-        with pytest.raises(HostRefused, match="this host belongs to no node"):
-            HostProcess(agent.address, SecretStr(SECRET), RANK_MODULE, {})
-        hosts = NodeHosts(settings(tmp_path, agent.address), print)
-        assert hosts.join(lambda seconds: False)
-        its_processes_end(agent, hosts)
-
-
-def its_processes_end(agent: Agent, hosts: NodeHosts) -> None:
-    one, other = (HostProcess(agent.address, SecretStr(SECRET), RANK_MODULE, {"RANK": "1"}) for _ in range(2))
-    assert sorted([one.pid, other.pid]) == sorted(agent.running(RANK_MODULE))
-    assert not one.ended
-    one.close(60.0)
-    assert gone(one.pid)
-    assert not other.ended
-    hosts.close()
-    assert gone(other.pid)
-    other.close()
 
 
 def test_an_agent_without_what_it_needs_says_so(tmp_path):
@@ -257,57 +213,6 @@ def test_an_agent_without_descriptors_goes_on_when_it_has_some_again(tmp_path):
         with closing(connect(agent.address, SecretStr(SECRET))) as link:
             link.send(Ping())
             assert link.socket.recv(1) == b"", "a ping is no beginning, so it is there"
-
-
-@pytest.mark.parametrize("ending", ["killed", "its connection is lost"])
-def test_messages_to_a_process_that_has_ended_end_nobody_else(tmp_path, monkeypatch, ending):
-    """A line that could not be sent is not tried again as the connection closes, which would end the thread, and the daemon."""
-    died, events = [], queue.SimpleQueue[ChildMessage | ChildEnded]()
-    monkeypatch.setattr(threading, "excepthook", died.append)
-    monkeypatch.setenv(HOSTS_VARIABLE, "{}")
-    with running_agent(tmp_path) as agent:
-        given = settings(tmp_path, agent.address)
-        hosts = NodeHosts(given, print)
-        assert hosts.join(lambda seconds: False)
-        environment, secret = node_environment(given), SecretStr(SECRET)
-        child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, agent.address, secret, environment, lambda: 0.0)
-        until = time.monotonic() + 60
-        while not child.pid:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        os.kill(child.pid, signal.SIGSTOP)  # it reads nothing
-        for _ in range(2000):
-            child.send(Renew(placement_id="p" * 100, deadline=1.0, token="t" * 4000))
-        if ending == "killed":
-            child.kill()
-        else:
-            agent.process.kill()
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
-        ended = events.get(timeout=60)
-        assert isinstance(ended, ChildEnded)
-        assert ended.why == "ended, or its host is lost"
-        assert not child.alive
-        hosts.close()
-    assert died == []
-
-
-def test_a_process_that_an_agent_does_not_start_is_told_so(tmp_path):
-    events = queue.SimpleQueue[ChildMessage | ChildEnded]()
-    with running_agent(tmp_path) as agent:
-        child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, agent.address, SecretStr(SECRET), {}, lambda: 0.0)
-        ended = events.get(timeout=60)
-    assert ended.why == f"could not be started: {agent.address}: this host belongs to no node"
-    assert child.name == f"starting at {agent.address}"
-
-
-def test_times_are_told_by_the_readers_clock():
-    renew = Renew(placement_id="p", deadline=100.0, token="t")
-    assert shifted(renew, -30.0).deadline == 70.0
-    progress = ExecutorProgress(phases={}, at=boot_now())
-    assert shifted(progress, 5.0).at == progress.at + 5.0
-    detach = Detach(placement_id="p")
-    assert shifted(detach, 5.0) is detach
 
 
 def test_a_process_has_the_nodes_settings_and_its_hosts_others():

@@ -14,7 +14,8 @@ from tests.worker.hosts.running_agent import SECRET, Agent, running_agent
 from tests.worker.inside import Inside, resumed
 from tests.worker.placer import placer
 from tests.worker.processes import gone
-from tests.worker.replicas.test_replica_set import CALM, JOB, adapters, wide
+from tests.worker.replicas.resumption import adapters, assert_goes_on_from_checkpoints
+from tests.worker.replicas.test_replica_set import CALM, JOB, wide
 from tests.worker.replicas.test_sharded_base import ALWAYS, PAIRS
 from worker.boot_clock import boot_now
 from worker.executor.placement.placement_lease import LeaseNotHeld
@@ -128,12 +129,7 @@ def test_what_is_lost_over_there_ends_the_executor_and_its_jobs_go_on(
     reported.live = False
     monkeypatch.undo()
     (rest,) = Inside(fleet, tmp_path / "rest").run(resumed(reported, "rest"))
-    kept = {job: ref.step for job, ref in reported.checkpoints.items()}
-    assert set(kept) == {0, 1, 2}
-    for key, curve in unbroken.curves.items():
-        before = {step: value for step, value in reported.curves[key].items() if step <= kept[key[0]]}
-        assert before | rest.curves[key] == curve
-    assert adapters(rest) == adapters(unbroken)
+    assert_goes_on_from_checkpoints(reported, rest, unbroken)
 
 
 def test_a_folder_that_holds_another_base_over_there_is_refused(fleet, tiny_base, tmp_path, agent, monkeypatch):

@@ -10,7 +10,8 @@ import torch
 from tests.worker.hosts.running_agent import SECRET, Agent, running_agent
 from tests.worker.inside import Inside
 from tests.worker.placer import placer
-from tests.worker.replicas.test_replica_set import CALM, JOB, adapters, wide
+from tests.worker.replicas.resumption import adapters
+from tests.worker.replicas.test_replica_set import CALM, JOB, wide
 from worker.hosts.host_map import HOSTS_VARIABLE
 from worker.hosts.host_messages import RANK_MODULE
 from worker.node.node_hosts import NodeHosts

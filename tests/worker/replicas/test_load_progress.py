@@ -9,6 +9,7 @@ import torch
 from tests.worker.fleet import JOIN_TOKEN
 from tests.worker.inside import Inside
 from tests.worker.placer import placer
+from tests.worker.processes import gone
 from tests.worker.replicas.test_replica_set import CALM, JOB
 from worker.pipe_messages import ExecutorProgress
 from worker.replicas import load_progress
@@ -53,10 +54,10 @@ def test_a_short_load_tells_nothing_and_is_logged_once(caplog):
 def test_the_service_is_told_how_far_a_base_is_loaded_until_it_is(fleet, deep_base, tmp_path, monkeypatch):
     inside, came, load = Inside(fleet, tmp_path), threading.Event(), RankGroup.load
 
-    def slow(self, ref, devices, settings, generates, tell):
+    def slow(self, ref, devices, settings, generates, tell, hosts):
         tell("half of it")
         assert came.wait(60)
-        return load(self, ref, devices, settings, generates, tell)
+        return load(self, ref, devices, settings, generates, tell, hosts)
 
     def heard(news):
         if isinstance(news, ExecutorProgress) and "half of it" in news.loading.values():
@@ -114,7 +115,7 @@ def test_a_rank_that_ends_while_the_first_loads_ends_the_load_at_the_next_layer(
         if "loaded" in sentence:
             layers.append(sentence)
             ranks[0].kill()
-            ranks[0]._process.wait(60)
+            assert gone(ranks[0].pid)
 
     monkeypatch.setattr(load_progress, "TELL_SECONDS", 0.0)
     monkeypatch.setattr(RankProcess, "begin", began)

@@ -12,6 +12,7 @@ from contract.states import ExitReason, JobStatus
 from tests.worker.inside import Inside, resumed
 from tests.worker.processes import children, environment, gone
 from tests.worker.replicas import faulty_rank
+from tests.worker.replicas.resumption import adapters, assert_goes_on_from_checkpoints
 from worker.boot_clock import boot_now
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
@@ -26,10 +27,6 @@ def wide(placement: Placement, key: str = "wide", devices: int = 2) -> Placement
     """The same task on so many devices."""
     update = {"placement_id": key, "token": f"token-{key}", "device_indexes": list(range(devices))}
     return placement.model_copy(update=update)
-
-
-def adapters(reported) -> dict[int, list]:
-    return {job: manifest.files for job, manifest in reported.manifests.items()}
 
 
 def device_steps(reported) -> tuple[int, int]:
@@ -176,12 +173,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     reported.live = False
     monkeypatch.undo()
     (rest,) = Inside(fleet, tmp_path / "rest").run(wide(resumed(reported, "rest"), "rest"))
-    kept = {job: ref.step for job, ref in reported.checkpoints.items()}
-    assert set(kept) == {0, 1, 2}
-    for key, curve in unbroken.curves.items():
-        before = {step: value for step, value in reported.curves[key].items() if step <= kept[key[0]]}
-        assert before | rest.curves[key] == curve
-    assert adapters(rest) == adapters(unbroken)
+    assert_goes_on_from_checkpoints(reported, rest, unbroken)
 
 
 def faulty(monkeypatch, fault: str) -> None:

@@ -12,7 +12,8 @@ from tests.worker.inside import Inside, resumed
 from tests.worker.placer import placer
 from tests.worker.processes import gone
 from tests.worker.replicas import faulty_rank
-from tests.worker.replicas.test_replica_set import CALM, JOB, adapters, ranks, wide
+from tests.worker.replicas.resumption import adapters, assert_goes_on_from_checkpoints
+from tests.worker.replicas.test_replica_set import CALM, JOB, ranks, wide
 from worker.boot_clock import boot_now
 from worker.model.plain.trainer import OutOfMemory
 from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives
@@ -134,12 +135,7 @@ def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_che
     reported.live = False
     monkeypatch.undo()
     (rest,) = Inside(fleet, tmp_path / "rest", **ALWAYS).run(wide(resumed(reported, "rest"), "rest"))
-    kept = {job: ref.step for job, ref in reported.checkpoints.items()}
-    assert set(kept) == {0, 1, 2}
-    for key, curve in unbroken.curves.items():
-        before = {step: value for step, value in reported.curves[key].items() if step <= kept[key[0]]}
-        assert before | rest.curves[key] == curve
-    assert adapters(rest) == adapters(unbroken)
+    assert_goes_on_from_checkpoints(reported, rest, unbroken)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

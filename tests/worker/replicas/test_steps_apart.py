@@ -7,7 +7,8 @@ import pytest
 
 from contract.states import ExitReason
 from tests.worker.inside import Inside
-from tests.worker.replicas.test_replica_set import CALM, JOB, adapters, device_steps, wide
+from tests.worker.replicas.resumption import adapters
+from tests.worker.replicas.test_replica_set import CALM, JOB, device_steps, wide
 from tests.worker.replicas.test_sharded_base import PAIRS
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica

@@ -11,6 +11,7 @@ import pickle
 import select
 import socket
 import struct
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class LinkClosed(ConnectionError):
     """The process at the other end has ended, or closed its end."""
 
 
-class Link:
+class Link(ABC):
     """One thread at a time sends, one receives."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -34,14 +35,14 @@ class Link:
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
+    @abstractmethod
     def send(self, message: object) -> list[Tensor]:
         """Send a message. Returns the tensors that it names, which must live until the receiver has read them. Raises
         LinkClosed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self) -> Any:
         """The next message. Raises LinkClosed."""
-        raise NotImplementedError
 
     def waits(self, seconds: float) -> bool:
         """Whether a message, or the end, comes within so many seconds."""
