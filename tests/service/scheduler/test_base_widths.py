@@ -313,6 +313,24 @@ def test_an_estimate_tells_the_width_on_each_type(tenant, small, large, plan):
     assert (said["gpus"], said["device_type"], [width["gpus"] for width in said["widths"]]) == (2, "NVIDIA L4", [2])
 
 
+def test_an_estimate_is_of_the_planned_node_where_one_type_has_two_memories(tenant, small, large, new_node, base, plan):
+    """The H200 and the L4 with room for a copy are busy, so it would start on two L4s of the other node."""
+    roomy = {"devices": devices(1, kind="NVIDIA L4", memory=3 * base)}
+    busy = large(), new_node(said=ABLE | roomy)
+    for _ in busy:
+        tenant.task(isolation="dedicated", **LONG)
+    plan()
+    assert [len(widths(node)) for node in busy] == [1, 1]
+    small(2)
+    answer = tenant.post("/v1/tasks/estimate", json=tenant.spec(tenant.file(), isolation="dedicated", **LONG))
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    assert (said["gpus"], said["device_type"], said["waiting"]) == (2, "NVIDIA L4", None)
+    assert [width["gpus"] for width in said["widths"]] == [2]
+    assert "2 x NVIDIA L4 share the layers that do not fit" in said["sharding"]
+    assert {one["device_type"]: one["gpus"] for one in said["device_types"]} == {"NVIDIA H200": 1, "NVIDIA L4": 1}
+
+
 def test_what_it_needs_is_not_borrowed_and_counts_in_full(new_tenant, small, plan, again, database):
     """Of the base's two GPUs none is spare, so a tenant that is owed one gets none of them by halves."""
     node, holder, owner = small(2), new_tenant(), new_tenant()
