@@ -169,3 +169,13 @@ def test_another_code_or_lateness_is_told_and_another_place_or_node_is_not():
         assert shows(before, before | change, NOW)
     for change in ({"code": "no_node_fits"}, {"sentence": "another size"}, {"late_seconds": 9.0}):
         assert differs(before, before | change, NOW)
+
+
+def test_another_number_of_gpus_is_told_unless_the_version_before_told_none():
+    before = said("waiting_for_capacity", 2) | {"gpus": 1}
+    assert differs(before, before | {"gpus": 2}, NOW)
+    assert shows(before, before | {"gpus": 2}, NOW)
+    older = said("waiting_for_capacity", 2)
+    assert not differs(older, before, NOW)
+    assert not shows(older, before, NOW)
+    assert not shows(older, dict(older), NOW)
