@@ -29,6 +29,7 @@ H200, L4 = Shape("NVIDIA H200", 8, 139 * GIB, True), Shape("NVIDIA L4", 8, 22 * 
 OLD_L4, ONE_L4 = L4._replace(shards=False), L4._replace(gpus=1)
 ABLE = {"capabilities": sorted(understood())}
 OLDER = {"capabilities": sorted(understood() - {SHARDED_BASES})}
+FEWER = "Its base does not fit on fewer."
 NODES = PlanNode("large", 1), PlanNode("small", 4)
 
 
@@ -55,8 +56,14 @@ def test_max_gpus_is_a_hard_limit_and_texts_need_copies():
     ("fit", "shapes", "said"),
     [
         (BaseFit(20 * GIB, 1), [H200, L4], FitWords()),
-        (BaseFit(30 * GIB, 1), [L4], FitWords(needed="2 x NVIDIA L4")),
-        (BaseFit(30 * GIB, 1), [L4, H200], FitWords(needed="1 x NVIDIA H200 or 2 x NVIDIA L4")),
+        (BaseFit(30 * GIB, 1), [L4], FitWords("2 x NVIDIA L4", FEWER)),
+        (BaseFit(30 * GIB, 1), [L4, H200], FitWords("1 x NVIDIA H200 or 2 x NVIDIA L4", FEWER, 1)),
+        (
+            BaseFit(60 * GIB, 2),
+            [L4, H200],
+            FitWords("2 x NVIDIA H200 or 4 x NVIDIA L4", "On some types its base does not fit on the 2 that it asks for.", 2),
+        ),
+        (BaseFit(60 * GIB, 2), [L4], FitWords("4 x NVIDIA L4", "Its base does not fit on the 2 that it asks for.")),
         (BaseFit(30 * GIB, 1), [OLD_L4], FitWords()),
         (BaseFit(30 * GIB, 1, copies=True), [L4], FitWords()),
         (
