@@ -94,10 +94,11 @@ class DraftPlan:
         seen, start = self._seen, self._by_task.get(task.id)
         node, types = seen.nodes[start.node] if start is not None else None, self._types(task)
         kind = min(types, key=lambda kind: types[kind].estimate.seconds)
-        if node is not None and any(one.gpus > spec.gpus for one in types.values()):
+        narrow = seen.narrowest(task.id, node.id) if node is not None else spec.gpus
+        if node is not None and any(gpus > spec.gpus for gpus in (narrow, *(one.gpus for one in types.values()))):
             kind = node.device_type
         best = types[kind]
-        least = seen.narrowest(task.id, node.id) if node is not None and node.device_type == kind else best.gpus
+        least = narrow if node is not None and node.device_type == kind else best.gpus
         allowed = [least, *(gpus for gpus in spec.widths if gpus > least)]
         widths = [_width(seen.work.estimate(task, kind or _ANY, gpus), gpus) for gpus in allowed]
         taken = next(width for width in widths if start is None or width.gpus == start.gpus)

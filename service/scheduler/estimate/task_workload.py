@@ -90,6 +90,13 @@ class Workload:
         """GPUs of its narrowest width on such a node; where it does not fit, or cannot be read, those that it asks for."""
         return (self.fit(task).narrowest(shape) if task.id in self.specs else None) or task.gpus
 
+    def narrowest_running(self, task: Task, shape: Shape, held: int) -> int:
+        """GPUs of its narrowest width where it runs on `held` of such a node; all of these, of which it spares none, where it
+        does not fit: a worker that does not shard has replaced one that does."""
+        if task.id in self.specs and self.fit(task).narrowest(shape) is None:
+            return held
+        return min(self.narrowest(task, shape), held)
+
     def left(self, task: Task) -> int:
         """The number of jobs that have not ended."""
         return sum(job.status not in JOB_TERMINAL for job in self._jobs[task.id])

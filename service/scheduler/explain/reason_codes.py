@@ -45,13 +45,14 @@ class Reason:
     """Why one task waits. `numbers` by code:
 
     - all but paused and waiting_for_version: `asked` GPUs, on its planned node or the fewest
+    - larger_task_reserved, shorter_tasks_expected: `free` GPUs of the freest node that has room for it, and `room_asked`, those
+      that it takes there
     - waiting_for_capacity: `free` GPUs on the freest node that it fits, `fitting` GPUs of all nodes that it fits, `ahead`
       tasks planned before it, `soonest` (seconds until GPUs of a node that it fits come free)
     - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more never starts
     - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
       `other_task` goes first although it came later
-    - larger_task_reserved: `free` GPUs now, `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
-    - shorter_tasks_expected: `free` GPUs now, kept for shorter tasks that are about to arrive
+    - larger_task_reserved: `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
     - node_drained: `nodes` that it would fit but that are drained, and `free` GPUs of the freest one
     - no_node_fits: `largest`, GPUs of the largest node, `nodes` in the fleet, and `wide_enough`, nodes with enough GPUs (whose
       memory is then too small)
@@ -125,6 +126,11 @@ class _PlanSums:
         """Whether it could start on one of the nodes now."""
         return any(self._free[node.id] >= task.on(self._problem.places[node.id]) for node in nodes)
 
+    def _roomiest(self, task: Queued, nodes: list[PlanNode]) -> Numbers:
+        """Of the freest of the nodes on which it could start now."""
+        node = max((node for node in nodes if self._room(task, [node])), key=lambda node: self._free[node.id])
+        return {"free": self._free[node.id], "room_asked": task.on(self._problem.places[node.id])}
+
     def why(self, at: int, task: Queued, start: Start | None) -> tuple[Code, Numbers]:
         fitting = self._fitting(task)
         if not fitting and task.barred:
@@ -142,10 +148,11 @@ class _PlanSums:
         drained, room = [node for node in fitting if node.drained], self._room(task, takes)
         if not takes or (not room and self._room(task, drained)):
             return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(self._free[node.id] for node in drained)}
-        if room and task.id in self._back:
-            return Code.SHORTER_TASKS_EXPECTED, {"free": free}
         if room:
-            return Code.LARGER_TASK_RESERVED, {"free": free} | self._reserved(task, takes)
+            roomy = self._roomiest(task, takes)
+            if task.id in self._back:
+                return Code.SHORTER_TASKS_EXPECTED, roomy
+            return Code.LARGER_TASK_RESERVED, roomy | self._reserved(task, takes)
         ahead = self._before(at, task, start, {node.id for node in takes})
         if ahead is not None:
             return Code.FAIR_SHARE, ahead

@@ -66,7 +66,7 @@ def explain(
     """The reason, JSON-ready. `late` is by how many seconds the task will miss its deadline."""
     sentence, fit = _SENTENCES[reason.code](reason, scene), scene.fit(reason.task)
     if fit.needed and reason.code in _COUNTED:
-        sentence += " Its base does not fit on fewer."
+        sentence += f" {fit.why}"
     if reason.task in scene.downloads:
         sentence += f" {scene.downloads[reason.task]}"
     if late is not None:
@@ -103,7 +103,7 @@ def _capacity(reason: Reason, scene: Scene) -> str:
     if fitting == asked == 1:
         short = f"The only {scene.word} that it could run on is taken."
     elif free:
-        short = f"It needs {gpus} of one node; of the {fitting} that it could run on, at most {free} are free on one."
+        short = f"It needs {gpus} of one node; of the {fitting} that it could run on, at most {free} {_are(free)} free on one."
     else:
         short = f"It needs {gpus} of one node; none of the {fitting} that it could run on is free."
     return f"{short}{where}{queue}"
@@ -112,7 +112,8 @@ def _capacity(reason: Reason, scene: Scene) -> str:
 def _quota(reason: Reason, scene: Scene) -> str:
     limit, held = _numbers(reason, "limit", "held")
     if reason.start is None and scene.fit(reason.task).needed:
-        smaller = "take a smaller base or precision nf4, or have an admin raise the quota"
+        fewer = "ask for fewer, " if scene.fit(reason.task).as_asked > max(1, limit) else ""
+        smaller = f"{fewer}take a smaller base or precision nf4, or have an admin raise the quota"
         return f"It needs {scene.asked(reason)} of one node, but your quota is {limit} at once; {smaller}."
     if reason.start is None:
         few = "ask for fewer, or have an admin raise the quota"
@@ -133,20 +134,20 @@ def _fair_share(reason: Reason, scene: Scene) -> str:
 
 
 def _reserved(reason: Reason, scene: Scene) -> str:
-    asked, free = _numbers(reason, "asked", "free")
+    asked, free = _numbers(reason, "room_asked", "free")
     if "reserved_task" not in reason.numbers:
-        return f"{scene.gpus(free)} stand free for its {asked}, but starting it on them would delay a task that weighs more."
+        return f"{_free(free, scene)} for its {asked}, but starting it on them would delay a task that weighs more."
     other, gpus = _numbers(reason, "reserved_task", "reserved_gpus")
     return (
-        f"{scene.gpus(free)} stand free for its {asked}, but they are kept for {_names([other], reason.task, scene)}, which "
+        f"{_free(free, scene)} for its {asked}, but they are kept for {_names([other], reason.task, scene)}, which "
         f"takes {scene.gpus(gpus)} as soon as they come free together; this task would still be running then."
     )
 
 
 def _expected(reason: Reason, scene: Scene) -> str:
-    asked, free = _numbers(reason, "asked", "free")
+    asked, free = _numbers(reason, "room_asked", "free")
     return (
-        f"{scene.gpus(free)} stand free for its {asked}, but they are kept for shorter tasks: at the rate of recent arrivals, "
+        f"{_free(free, scene)} for its {asked}, but they are kept for shorter tasks: at the rate of recent arrivals, "
         "starting it would delay those by more than waiting delays this task and the queue. Once it has waited for as long as "
         "it will run, it is no longer held back."
     )
@@ -155,9 +156,7 @@ def _expected(reason: Reason, scene: Scene) -> str:
 def _drained(reason: Reason, scene: Scene) -> str:
     nodes, free = _numbers(reason, "nodes", "free")
     which = _count(nodes, "node that has room for it is", "nodes that have room for it are")
-    return (
-        f"It needs {scene.asked(reason)}, and {which} being drained and take nothing new ({scene.gpus(free)} stand free there)."
-    )
+    return f"It needs {scene.asked(reason)}, and {which} being drained and take nothing new ({_free(free, scene)} there)."
 
 
 def _unfit(reason: Reason, scene: Scene) -> str:
@@ -225,6 +224,14 @@ _COUNTED = (Code.WAITING_FOR_CAPACITY, Code.WAITING_FOR_QUOTA, Code.FAIR_SHARE, 
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _are(number: float) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _free(number: int, scene: Scene) -> str:
+    return f"{scene.gpus(number)} {'stands' if number == 1 else 'stand'} free"
 
 
 def _numbers(reason: Reason, *names: str) -> list[Any]:

@@ -12,12 +12,15 @@ from service.scheduler.estimate.node_shapes import Shape
 class FitWords:
     """What is to be said of a waiting task's width.
 
-    needed: `1 x NVIDIA H200 or 2 x NVIDIA L4`; empty where its base fits on as many as it asks for. unfit: why no node has
-    room for its base, and the way out; empty where more GPUs would not help. wanted: GPUs of one node that a fleet without
-    room for it lacks; None: as many as it asks for.
+    needed: `1 x NVIDIA H200 or 2 x NVIDIA L4`; empty where its base fits on as many as it asks for. why: the sentence after
+    these. as_asked: the GPUs that it asks for, where some type of `needed` takes no more; else 0. unfit: why no node has room
+    for its base, and the way out; empty where more GPUs would not help. wanted: GPUs of one node that a fleet without room for
+    it lacks; None: as many as it asks for.
     """
 
     needed: str = ""
+    why: str = ""
+    as_asked: int = 0
     unfit: str = ""
     wanted: int | None = None
 
@@ -26,8 +29,14 @@ def fit_words(fit: BaseFit, shapes: Sequence[Shape]) -> FitWords:
     """`shapes` are those of the fleet's nodes."""
     least = _fewest((shape.kind, gpus) for shape in shapes if (gpus := fit.narrowest(shape)) is not None)
     if least:
-        more = any(gpus > fit.gpus for gpus in least.values())
-        return FitWords(needed=" or ".join(gpu_count(gpus, kind) for kind, gpus in least.items()) if more else "")
+        if max(least.values()) <= fit.gpus:
+            return FitWords()
+        some = min(least.values()) <= fit.gpus
+        return FitWords(
+            needed=" or ".join(gpu_count(gpus, kind) for kind, gpus in least.items()),
+            why=_why(fit.gpus, "On some types its" if some else "Its"),
+            as_asked=fit.gpus if some else 0,
+        )
     bounded = _fewest((shape.kind, gpus) for shape in shapes if (gpus := fit.needed(shape)) and gpus <= shape.gpus)
     if bounded and fit.max_gpus is not None:
         kind, gpus = min(bounded.items(), key=lambda item: item[1])
@@ -52,6 +61,11 @@ def fit_words(fit: BaseFit, shapes: Sequence[Shape]) -> FitWords:
 
 
 _SMALLER = "or take a smaller base or precision nf4, or wait until a roomier node joins"
+
+
+def _why(asked: int, whose: str) -> str:
+    """A base that needs more than one GPU may fit on fewer than the number that a task asks for."""
+    return "Its base does not fit on fewer." if asked == 1 else f"{whose} base does not fit on the {asked} that it asks for."
 
 
 def wide_for_base(gpus: int, asked: int, device_type: str) -> str:

@@ -88,7 +88,7 @@ class LiveExecutors:
         return len(placed.device_indexes) if first.id == placed.id else self._widths[placed.id]
 
     def _narrowest(self, placed: Placement, task: Task) -> int:
-        return min(self._work.narrowest(task, shape_of(self._nodes[placed.node_id])), len(placed.device_indexes))
+        return self._work.narrowest_running(task, shape_of(self._nodes[placed.node_id]), len(placed.device_indexes))
 
     def sharing(self, task: Task) -> tuple[Sharing | None, ...]:
         """What a waiting task would bring to an executor of each node; empty where it may join none."""

@@ -265,7 +265,8 @@ class _SnapshotBuilder:
         held = self._executors.held()
         wanted: dict[str, float] = defaultdict(float)
         for placed, task in self._live:
-            least = self._work.narrowest(task, shape_of(self._nodes[placed.node_id]))
+            shape = shape_of(self._nodes[placed.node_id])
+            least = self._work.narrowest_running(task, shape, len(placed.device_indexes))
             wanted[task.tenant_id] += least * self._worth[placed.node_id]
         for task in self._queued:
             wanted[task.tenant_id] += widths.fastest[task.id].weighted

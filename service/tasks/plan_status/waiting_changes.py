@@ -9,14 +9,20 @@ _SHOWN = (15.0, 0.1)  # and by which it must move to be shown
 
 
 def differs(before: Mapping[str, Any] | None, after: Mapping[str, Any], at: datetime) -> bool:
-    """Whether the change is notified: another code, or a start that moved by a lot. Place and node do not count: they change
-    with every start, for all waiting tasks."""
-    return before is None or before.get("code") != after["code"] or _moved(before, after, at, *_NEWS)
+    """Whether the change is notified: another code or number of GPUs, or a start that moved by a lot. Place and node do not
+    count: they change with every start, for all waiting tasks."""
+    return before is None or before.get("code") != after["code"] or _widened(before, after) or _moved(before, after, at, *_NEWS)
 
 
 def shows(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime) -> bool:
     """Whether readers see the change: one to notify, another place or node, or a start that moved by more than a little."""
-    return any(before.get(name) != after[name] for name in ("code", "place", "node")) or _moved(before, after, at, *_SHOWN)
+    other = any(before.get(name) != after[name] for name in ("code", "place", "node")) or _widened(before, after)
+    return other or _moved(before, after, at, *_SHOWN)
+
+
+def _widened(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether it waits for another number of GPUs; not where `before` has none, as version N-1 writes it."""
+    return before.get("gpus") not in (None, after.get("gpus"))
 
 
 def _moved(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime, seconds: float, part: float) -> bool:

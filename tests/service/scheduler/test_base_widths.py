@@ -2,13 +2,11 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from sqlalchemy import select, update
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
-from service.fleet.models import BaseModel
 from service.scheduler.core.checks.join_checks import join_violations
 from service.scheduler.core.joins.joining import settled
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start, Width
@@ -19,10 +17,9 @@ from service.scheduler.estimate.node_shapes import Shape
 from service.scheduler.explain.reason_codes import Code, reasons
 from service.scheduler.explain.width_sentences import FitWords, fit_words
 from service.scheduler.models import Plan
-from service.tasks.models import Task, TaskEvent
+from service.tasks.models import TaskEvent
 from service.tenants.models import Tenant
 from tests.service.fleet.scripted import devices
-from tests.service.scheduler.planned import start
 from tests.service.scheduler.test_joins import running, sharing
 from tests.service.scheduler.test_width_rules import QUICK
 from tests.service.scheduler.test_widths import EIGHT, LONG, widths
@@ -32,6 +29,7 @@ H200, L4 = Shape("NVIDIA H200", 8, 139 * GIB, True), Shape("NVIDIA L4", 8, 22 * 
 OLD_L4, ONE_L4 = L4._replace(shards=False), L4._replace(gpus=1)
 ABLE = {"capabilities": sorted(understood())}
 OLDER = {"capabilities": sorted(understood() - {SHARDED_BASES})}
+FEWER = "Its base does not fit on fewer."
 NODES = PlanNode("large", 1), PlanNode("small", 4)
 
 
@@ -58,8 +56,14 @@ def test_max_gpus_is_a_hard_limit_and_texts_need_copies():
     ("fit", "shapes", "said"),
     [
         (BaseFit(20 * GIB, 1), [H200, L4], FitWords()),
-        (BaseFit(30 * GIB, 1), [L4], FitWords(needed="2 x NVIDIA L4")),
-        (BaseFit(30 * GIB, 1), [L4, H200], FitWords(needed="1 x NVIDIA H200 or 2 x NVIDIA L4")),
+        (BaseFit(30 * GIB, 1), [L4], FitWords("2 x NVIDIA L4", FEWER)),
+        (BaseFit(30 * GIB, 1), [L4, H200], FitWords("1 x NVIDIA H200 or 2 x NVIDIA L4", FEWER, 1)),
+        (
+            BaseFit(60 * GIB, 2),
+            [L4, H200],
+            FitWords("2 x NVIDIA H200 or 4 x NVIDIA L4", "On some types its base does not fit on the 2 that it asks for.", 2),
+        ),
+        (BaseFit(60 * GIB, 2), [L4], FitWords("4 x NVIDIA L4", "Its base does not fit on the 2 that it asks for.")),
         (BaseFit(30 * GIB, 1), [OLD_L4], FitWords()),
         (BaseFit(30 * GIB, 1, copies=True), [L4], FitWords()),
         (
@@ -178,31 +182,6 @@ def test_malformed_needs_are_refused():
 # ---- from a spec to a node ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def base(tenant, database) -> int:
-    """Bytes of the tests' base."""
-    with database.begin() as session:
-        return 2 * session.scalars(select(BaseModel.parameters)).first()
-
-
-@pytest.fixture
-def small(new_node, base):
-    """Nodes whose GPUs hold seven tenths of the base."""
-
-    def make(gpus=4, said=ABLE, **how):
-        return new_node(slots=gpus, said=said | {"devices": devices(gpus, kind="NVIDIA L4", memory=base * 7 // 10)}, **how)
-
-    return make
-
-
-@pytest.fixture
-def large(new_node, base):
-    def make(gpus=1):
-        return new_node(said=ABLE | {"devices": devices(gpus, kind="NVIDIA H200", memory=3 * base)})
-
-    return make
-
-
 def waits(tenant, id):
     return tenant.get(f"/v1/tasks/{id}").json()["waiting"]
 
@@ -313,19 +292,22 @@ def test_an_estimate_tells_the_width_on_each_type(tenant, small, large, plan):
     assert (said["gpus"], said["device_type"], [width["gpus"] for width in said["widths"]]) == (2, "NVIDIA L4", [2])
 
 
-def test_what_it_needs_is_not_borrowed_and_counts_in_full(new_tenant, small, plan, again, database):
-    """Of the base's two GPUs none is spare, so a tenant that is owed one gets none of them by halves."""
-    node, holder, owner = small(2), new_tenant(), new_tenant()
-    held = holder.task(isolation="dedicated", **LONG)["id"]
+def test_an_estimate_is_of_the_planned_node_where_one_type_has_two_memories(tenant, small, large, new_node, base, plan):
+    """The H200 and the L4 with room for a copy are busy, so it would start on two L4s of the other node."""
+    roomy = {"devices": devices(1, kind="NVIDIA L4", memory=3 * base)}
+    busy = large(), new_node(said=ABLE | roomy)
+    for _ in busy:
+        tenant.task(isolation="dedicated", **LONG)
     plan()
-    start(node, held)
-    preemptor = owner.task(isolation="dedicated", **LONG)["id"]
-    plan()
-    with database.begin() as session:
-        session.execute(update(Task).where(Task.id == preemptor).values(queued_at=Task.queued_at - timedelta(hours=3)))
-    again()
-    assert widths(node) == {held: 2}
-    assert not any(placement.leave for placement in node.desired().placements), "each tenant is owed one of the two"
+    assert [len(widths(node)) for node in busy] == [1, 1]
+    small(2)
+    answer = tenant.post("/v1/tasks/estimate", json=tenant.spec(tenant.file(), isolation="dedicated", **LONG))
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    assert (said["gpus"], said["device_type"], said["waiting"]) == (2, "NVIDIA L4", None)
+    assert [width["gpus"] for width in said["widths"]] == [2]
+    assert "2 x NVIDIA L4 share the layers that do not fit" in said["sharding"]
+    assert {one["device_type"]: one["gpus"] for one in said["device_types"]} == {"NVIDIA H200": 1, "NVIDIA L4": 1}
 
 
 def test_an_autoscaler_is_asked_for_gpus_that_hold_the_task(tenant, admin, small, plan):

@@ -46,7 +46,26 @@ def test_a_hole_is_kept_for_a_larger_task() -> None:
     found = why(SchedulingProblem(NODE, (RunningExecutor("r", "n", 2, 50),), (wide, narrow)))
     assert found["wide"].code == Code.WAITING_FOR_CAPACITY
     assert found["narrow"].code == Code.LARGER_TASK_RESERVED
-    assert found["narrow"].numbers == {"asked": 1, "free": 2, "reserved_task": "wide", "reserved_gpus": 4, "reserved_start": 50}
+    kept = {"reserved_task": "wide", "reserved_gpus": 4, "reserved_start": 50}
+    assert found["narrow"].numbers == {"asked": 1, "free": 2, "room_asked": 1} | kept
+
+
+def test_free_gpus_are_told_beside_what_the_task_takes_of_that_node() -> None:
+    """It is planned for one of the large node's GPUs; of the small one's three free ones, kept for another, it takes two."""
+    nodes = PlanNode("large", 2), PlanNode("small", 4), PlanNode("full", 8)
+    runs = RunningExecutor("r", "large", 2, 20), RunningExecutor("s", "small", 1, 50), RunningExecutor("f", "full", 3, 50)
+    wide = Queued("wide", 4, 10_000, (None, 100, None))
+    narrow = Queued("narrow", 1, 10, (80, 80, None), needs=(1, 2, 1))
+    problem = SchedulingProblem(nodes, runs, (wide, narrow))
+    found = why(problem)["narrow"]
+    assert (found.code, found.node) == (Code.LARGER_TASK_RESERVED, "large")
+    assert [found.numbers[name] for name in ("asked", "free", "room_asked")] == [1, 3, 2]
+    starts = solve(problem, QUICK).starts
+    (held,) = (one for one in reasons(problem, starts, held={"narrow"}) if one.task == "narrow")
+    assert (held.code, held.numbers) == (Code.SHORTER_TASKS_EXPECTED, {"asked": 1, "free": 3, "room_asked": 2})
+    few = Queued("narrow", 1, 10, (80, 80, 80), needs=(1, 1, 8))
+    freest = {one.task: one for one in reasons(replace(problem, queued=(wide, few)), starts)}["narrow"]
+    assert [freest.numbers[name] for name in ("free", "room_asked")] == [3, 1], "not the five that are too few for it"
 
 
 def test_only_a_drained_node_has_room() -> None:

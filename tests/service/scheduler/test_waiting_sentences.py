@@ -7,8 +7,9 @@ import pytest
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals
-from service.scheduler.explain.reason_codes import reasons
+from service.scheduler.explain.reason_codes import Code, Reason, reasons
 from service.scheduler.explain.waiting_sentences import Offer, Scene, explain, task_words
+from service.scheduler.explain.width_sentences import FitWords
 from service.tasks.plan_status.waiting_changes import differs, shows
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,6 +70,7 @@ def test_a_hole_kept_for_a_heavier_task_is_named_to_its_owner_alone(owner, name)
     problem = SchedulingProblem((PlanNode("n", 2),), (RunningExecutor("r", "n", 1, 50),), (wide, narrow))
     found = told(problem)
     assert (found["wide"]["code"], found["narrow"]["code"]) == ("waiting_for_capacity", "larger_task_reserved")
+    assert found["narrow"]["sentence"].startswith("1 GPU stands free for its 1, but they are kept for")
     assert f"they are kept for {name}, which takes 2 GPUs as soon as they" in found["narrow"]["sentence"]
 
 
@@ -80,6 +82,23 @@ def test_a_quota_is_told_with_what_holds_it():
     assert "your quota is 2 GPUs at once, 2 of them held by r;" in found["a"]["sentence"]
     assert "It asks for 4 GPUs, but your quota is 2 at once" in found["b"]["sentence"]
     assert found["b"]["expected_start"] is None
+
+
+@pytest.mark.parametrize(("limit", "advice"), [(1, "ask for fewer, take a smaller base"), (2, "take a smaller base")])
+def test_fewer_gpus_are_advised_where_a_type_holds_the_base_on_as_many_as_it_asks_for(limit, advice):
+    """It asks for two; an L4 takes four."""
+    words = FitWords("2 x NVIDIA H200 or 4 x NVIDIA L4", "On some types its base does not fit on the 2 that it asks for.", 2)
+    reason = Reason("a", Code.WAITING_FOR_QUOTA, 1, numbers={"asked": 2, "limit": limit, "held": 0})
+    scene = Scene({"n": Offer("n", 8, GIB, "", "NVIDIA L4")}, {"a": ""}, {"a": GIB}, fit=lambda task: words)
+    assert explain(reason, scene, NOW)["sentence"] == (
+        f"It needs 2 x NVIDIA H200 or 4 x NVIDIA L4 of one node, but your quota is {limit} at once; {advice} or precision nf4, "
+        "or have an admin raise the quota. On some types its base does not fit on the 2 that it asks for."
+    )
+
+
+def test_one_free_gpu_is_free():
+    problem = SchedulingProblem((PlanNode("n", 2),), (RunningExecutor("r", "n", 1, 100),), (Queued("a", 2, 100, (50,)),))
+    assert "of the 2 that it could run on, at most 1 is free on one." in told(problem)["a"]["sentence"]
 
 
 def test_a_drained_node_is_told():
@@ -169,3 +188,13 @@ def test_another_code_or_lateness_is_told_and_another_place_or_node_is_not():
         assert shows(before, before | change, NOW)
     for change in ({"code": "no_node_fits"}, {"sentence": "another size"}, {"late_seconds": 9.0}):
         assert differs(before, before | change, NOW)
+
+
+def test_another_number_of_gpus_is_told_unless_the_version_before_told_none():
+    before = said("waiting_for_capacity", 2) | {"gpus": 1}
+    assert differs(before, before | {"gpus": 2}, NOW)
+    assert shows(before, before | {"gpus": 2}, NOW)
+    older = said("waiting_for_capacity", 2)
+    assert not differs(older, before, NOW)
+    assert not shows(older, before, NOW)
+    assert not shows(older, dict(older), NOW)

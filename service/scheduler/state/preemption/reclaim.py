@@ -11,6 +11,7 @@ from service.dependencies import Dependencies
 from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption.owed_gpus import Held, Preemption, Preemptor, preemption
 from service.scheduler.core.problem import NEVER
+from service.scheduler.estimate.base_fit import BaseFit
 from service.scheduler.estimate.node_shapes import Shape, shape_of
 from service.scheduler.explain.waiting_sentences import task_words
 from service.scheduler.state.executors import executor_of, grouped
@@ -62,25 +63,33 @@ def _held(seen: Snapshot) -> list[Held]:
         if any(placed.leaving is not None for placed in there):
             continue
         tasks = [seen.tasks[placed.task_id] for placed in there]
-        fit = tuple(shape for shape in open_ if all(seen.work.fit(task).narrowest(shape) for task in tasks))
+        alone, wide = len(there) == 1, len(indexes)
+        most = NEVER if alone else wide  # sharers move together, at the width of their executor
+        fit = tuple(shape for shape in open_ if all(_fits(seen.work.fit(task), shape, most) for task in tasks))
         if fit not in alike:
             alike[fit] = frozenset(id for shape in fit for id in open_[shape])
-        least = seen.narrowest(tasks[0].id, node_id) if len(there) == 1 else len(indexes)
-        others = {shape: seen.work.narrowest(tasks[0], shape) for shape in fit} if len(there) == 1 else {}
+        least = seen.work.narrowest_running(tasks[0], shape_of(seen.nodes[node_id]), wide) if alone else wide
+        others = {shape: seen.work.narrowest(tasks[0], shape) for shape in fit} if alone else {}
         found.append(
             Held(
                 tasks[0].id,
                 tasks[0].tenant_id,
                 node_id,
-                len(indexes),
+                wide,
                 max(task.priority for task in tasks),
                 (seen.at - there[0].created_at).total_seconds(),
                 alike[fit],
-                max(0, len(indexes) - least),
+                wide - least,
                 tuple((id, gpus) for shape, gpus in others.items() if gpus != least for id in open_[shape]),
             )
         )
     return found
+
+
+def _fits(fit: BaseFit, shape: Shape, most: int) -> bool:
+    """Whether the task fits such a node on at most `most` GPUs."""
+    gpus = fit.narrowest(shape)
+    return gpus is not None and gpus <= most
 
 
 def _sharers(seen: Snapshot, victim: Held) -> list[Held]:
