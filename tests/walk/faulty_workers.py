@@ -12,7 +12,7 @@ from pathlib import Path
 from deploy.devstack.process_reaper import MARK
 from tests.walk.running_stack import RunningStack
 
-_ATTACHED = re.compile(r"of task (\S+) \(.*\) goes to executor (\d+)")
+_ATTACHED = re.compile(r"of task (\S+) \(.*\) goes to executor pid (\d+)")
 _LOOK_SECONDS = 0.1
 
 # It registers without capabilities, its heartbeats do not say what it acted upon, and the thread that asks what to run dies,

@@ -42,7 +42,7 @@ SPECS: tuple[dict[str, Any], ...] = (
 )
 LOST = "executor_lost"
 _ALONE = re.compile(r"It runs alone: (\d+) executors")
-_ATTACHED = re.compile(r"of task (\S+) \(.*\) goes to executor (\d+)")
+_ATTACHED = re.compile(r"of task (\S+) \(.*\) goes to executor pid (\d+)")
 
 Curves = dict[tuple[int, str], dict[int, float | None]]
 
