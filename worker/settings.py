@@ -52,7 +52,9 @@ def _notice(named: str) -> str:
 class Settings(BaseSettings):
     """Sizes are bytes, durations seconds. The heartbeat's interval and the lease come from the service."""
 
-    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="MOTET_", env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
+    )
 
     api_url: Annotated[str, AfterValidator(_base_url)]
     join_token: SecretStr | None = None  # for the first registration; then the node has its own credential

@@ -20,6 +20,7 @@ EVERYTHING: Mapping[str, Any] = {
     "networkPolicies": {"callers": ["ingress-nginx", "research"]},
     "storage": {"storageClass": "shared"},
     "workers": {
+        "hostsSecret": "hosts",
         "replicas": 3,
         "runtimeClass": "nvidia",
         "nodeSelector": {"gpu": "h200"},

@@ -100,6 +100,7 @@ def test_every_secret_must_be_set_and_none_has_a_default() -> None:
         "MOTET_SECRET_KEYS_BEFORE",
         "MOTET_OIDC_CLIENT_SECRET",
         "MOTET_AUTOSCALING_SECRETS",
+        "MOTET_WORKER_HOSTS_SECRET",
     }
     secret -= {(name, ":-") for name in optional}  # not needed, and empty where they are not given
     assert {name for name, _ in secret} == {
