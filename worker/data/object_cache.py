@@ -85,9 +85,9 @@ class ObjectCache:
                 os.unlink(new)
         return Kept(path, digest.hexdigest(), size)
 
-    def drop(self, sha256: str) -> None:
+    def drop(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            (self.folder / sha256).unlink()
+            (self.folder / name).unlink()
 
     def sweep(self) -> None:
         """Remove objects, half-written or whole, that no process has touched for a day."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import uuid4
 
 from torch import Tensor
 
@@ -104,14 +105,15 @@ class ArtifactUploader:
             ):
                 targets = layout.split(best.weights)
                 paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
-                return {path.name: scratch.keep(partial(_copy, path)) for path in paths}
+                # by names of its own: another executor may have exported the same bytes, and drop them
+                return {path.name: scratch.keep(partial(_copy, path), f"export-{uuid4()}") for path in paths}
 
         began = time.time()
         kept = persist(task.lease, "an adapter", write)
         began = task.phases.over("export adapter", began, run.index)
         for file in kept.values():
             upload(self._link, task.lease, file)
-            scratch.drop(file.sha256)
+            scratch.drop(file.path.name)
         task.phases.over("upload adapter", began, run.index, bytes=sum(file.bytes for file in kept.values()))
         manifest = AdapterManifest(
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],

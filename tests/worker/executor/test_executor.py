@@ -1,5 +1,7 @@
 """The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed."""
 
+from hashlib import sha256
+
 import pytest
 
 from contract.job_schedule import JobSchedule
@@ -14,6 +16,8 @@ from contract.messages.report_messages import (
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
+from worker.api_client import PlacementLink
+from worker.data.object_cache import ObjectCache
 from worker.pipe_messages import ExecutorProgress
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -187,3 +191,18 @@ def test_the_daemon_hears_of_progress_all_along(fleet, placing, tmp_path):
     assert told[0].phases == {"p1": "loading"}
     assert {"p1": "training"} in [news.phases for news in told]
     assert [news.at for news in told] == sorted(news.at for news in told)
+
+
+def test_another_executor_that_drops_what_it_exported_takes_nothing_along(fleet, placing, tmp_path, monkeypatch):
+    """Adapters of two tasks may have files of the same bytes, their configurations at least, and executors of a node share a
+    folder."""
+    put, inside = PlacementLink.put, Inside(fleet, tmp_path)
+
+    def late(self, grant, path):
+        ObjectCache(path.parent).drop(sha256(path.read_bytes()).hexdigest())  # as the other does, once it has uploaded its own
+        put(self, grant, path)
+
+    monkeypatch.setattr(PlacementLink, "put", late)
+    (reported,) = inside.run(placing(SPACE, early_exit=CALM))
+    assert set(reported.manifests) == {0, 1, 2, 3}
+    assert not [*inside.settings.scratch.glob("tenants/*/objects/export-*")], "what is uploaded is dropped"
