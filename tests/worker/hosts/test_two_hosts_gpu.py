@@ -35,7 +35,7 @@ def agent(tmp_path: Path, fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ag
     with running_agent(tmp_path / "node", **far) as it:
         monkeypatch.setenv("NCCL_HOSTID", "first")
         torch.zeros(1, device="cuda")
-        assert torch.cuda.device_count() == 2  # which is kept from now on
+        assert torch.cuda.device_count() >= 2  # which is kept from now on
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # for the list of devices
         settings = Inside(fleet, tmp_path / "node", worker_hosts=it.address, worker_hosts_secret=SECRET, **ON_GPUS).settings
         settings.scratch.mkdir(parents=True, exist_ok=True)
