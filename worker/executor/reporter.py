@@ -41,15 +41,17 @@ class Reporter:
     def record(self, *events: ReportEvent) -> None:
         """Queue events, after all earlier ones."""
         with self._changed:
+            first = not self._events
             self._events.extend(events)
             self._idle = False
             if len(self._events) >= _MAX_EVENTS or not all(isinstance(event, Points | Throughput) for event in events):
                 self._urgent = True
-            self._changed.notify_all()  # also for points: they start the wait of _GATHER_SECONDS
+            if first or self._urgent:  # the first one starts the wait of _GATHER_SECONDS, also where it is a point
+                self._changed.notify_all()
 
     def point(self, job: int, series: Series, step: int, value: float) -> None:
         """Record one point of a job's series, after `step`."""
-        self.record(Points(job=job, series=series, steps=[step], values=[value]))
+        self.record(*points(job, series, [step], [value]))
 
     def trace(self, span: PhaseSpan) -> None:
         """Send the span along with one of the next reports."""
@@ -138,22 +140,29 @@ class Reporter:
         persist(lease, "a report", lambda: self._link.report(lease.placement_id, lease.token, report))
 
 
+def points(job: int, series: Series, steps: Sequence[int], values: Sequence[float]) -> list[Points]:
+    """The events of these points of a series, at these ascending steps: none where there is no point."""
+    return [
+        Points(job=job, series=series, steps=steps[first : first + _MAX_POINTS], values=values[first : first + _MAX_POINTS])
+        for first in range(0, len(steps), _MAX_POINTS)
+    ]
+
+
 def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent], int]:
     """The next report's events, and how many of `waiting` they cover. Merges points of a series unless another event about
     their job lies between; an event without a job separates all, except Throughput. A report's size is bounded, so it holds all
     texts of one evaluation at most."""
     events: list[ReportEvent] = []
+    merged: list[list[Points]] = []  # of each event, those that are one with it; empty where it has no points
+    counts: list[int] = []  # of their points
     open_: dict[tuple[int, str], int] = {}
     used, texts = 0, False
     for event in waiting:
         place = open_.get((event.job, event.series)) if isinstance(event, Points) else None
         if isinstance(event, Points) and place is not None:
-            before = events[place]
-            assert isinstance(before, Points)
-            if len(before.steps) + len(event.steps) <= _MAX_POINTS:
-                events[place] = before.model_copy(
-                    update={"steps": before.steps + event.steps, "values": before.values + event.values}
-                )
+            if counts[place] + len(event.steps) <= _MAX_POINTS:
+                merged[place].append(event)
+                counts[place] += len(event.steps)
                 used += 1
                 continue
         with_texts = isinstance(event, TextsEvaluated) and bool(event.texts)
@@ -166,5 +175,13 @@ def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent],
             job = getattr(event, "job", None)
             open_ = {key: at for key, at in open_.items() if job is not None and key[0] != job}
         events.append(event)
+        merged.append([event] if isinstance(event, Points) else [])
+        counts.append(len(event.steps) if isinstance(event, Points) else 0)
         used += 1
-    return events, used
+    return [_one(parts) if len(parts) > 1 else event for event, parts in zip(events, merged, strict=True)], used
+
+
+def _one(parts: Sequence[Points]) -> Points:
+    """Points of one series as one event. A copy for each part took a thread beside the training loop a millisecond a step."""
+    steps, values = [step for part in parts for step in part.steps], [value for part in parts for value in part.values]
+    return parts[0].model_copy(update={"steps": steps, "values": values})

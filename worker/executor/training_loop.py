@@ -201,8 +201,8 @@ class Executor:
             self._scheduler.record(stepped, self._attached.__getitem__)
             self._generation.trained(stepped.seconds)
             self._recheck_admission |= stepped.grew
-            for key in stepped.losses:
-                (task := self._attached[key.placement]).trained(task[key.job], stepped)
+        for placement in dict.fromkeys(key.placement for stepped in steps for key in stepped.losses):
+            self._attached[placement].trained(steps)
         self._fail_unrunnable(replicas, unrunnable)
         last = {key: loss for stepped in steps for key, loss in stepped.losses.items()}
         for key, loss in last.items():

@@ -127,10 +127,11 @@ class Promoted:
 
 
 @dataclass(frozen=True)
-class StepTaken:
-    """An optimizer step on a batch of this loss. A loss that is not finite moved no weights, and is not smoothed."""
+class StepsTaken:
+    """Optimizer steps one after another, on batches of these losses. A loss that is not finite moved no weights, and is not
+    smoothed."""
 
-    loss: float
+    losses: tuple[float, ...]
     ema_alpha: float
 
 
@@ -193,7 +194,7 @@ class JobEnded:
     """The job's end was recorded."""
 
 
-ProgressChange = StepTaken | Evaluated | RungReached | BestEvaluated  # those that change the job's progress
+ProgressChange = StepsTaken | Evaluated | RungReached | BestEvaluated  # those that change the job's progress
 RecordChange = (
     WarmupBegan
     | TrainingBegan
@@ -214,7 +215,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a change is allowed
     TrainingBegan: frozenset({Stage.WARMUP}),
     Parked: frozenset({Stage.WARMUP}),
     Promoted: _STEPPING | {Stage.PARKED},
-    StepTaken: _STEPPING,
+    StepsTaken: _STEPPING,
     Evaluated: _STEPPING,
     RungReached: _STEPPING,
     BestEvaluated: _UNFINISHED,
@@ -254,9 +255,11 @@ def reduced(record: JobRecord, change: RecordChange) -> JobRecord:
 
 def _advanced(progress: JobProgress, change: ProgressChange) -> JobProgress:
     match change:
-        case StepTaken():
-            ema = smooth(progress.ema, change.loss, change.ema_alpha) if math.isfinite(change.loss) else progress.ema
-            return replace(progress, step=progress.step + 1, ema=ema)
+        case StepsTaken():
+            ema = progress.ema
+            for loss in filter(math.isfinite, change.losses):
+                ema = smooth(ema, loss, change.ema_alpha)
+            return replace(progress, step=progress.step + len(change.losses), ema=ema)
         case Evaluated():
             lowest = math.isfinite(change.val_loss) and (progress.best is None or change.val_loss < progress.best.val_loss)
             best = Best(progress.step, change.val_loss) if lowest else progress.best

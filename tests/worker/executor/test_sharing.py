@@ -96,9 +96,10 @@ def steps_by_task() -> tuple[list[tuple[str, int]], object]:
     made: list[tuple[str, int]] = []
     real = PlacementRun.trained
 
-    def noted(self, run, stepped):
-        made.append((self.key, run.step + 1))
-        real(self, run, stepped)
+    def noted(self, steps):
+        (stepped,) = steps  # on one device
+        made.extend((self.key, self[key.job].step + 1) for key in stepped.losses if key.placement == self.key)
+        real(self, steps)
 
     return made, noted
 

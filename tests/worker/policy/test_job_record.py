@@ -24,7 +24,7 @@ from worker.policy.job_record import (
     Promoted,
     RungReached,
     Stage,
-    StepTaken,
+    StepsTaken,
     TrainingBegan,
     WarmupBegan,
     reduced,
@@ -35,7 +35,7 @@ REF = CheckpointRef(step=3, sha256="a" * 64, bytes=1)
 LOSSES = st.floats(allow_nan=True, allow_infinity=True, width=32)
 CHANGES = st.one_of(
     *(st.just(change) for change in (WarmupBegan(), TrainingBegan(), Parked(), Promoted(), Ending(), JobEnded())),
-    st.builds(StepTaken, LOSSES, st.just(0.1)),
+    st.builds(StepsTaken, st.lists(LOSSES, max_size=3).map(tuple), st.just(0.1)),
     st.builds(Evaluated, LOSSES, st.just(History())),
     st.builds(RungReached, st.integers(0, 3), LOSSES),
     st.just(CheckpointKnown(REF)),
@@ -49,7 +49,7 @@ def after(record: JobRecord, *changes) -> JobRecord:
 
 
 def test_a_jobs_life_event_by_event():
-    record = after(JobRecord(Stage.PENDING), WarmupBegan(), StepTaken(4.0, 0.5), StepTaken(2.0, 0.5))
+    record = after(JobRecord(Stage.PENDING), WarmupBegan(), StepsTaken((4.0,), 0.5), StepsTaken((2.0,), 0.5))
     assert (record.stage, record.progress.step, record.progress.ema) == (Stage.WARMUP, 2, 3.0)
     seen = History(val=(1.5,))
     record = after(record, Evaluated(1.5, seen), RungReached(0, 1.5))
@@ -58,9 +58,9 @@ def test_a_jobs_life_event_by_event():
     record = after(record, Parked(), Promoted())
     assert (record.stage, record.promoted, record.rungs_decided, record.awaits_rank) == (Stage.TRAINING, True, 1, False)
     assert record.unsaved
-    record = after(record, StepTaken(1.0, 0.5), CheckpointKnown(REF))
+    record = after(record, StepsTaken((1.0,), 0.5), CheckpointKnown(REF))
     assert not record.unsaved
-    record = after(record, StepTaken(1.0, 0.5))
+    record = after(record, StepsTaken((1.0,), 0.5))
     assert record.unsaved
     record = after(record, Evaluated(1.75, seen), Ending(), JobEnded())
     assert record.progress.best == Best(2, 1.5), "a higher loss is not the best"
@@ -69,7 +69,7 @@ def test_a_jobs_life_event_by_event():
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_step_whose_loss_is_not_finite_counts_and_is_not_smoothed(loss):
-    record = after(JobRecord(Stage.TRAINING), StepTaken(4.0, 0.5), StepTaken(loss, 0.5), Evaluated(loss, History()))
+    record = after(JobRecord(Stage.TRAINING), StepsTaken((4.0, loss), 0.5), Evaluated(loss, History()))
     assert (record.progress.step, record.progress.ema, record.progress.best) == (2, 4.0, None)
 
 
@@ -82,8 +82,8 @@ def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
 @pytest.mark.parametrize(
     ("stage", "change"),
     [
-        (Stage.PENDING, StepTaken(1.0, 0.1)),
-        (Stage.PARKED, StepTaken(1.0, 0.1)),
+        (Stage.PENDING, StepsTaken((1.0,), 0.1)),
+        (Stage.PARKED, StepsTaken((1.0,), 0.1)),
         (Stage.PARKED, Evaluated(1.0, History())),
         (Stage.TRAINING, WarmupBegan()),
         (Stage.TRAINING, Parked()),
@@ -108,7 +108,7 @@ def test_any_sequence_of_events(changes):
         except ValueError:
             continue
         assert before.stage is not Stage.ENDED, "nothing follows the end"
-        assert record.progress.step - before.progress.step == isinstance(change, StepTaken)
+        assert record.progress.step - before.progress.step == (len(change.losses) if isinstance(change, StepsTaken) else 0)
         assert record.rungs_decided >= before.rungs_decided
         assert record.promoted or not before.promoted
         if before.progress.best is not None:

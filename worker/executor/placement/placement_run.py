@@ -6,7 +6,7 @@ modules beside this one call a PlacementRun `task`: it is the task's one live pl
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from contract.job_config import JobConfig
@@ -24,6 +24,7 @@ from contract.messages.report_messages import (
     JobFailed,
     JobMoved,
     JobProposed,
+    Points,
     ReportEvent,
 )
 from contract.row_scores import RowScores
@@ -34,6 +35,7 @@ from worker.data.evaluation_prompts import Prompt, PromptFile
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
+from worker.executor.placement.training_points import training_points
 from worker.executor.placement.work_done import Slowdown, WorkDone
 from worker.executor.reporter import Reporter
 from worker.policy.activations import Activations
@@ -45,7 +47,7 @@ from worker.policy.job_record import (
     Parked,
     Promoted,
     Stage,
-    StepTaken,
+    StepsTaken,
     TrainingBegan,
     WarmupBegan,
 )
@@ -251,16 +253,15 @@ class PlacementRun:
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
-    def trained(self, run: JobRun, stepped: Stepped) -> None:
-        """The job took a step, with these results among others'."""
-        step, loss, preference = run.step + 1, stepped.losses[run.key], stepped.preferences.get(run.key)
-        self.reporter.point(run.index, "train_loss", step, loss)
-        if math.isfinite(loss):
-            accuracy = stepped.accuracies[run.key] if preference is None else preference.accuracy
-            self.reporter.point(run.index, "train_accuracy", step, accuracy)
-            if preference is not None:
-                self.reporter.point(run.index, "train_margin", step, preference.margin)
-        run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
+    def trained(self, steps: Sequence[Stepped]) -> None:
+        """Its jobs took these steps one after another, beside others. All is recorded at once: while the replicas meet, no
+        device works."""
+        events: list[Points] = []
+        for key in dict.fromkeys(key for stepped in steps for key in stepped.losses if key.placement == self.key):
+            run, taken = self[key.job], [stepped for stepped in steps if key in stepped.losses]
+            events += training_points(key, run.step + 1, taken)
+            run.apply(StepsTaken(tuple(stepped.losses[key] for stepped in taken), run.spec.early_exit.ema_alpha))
+        self.reporter.record(*events)
         if self._attached_at is not None:
             log.info("placement %s: first optimizer step %.3f s after attach", self.key, boot_now() - self._attached_at)
             self._attached_at = None

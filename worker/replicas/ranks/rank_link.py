@@ -74,7 +74,11 @@ class RankLink(Link):
         pickler = _Pickler(body, self._memory, descriptors)
         pickler.dump(message)
         try:
-            self._socket.sendall(_HEADER.pack(body.tell(), len(descriptors)))
+            header = _HEADER.pack(body.tell(), len(descriptors))
+            if not descriptors:
+                self._socket.sendall(header + body.getvalue())  # at once: the first bytes wake the receiver
+                return pickler.named
+            self._socket.sendall(header)
             for first in range(0, len(descriptors), _AT_ONCE):
                 socket.send_fds(self._socket, [b"."], descriptors[first : first + _AT_ONCE])
             self._socket.sendall(body.getbuffer())
