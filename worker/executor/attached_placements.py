@@ -230,6 +230,15 @@ class AttachedPlacements:
             task.flush_throughput()
             task.reporter.drain(max(0.0, deadline - boot_now()))
 
+    @property
+    def expires(self) -> bool:
+        """Whether `expire` has anything to drop."""
+        return not all(lease.holds() for lease in self._own_leases)
+
+    @property
+    def _own_leases(self) -> list[Lease]:
+        return [*(task.lease for task in self._tasks.values()), *(one.lease for one in self._sessions.values())]
+
     def expire(self) -> None:
         """Drop placements whose lease ran out."""
         for task in self.tasks:
@@ -269,7 +278,7 @@ class AttachedPlacements:
         at = boot_now()
         if now or at - self._reported_at >= _REPORT_SECONDS:
             self._reported_at = at
-            leases = [*(task.lease for task in self.tasks), *(one.lease for one in self._sessions.values())]
+            leases = self._own_leases
             waits = {lease.placement_id: why for lease in leases if (why := lease.waits_for) is not None}
             loading = {lease.placement_id: how for lease in leases if (how := lease.loading) is not None}
             phases = {task.key: _phase(task) for task in self.tasks}

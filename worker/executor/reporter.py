@@ -159,12 +159,11 @@ def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent],
     used, texts = 0, False
     for event in waiting:
         place = open_.get((event.job, event.series)) if isinstance(event, Points) else None
-        if isinstance(event, Points) and place is not None:
-            if counts[place] + len(event.steps) <= _MAX_POINTS:
-                merged[place].append(event)
-                counts[place] += len(event.steps)
-                used += 1
-                continue
+        if isinstance(event, Points) and place is not None and counts[place] + len(event.steps) <= _MAX_POINTS:
+            merged[place].append(event)
+            counts[place] += len(event.steps)
+            used += 1
+            continue
         with_texts = isinstance(event, TextsEvaluated) and bool(event.texts)
         if len(events) == _MAX_EVENTS or (texts and with_texts):
             break

@@ -14,7 +14,9 @@ from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
-_APART_SECONDS = 0.25  # that several replicas train before they meet again: for so long no command is heard
+# that several replicas train before they meet again, unless a command or a thread waits for that: a meeting that costs some
+# 20 ms is then about 1 % of the time
+_APART_SECONDS = 2.0
 
 
 class StepScheduler:

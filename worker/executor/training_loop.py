@@ -148,7 +148,8 @@ class Executor:
     def _hold(self, loaded: LoadedBase, capacities: Sequence[Capacity]) -> Replicas:
         """The replicas of this base: those that are there, or new ones."""
         if self._replicas is None or self._replicas.loaded is not loaded:
-            self._replicas = Replicas(loaded, capacities, self._scratch, self._cache, self._generation.give_way)
+            parts = (loaded, capacities, self._scratch, self._cache, self._generation.give_way)
+            self._replicas = Replicas(*parts, wanted=lambda: self._attached.expires or not self._inbox.empty())
         return self._replicas
 
     def _advance_baseline(self, replicas: Replicas) -> None:
@@ -162,9 +163,8 @@ class Executor:
 
     def _left(self, task: PlacementRun) -> None:
         """A placement has left: free what its jobs hold."""
-        self._baselines.drop(task)
-        self._texts.drop(task)
-        self._rounds.drop(task)
+        for part in (self._baselines, self._texts, self._rounds):
+            part.drop(task)
         if self._replicas is not None:
             for run in task.runs:
                 self._free_job(self._replicas, task, run)

@@ -118,13 +118,18 @@ class Replica:
         return known is not None and known.started and not known.done
 
     def begin_steps(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+        self,
+        jobs: Sequence[tuple[TrainingJob, int]],
+        slices: int | None,
+        count: int,
+        on_progress: OnProgress,
+        in_all: Callable[[int], int] | None = None,
     ) -> Pending[tuple[list[Stepped], Unrunnable]]:
         """Begin the next so many slices (None: all) of these tasks' steps, `count` times. jobs: each with the number of its
-        first step. Here they run when the caller asks for the result; a remote rank runs them at once. The result leaves out
-        the jobs whose update cannot be made or for which memory does not suffice, and says why; a job whose loss is not finite
-        takes no further step."""
-        return lambda: self._steps(jobs, slices, count, on_progress)
+        first step. in_all: asked between two steps, with how many were taken: how many it will be; None: `count`. Here they run
+        when the caller asks for the result; a remote rank runs them at once. The result leaves out the jobs whose update cannot
+        be made or for which memory does not suffice, and says why; a job whose loss is not finite takes no further step."""
+        return lambda: self._steps(jobs, slices, count, on_progress, in_all or (lambda taken: count))
 
     def begin_evaluation(
         self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
@@ -133,10 +138,15 @@ class Replica:
         return lambda: self._evaluate(requests, on_progress)
 
     def _steps(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+        self,
+        jobs: Sequence[tuple[TrainingJob, int]],
+        slices: int | None,
+        count: int,
+        on_progress: OnProgress,
+        in_all: Callable[[int], int],
     ) -> tuple[list[Stepped], Unrunnable]:
         steps, unrunnable, going_on = list[Stepped](), Unrunnable(), list(jobs)
-        while len(steps) < count and (going_on or not steps):
+        while not steps or (going_on and len(steps) < count and len(steps) < in_all(len(steps))):
             stepped, lost = self._step([(job, number + len(steps)) for job, number in going_on], slices, on_progress)
             steps.append(stepped)
             unrunnable |= lost

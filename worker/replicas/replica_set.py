@@ -35,6 +35,7 @@ from worker.replicas.device_replica import OnProgress, Pending, Replica, Unrunna
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.ranks.remote_replica import RemoteReplica
+from worker.replicas.ranks.step_window import StepWindow
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 
@@ -55,9 +56,11 @@ class Replicas:
         scratch: ObjectCache,
         cache: NodeCache,
         give_way: Callable[[], bool],
+        wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """give_way: frees what others than jobs hold on the first device; whether there was anything."""
-        self.loaded = loaded
+        """give_way: frees what others than jobs hold on the first device; whether there was anything. wanted: whether something
+        waits until the replicas have met; asked between two of several steps."""
+        self.loaded, self._wanted = loaded, wanted
         failed = loaded.failed_passes(scratch)
         self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
@@ -189,11 +192,18 @@ class Replicas:
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
     ) -> tuple[list[Stepped], Unrunnable]:
         """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once, and `count` times before they
-        meet again. jobs: each with the number of its first step. Jobs that lack memory are left out. `seconds` of each: its
-        part of the time until the last replica was done."""
+        meet again: less often where something waits for that. jobs: each with the number of its first step. Jobs that lack
+        memory are left out. `seconds` of each: its part of the time until the last replica was done."""
         began, wanted = time.monotonic(), self._next(jobs)
-        at_work = self._at_work(wanted).items()
-        results = _results([replica.begin_steps(list(own.values()), slices, count, on_progress) for replica, own in at_work])
+        at_work = self._at_work(wanted)
+        window = StepWindow(count, [each.rank for each in at_work if isinstance(each, RemoteReplica)], self._wanted)
+        begun = [
+            replica.begin_steps(list(own.values()), slices, count, on_progress, window.steps_in_all)
+            for replica, own in at_work.items()
+        ]
+        own_part = [begun.pop()()] if self.first in at_work else []
+        window.await_others(len(own_part[0][0]) if own_part else 0)
+        results = own_part + _results(begun)
         unrunnable = {key: why for _, lost in results for key, why in lost.items()}
         steps = [
             _merged([stepped for stepped in parts if stepped is not None], wanted)

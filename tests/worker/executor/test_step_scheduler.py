@@ -164,7 +164,7 @@ def test_beside_nobody_nothing_is_told() -> None:
     ("replicas", "sharded", "others", "seconds", "expected"),
     [
         (2, False, False, 0.02, 6),  # until a job is looked at
-        (2, False, False, 0.07, 3),  # for a quarter of a second
+        (2, False, False, 0.6, 3),  # for two seconds
         (2, False, False, 3.0, 1),
         (1, False, False, 0.02, 1),
         (2, True, False, 0.02, 1),

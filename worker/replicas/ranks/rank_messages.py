@@ -28,6 +28,25 @@ class PassDone:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Rank 0 would meet before all steps of the call under way are taken. Void where they are."""
+
+
+@dataclass(frozen=True)
+class Paused:
+    """The rank waits, having taken so many steps of the call under way."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """To a rank that waits: it takes so many steps in all."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
 class ReplicaState:
     """What rank 0 looks at between calls. under_way: tasks in the midst of a step. activations: each task's as of now."""
 
@@ -49,7 +68,7 @@ class CallResult:
 @dataclass(frozen=True)
 class StepOrder:
     """A decision for one rank. jobs: who steps, and the number of the step. slices, count: as of Replica.begin_steps; None: no
-    tasks take turns, so the answer need not say what their next slices take."""
+    tasks take turns, so the answer need not say what their next slices take. Steps may be fewer than count: see Pause."""
 
     jobs: list[tuple[JobKey, int]]
     slices: int | None

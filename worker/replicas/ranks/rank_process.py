@@ -4,7 +4,6 @@ One call is one message, and its answer another; a thread that waits for an answ
 ends, for whatever reason, ends the executor too (RankLost): each job then goes on from its last checkpoint.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,9 @@ from pydantic import SecretStr
 
 from worker.boot_clock import boot_now
 from worker.policy.activations import Activations
+from worker.replicas.ranks.call_turns import CallTurns
 from worker.replicas.ranks.rank_link import Link, LinkClosed
-from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState
+from worker.replicas.ranks.rank_messages import Call, CallResult, GoOn, PassDone, Pause, Paused, ReplicaState
 from worker.replicas.ranks.rank_start import HostRank, LocalRank, RankLost
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
@@ -40,7 +40,10 @@ class RankProcess:
         self._memory, self._on_silence = memory, on_silence
         self._activations: dict[str, Activations] = {}  # tasks', shared with the loop
         self._told: dict[str, Activations] = {}  # the same, as the rank knows them
-        self._calling = threading.Lock()  # the loop and the preparation thread take turns
+        self._turns = CallTurns()  # of the loop and the preparation thread
+        self._answer: CallResult | None = None  # to the call under way, until it is taken
+        self._on_progress: OnProgress = lambda: None  # of the call under way
+        self._heard: float | None = None  # its last word of the call under way, or when it was first waited for
         self._process = LocalRank(environment, memory) if host is None else HostRank(*host, environment)
         self._link: Link = self._process.link
 
@@ -60,26 +63,61 @@ class RankProcess:
 
     def begin(self, name: str, *args: object, on_progress: OnProgress = lambda: None) -> Callable[[], Any]:
         """Begin a call; what is returned waits for its result, and must be called before any other call of this thread."""
-        self._calling.acquire()
+        self._turns.acquire()
         try:
             kept = self._send(name, args, answers=True)
         except BaseException:
-            self._calling.release()
+            self._turns.release()
             raise
+        self._on_progress, self._heard = on_progress, None
 
         def result() -> Any:
             try:
-                return self._answer(on_progress)
+                return self._result()
             finally:
                 kept.clear()  # until now the rank may have read them
-                self._calling.release()
+                self._turns.release()
 
         return result
 
     def post(self, name: str, *args: object) -> None:
         """A call whose result nobody waits for, without tensors. The rank runs it before all later ones."""
-        with self._calling:
+        self._turns.acquire()
+        try:
             self._send(name, args, answers=False)
+        finally:
+            self._turns.release()
+
+    # ---- a call of several steps, between its beginning and its result -------------------------------------------------
+
+    @property
+    def awaited(self) -> bool:
+        """Whether another thread waits to call it. From any thread."""
+        return self._turns.awaited
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether it is through with the call, or will be within so many seconds. Raises RankLost, and what on_silence
+        raises."""
+        self._hear(seconds)
+        return self._answer is not None
+
+    def pause(self) -> None:
+        """Ask it to wait between two steps. Raises RankLost."""
+        self._say(Pause())
+
+    def paused_after(self) -> int | None:
+        """It was asked to wait, and does, after so many steps of the call; None: it is through with the call. Raises RankLost,
+        and what on_silence raises."""
+        while self._answer is None:
+            if (paused := self._hear(_LOOK_SECONDS)) is not None:
+                return paused.steps
+        return None
+
+    def go_on(self, steps: int) -> None:
+        """It waits: have it take so many steps in all. Raises RankLost."""
+        self._say(GoOn(steps))
+
+    # ---- its tasks, memory, and end ------------------------------------------------------------------------------------
 
     def follow(self, placement: str, activations: Activations | None) -> None:
         """Keep these activations of a task alike here and there; None: no more."""
@@ -116,34 +154,47 @@ class RankProcess:
     def _send(self, name: str, args: tuple[object, ...], answers: bool) -> list[Any]:
         changed = {key: replace(now) for key, now in self._activations.items() if now != self._told[key]}
         self._told |= changed
+        owner = self._process.owner
+        returned = self._memory.take_returned(owner) if owner is not None else []
+        return self._say(Call(name, args, answers, returned, changed))
+
+    def _say(self, message: object) -> list[Any]:
         try:
-            owner = self._process.owner
-            returned = self._memory.take_returned(owner) if owner is not None else []
-            return list(self._link.send(Call(name, args, answers, returned, changed)))
+            return list(self._link.send(message))
         except LinkClosed as error:
             raise self._lost(error) from None
 
-    def _answer(self, on_progress: OnProgress) -> Any:
-        heard = boot_now()
-        try:
-            while True:
-                if not self._link.waits(_LOOK_SECONDS):
-                    self._look(boot_now() - heard)
-                    continue
-                heard = boot_now()
-                match self._link.receive():
-                    case PassDone():
-                        on_progress()
-                    case CallResult() as answer:
-                        break
-        except LinkClosed as error:
-            raise self._lost(error) from None
+    def _result(self) -> Any:
+        while self._answer is None:
+            self._hear(_LOOK_SECONDS)
+        answer, self._answer = self._answer, None
         if self._process.owner is not None:
             self._memory.drop(self._process.owner, answer.dropped)
         self._learn(answer.state)
         if isinstance(answer.result, Exception):
             raise answer.result
         return answer.result
+
+    def _hear(self, seconds: float) -> Paused | None:
+        """Take what it says, until it waits, has answered, or has said nothing for so long."""
+        if self._heard is None:
+            self._heard = boot_now()
+        try:
+            while self._answer is None:
+                if not self._link.waits(seconds):
+                    self._look(boot_now() - self._heard)
+                    return None
+                self._heard = boot_now()
+                match self._link.receive():
+                    case PassDone():
+                        self._on_progress()
+                    case Paused() as paused:
+                        return paused
+                    case CallResult() as answer:
+                        self._answer = answer
+        except LinkClosed as error:
+            raise self._lost(error) from None
+        return None
 
     def _look(self, silent: float) -> None:
         try:

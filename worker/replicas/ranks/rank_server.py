@@ -32,7 +32,17 @@ from worker.replicas.load_progress import LoadProgress
 from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_link import HostRankLink, Link, LinkClosed
-from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState, SliceForecast, StepOrder
+from worker.replicas.ranks.rank_messages import (
+    Call,
+    CallResult,
+    GoOn,
+    PassDone,
+    Pause,
+    Paused,
+    ReplicaState,
+    SliceForecast,
+    StepOrder,
+)
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.replicas.sharding_choice import ChosenSharding
 from worker.replicas.training_job import TrainingJob
@@ -55,6 +65,7 @@ class RankServer:
         self._references: dict[str, Reference] = {}  # under dpo, of tasks
         self._dropped: list[int] = []
         self._told_at = 0.0
+        self._in_all = 1  # steps of the call under way
         calls: list[Callable[..., Any]] = [
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
             *(self.open_stream, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
@@ -72,7 +83,9 @@ class RankServer:
         except LinkClosed:
             return
 
-    def _run(self, call: Call) -> None:
+    def _run(self, call: Call | Pause) -> None:
+        if isinstance(call, Pause):  # of a call that was answered meanwhile
+            return
         self._memory.take_back(call.returned)
         for placement, now in call.activations.items():
             self._activations[placement].copy_from(now)
@@ -197,13 +210,23 @@ class RankServer:
 
     def steps(self, order: StepOrder) -> tuple[list[Stepped], Unrunnable, dict[str, SliceForecast]]:
         jobs = [(self._jobs[key], number) for key, number in order.jobs]
-        steps, unrunnable = self._own.begin_steps(jobs, order.slices, order.count, self._progress)()
+        self._in_all = order.count
+        steps, unrunnable = self._own.begin_steps(jobs, order.slices, order.count, self._progress, self._steps_in_all)()
         if order.slices is None:
             return steps, unrunnable, {}
         taken = Counter(key for stepped in steps for key in stepped.losses)
         coming = [(key, number + taken[key]) for key, number in order.jobs if key not in unrunnable]
         left = [(key, number) for key, number in coming if number < self._jobs[key].total_steps]
         return steps, unrunnable, self.forecasts(left)
+
+    def _steps_in_all(self, taken: int) -> int:
+        """So many steps of the call are taken: how many it will be, which rank 0 says where it asks this rank to wait."""
+        if self._link.waits(0):
+            self._link.receive()  # a Pause: while a call is under way rank 0 says nothing else
+            self._link.send(Paused(taken))
+            told: GoOn = self._link.receive()
+            self._in_all = told.steps
+        return self._in_all
 
     def forecasts(self, jobs: Sequence[tuple[JobKey, int]]) -> dict[str, SliceForecast]:
         """What the next slice of each task's step takes, if these are its jobs, at these steps."""

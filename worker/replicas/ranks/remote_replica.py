@@ -1,6 +1,6 @@
 """A replica in another process, as rank 0 sees it: the interface of device_replica.Replica, by calls of its rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -73,10 +73,10 @@ class RemoteAdapters:
 
 
 class RemoteReplica:
-    """`adapters`: those in its arena."""
+    """`adapters`: those in its arena. `rank`: its process."""
 
     def __init__(self, rank: RankProcess, capacity: Capacity, layout: Layout) -> None:
-        self._rank = rank
+        self.rank = rank
         self.adapters = RemoteAdapters(rank, layout)
         self._referred: set[str] = set()  # tasks whose reference the rank has
         self._forecasts: dict[str, SliceForecast] = {}  # of slices to come, by task
@@ -84,7 +84,7 @@ class RemoteReplica:
 
     @property
     def capacity(self) -> Capacity:
-        capacity = self._rank.state.capacity
+        capacity = self.rank.state.capacity
         assert capacity is not None, "a rank that has started says its capacity"
         return capacity
 
@@ -96,28 +96,28 @@ class RemoteReplica:
     @property
     def alone_model(self) -> StepModel:
         """How long a task's step takes alone."""
-        return self._rank.state.alone_model
+        return self.rank.state.alone_model
 
     def under_way(self, placement: str) -> bool:
         """Whether the task has run a slice of its step, and not all."""
-        return placement in self._rank.state.under_way
+        return placement in self.rank.state.under_way
 
     def add_placement(self, placement: str, need: Need) -> None:
         """Add a task, with what it needs there."""
-        self._rank.follow(placement, need.activations)
-        self._rank.call("add_placement", placement, need)
+        self.rank.follow(placement, need.activations)
+        self.rank.call("add_placement", placement, need)
 
     def add_jobs(self, jobs: Sequence[TrainingJob]) -> None:
         """Add jobs of a task; a reference that is known by now the rank has."""
-        self._rank.call("add_jobs", [replace(job, reference=None) for job in jobs])
+        self.rank.call("add_jobs", [replace(job, reference=None) for job in jobs])
 
     def remove_placement(self, placement: str) -> None:
         """A task has left, and holds nothing there."""
-        self._rank.follow(placement, None)
+        self.rank.follow(placement, None)
         self._referred.discard(placement)
         self._forecasts.pop(placement, None)
-        self._rank.call("remove_placement", placement)
-        self._rank.trim_memory()
+        self.rank.call("remove_placement", placement)
+        self.rank.trim_memory()
 
     def next_slice_costs(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, StepLoad]:
         """What the next slice of each task's step takes, as the last step's answer foresaw it; asks where its jobs are others
@@ -129,16 +129,22 @@ class RemoteReplica:
         if unknown:
             self._refer([job for job, _ in jobs])
             asked = [(job.key, number) for job, number in jobs if job.key.placement in unknown]
-            self._forecasts |= self._rank.call("forecasts", asked)
+            self._forecasts |= self.rank.call("forecasts", asked)
         return {placement: self._forecasts[placement].load for placement in steps}
 
     def begin_steps(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, count: int, on_progress: OnProgress
+        self,
+        jobs: Sequence[tuple[TrainingJob, int]],
+        slices: int | None,
+        count: int,
+        on_progress: OnProgress,
+        in_all: Callable[[int], int] | None = None,
     ) -> Pending[tuple[list[Stepped], Unrunnable]]:
-        """As of Replica. The rank works from now on."""
+        """As of Replica, but for in_all: the rank takes `count` steps, or as many as StepWindow has it take. It works from now
+        on."""
         self._refer([job for job, _ in jobs])
         order, before = StepOrder([(job.key, number) for job, number in jobs], slices, count), self.capacity
-        pending = self._rank.begin("steps", order, on_progress=on_progress)
+        pending = self.rank.begin("steps", order, on_progress=on_progress)
 
         def result() -> tuple[list[Stepped], Unrunnable]:
             steps, unrunnable, forecasts = pending()
@@ -153,11 +159,11 @@ class RemoteReplica:
         self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
     ) -> Pending[tuple[dict[JobKey, ValidationResult], Unrunnable]]:
         """As of Replica. The rank works from now on."""
-        return self._rank.begin("evaluate", dict(requests), on_progress=on_progress)
+        return self.rank.begin("evaluate", dict(requests), on_progress=on_progress)
 
     def _refer(self, jobs: Sequence[TrainingJob]) -> None:
         """Hand over the references that have become known since these jobs were."""
         for job in jobs:
             if job.reference is not None and job.key.placement not in self._referred:
                 self._referred.add(job.key.placement)
-                self._rank.post("refer", job.key.placement, job.reference)
+                self.rank.post("refer", job.key.placement, job.reference)

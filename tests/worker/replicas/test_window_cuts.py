@@ -1,0 +1,232 @@
+"""Steps between two meetings of replicas that are cut short, since a command or a thread waits for the meeting."""
+
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.worker.inside import Inside
+from tests.worker.processes import gone
+from tests.worker.replicas.resumption import adapters
+from tests.worker.replicas.test_replica_set import JOB, wide
+from worker.executor.placement.placement_lease import LeaseNotHeld
+from worker.replicas.device_replica import Replica
+from worker.replicas.ranks.call_turns import CallTurns
+from worker.replicas.ranks.rank_process import RankLost, RankProcess
+from worker.replicas.ranks.step_window import StepWindow
+from worker.replicas.replica_set import Replicas
+
+pytestmark = pytest.mark.usefixtures("measured_once")
+
+STEPS, AT = 40, 3  # of each job; those of rank 0 in a window after which something waits
+SPEC = {"early_exit": {"policy": "none", "eval_every": STEPS}, "training": {"max_steps": STEPS, "epochs": 10}}
+
+
+class Watched:
+    """What an executor with two ranks does. act: called once, by rank 0 after AT steps of a window. holds: until then rank 1
+    stands still in each window but the first, so that it is not through with it first, however slow rank 0 is."""
+
+    def __init__(self, fleet, folder, monkeypatch) -> None:
+        self.inside, self.executor, self.act = Inside(fleet, folder), None, lambda: None
+        self.windows: list[tuple[int, int]] = []  # steps that were to be taken, and were
+        self.paused: list[int | None] = []
+        self.called: list[str] = []
+        self.acted: int | None = None  # in which window
+        self.next_pause = 0  # that followed
+        self.holds = False
+        self._taken = 0  # in this window, by rank 0
+        monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 600.0)  # however slow these steps are
+        step, steps, send = Replica._step, Replicas.step, RankProcess._send
+        pause, paused_after = RankProcess.pause, RankProcess.paused_after
+
+        def one(replica, *order):
+            result = step(replica, *order)
+            self._taken += 1
+            if self._taken == AT and self.acted is None:
+                self.acted, self.next_pause = len(self.windows), len(self.paused)
+                self.act()
+            return result
+
+        def window(replicas, jobs, slices, count, on_progress):
+            self._taken = 0
+            taken, unrunnable = steps(replicas, jobs, slices, count, on_progress)
+            self.windows.append((count, len(taken)))
+            return taken, unrunnable
+
+        def go(rank):
+            pause(rank)
+            if self.holds:
+                os.kill(rank.pid, signal.SIGCONT)
+
+        def after(rank):
+            self.paused.append(paused_after(rank))
+            return self.paused[-1]
+
+        def sent(rank, name, *more, **how):
+            self.called.append(name)
+            kept = send(rank, name, *more, **how)
+            if name == "steps" and self.windows and self.holds and self.acted is None:
+                os.kill(rank.pid, signal.SIGSTOP)
+            return kept
+
+        monkeypatch.setattr(Replica, "_step", one)
+        monkeypatch.setattr(Replicas, "step", window)
+        monkeypatch.setattr(RankProcess, "pause", go)
+        monkeypatch.setattr(RankProcess, "paused_after", after)
+        monkeypatch.setattr(RankProcess, "_send", sent)
+
+    def run(self, placement):
+        (reported,) = self.inside.run(placement, prepare=lambda executor: setattr(self, "executor", executor))
+        return reported
+
+    @property
+    def rank(self) -> RankProcess:
+        return self.executor._replicas.loaded.ranks[0]
+
+    def steps(self) -> set[int]:
+        """Of all jobs, as the loop knows them."""
+        return {run.step for task in self.executor._attached.open for run in task.runs}
+
+
+@pytest.fixture
+def watched(fleet, tmp_path, monkeypatch):
+    return Watched(fleet, tmp_path / "wide", monkeypatch)
+
+
+def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(fleet, placing, tmp_path, watched):
+    placement, heard = placing({**JOB, "learning_rate": [3e-3, 1e-3, 1e-2]}, **SPEC), []
+    watched.act, watched.holds = lambda: watched.executor._inbox.put(lambda: heard.extend(watched.steps())), True
+    reported = watched.run(wide(placement))
+    (count, took), before = watched.windows[watched.acted], sum(took for _, took in watched.windows[: watched.acted])
+    assert took == max(AT, watched.paused[watched.next_pause]) < count == STEPS - before
+    assert heard == [before + took]
+    assert sum(took for _, took in watched.windows) == STEPS
+    (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
+    assert reported.curves == narrow.curves
+    assert adapters(reported) == adapters(narrow) != {}
+
+
+def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatch):
+    """Its one job diverges within a window, which it is heard in, as in the next one."""
+    await_others, asked = StepWindow.await_others, []
+
+    def wait(window, taken):
+        if taken < window._count > 1 and len(asked) < 2:
+            asked.append(taken)
+            watched.executor._inbox.put(lambda: None)
+        await_others(window, taken)
+
+    monkeypatch.setattr(StepWindow, "await_others", wait)
+    reported = watched.run(wide(placing({**JOB, "learning_rate": [1e20, 1e-3]}, **SPEC)))
+    assert asked[0] > asked[1] == 0
+    assert [took < count for count, took in watched.windows].count(True) == 2
+    assert max(reported.step.values()) == STEPS
+
+
+def test_a_thread_that_waits_to_call_a_rank_is_next(placing, watched):
+    def call() -> None:
+        watched.rank.call("tensors", [])
+
+    def begin() -> None:
+        thread.start()
+        begun.append(len(watched.called))
+        while not watched.rank.awaited:
+            time.sleep(0.001)
+
+    thread, watched.act, watched.holds, begun = threading.Thread(target=call), begin, True, []
+    watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
+    thread.join()
+    assert watched.called[begun[0] :][:2] == ["tensors", "steps"]
+    count, took = watched.windows[watched.acted]
+    assert took < count
+
+
+def test_turns_are_given_in_the_order_in_which_they_were_asked_for():
+    turns, order = CallTurns(), []
+
+    def take(name: str) -> None:
+        turns.acquire()
+        order.append(name)
+        turns.release()
+
+    turns.acquire()
+    assert not turns.awaited
+    thread = threading.Thread(target=take, args=("thread",))
+    thread.start()
+    while not turns.awaited:
+        time.sleep(0.001)
+    turns.release()
+    take("loop")  # at once
+    thread.join()
+    assert order == ["thread", "loop"]
+
+
+@pytest.mark.parametrize("moment", ["pause", "go_on"])
+def test_a_rank_that_is_killed_around_a_pause_ends_the_executor(placing, watched, monkeypatch, moment):
+    real, pids = getattr(RankProcess, moment), []
+
+    def kill(rank, *steps):
+        pids.append(rank.pid)
+        os.kill(rank.pid, signal.SIGKILL)
+        real(rank, *steps)
+
+    monkeypatch.setattr(RankProcess, moment, kill)
+    watched.act = lambda: watched.executor._inbox.put(lambda: None)
+    with pytest.raises(RankLost, match=r"rank 1 \(pid \d+\) ended with -9"):
+        watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
+    assert gone(pids[0])
+
+
+def test_a_rank_that_stands_still_when_it_is_to_wait_is_watched(placing, watched, monkeypatch):
+    real, pids = RankProcess.pause, []
+
+    def stop(rank):
+        pids.append(rank.pid)
+        os.kill(rank.pid, signal.SIGSTOP)
+        monkeypatch.setattr(rank, "_on_silence", silent)
+        real(rank)
+
+    def silent(seconds):
+        raise LeaseNotHeld(f"silent for {seconds} s")
+
+    monkeypatch.setattr(RankProcess, "pause", stop)
+    watched.act = lambda: watched.executor._inbox.put(lambda: None)
+    with pytest.raises(LeaseNotHeld, match="silent for"):
+        watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
+    assert len(watched.windows) == watched.acted
+    assert watched.paused == [], "it never said that it waits"
+    assert gone(pids[0])
+
+
+def rank(paused: int | None, told: list) -> SimpleNamespace:
+    return SimpleNamespace(
+        awaited=False, pause=lambda: told.append("pause"), paused_after=lambda: paused, go_on=lambda steps: told.append(steps)
+    )
+
+
+def test_all_take_as_many_steps_as_any_has_taken():
+    told, wanted = [], []
+    window = StepWindow(20, [rank(7, told), rank(4, told)], lambda: bool(wanted))
+    assert window.steps_in_all(3) == 20
+    wanted.append("a command")
+    assert window.steps_in_all(5) == 7
+    assert told == ["pause", "pause", 7, 7]
+    assert window.steps_in_all(6) == 7, "it is cut once"
+    assert len(told) == 4
+
+
+def test_where_a_rank_is_through_all_take_all_steps():
+    told = []
+    window = StepWindow(20, [rank(None, told), rank(18, told)], lambda: True)
+    assert window.steps_in_all(17) == 20
+    assert told == ["pause", "pause", 20]
+
+
+def test_a_window_of_one_step_is_not_cut():
+    window = StepWindow(1, [rank(0, told := [])], lambda: True)
+    assert window.steps_in_all(0) == 1
+    window.await_others(1)
+    assert told == []

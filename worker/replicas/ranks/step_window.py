@@ -1,0 +1,46 @@
+"""The steps that replicas take between two meetings, and how rank 0 cuts them short: all end at the same step.
+
+    rank 0: Pause   to each rank at work, between two of its own steps
+    a rank: Paused  between two of its steps, with how many it has taken; it waits
+    rank 0: GoOn    to each that waits, with the most that any has taken
+
+A rank that is through with all of them has answered its call instead, and the others are through with all of them, too.
+"""
+
+from collections.abc import Callable, Sequence
+
+from worker.replicas.ranks.rank_process import RankProcess
+
+_LOOK_SECONDS = 0.02  # while rank 0 itself is through with its steps, or has none
+
+
+class StepWindow:
+    """Of `count` steps, or fewer. ranks: those at work. wanted: whether something waits for the replicas to meet; asked between
+    two steps. It is cut short for a thread that waits to call one of the ranks, too."""
+
+    def __init__(self, count: int, ranks: Sequence[RankProcess], wanted: Callable[[], bool]) -> None:
+        self._count, self._ranks, self._wanted = count, ranks, wanted
+        self._cut = count == 1
+
+    def steps_in_all(self, taken: int) -> int:
+        """How many steps the replicas take in all, where the one of rank 0 has taken so many. Raises RankLost, and what
+        on_silence raises."""
+        if not self._cut and (self._wanted() or any(rank.awaited for rank in self._ranks)):
+            self._cut = True
+            self._cut_short(taken)
+        return self._count
+
+    def await_others(self, taken: int) -> None:
+        """Rank 0's replica has no steps left, after so many: wait for the others. Raises as steps_in_all."""
+        for rank in self._ranks:
+            while not self._cut and not rank.answers_within(_LOOK_SECONDS):
+                self.steps_in_all(taken)
+
+    def _cut_short(self, taken: int) -> None:
+        for rank in self._ranks:
+            rank.pause()
+        paused = [(rank, steps) for rank in self._ranks if (steps := rank.paused_after()) is not None]
+        if len(paused) == len(self._ranks):
+            self._count = max([taken, *(steps for _, steps in paused)])
+        for rank, _ in paused:
+            rank.go_on(self._count)
