@@ -4,8 +4,9 @@
 
 Over real HTTP with default settings, one process a GPU; only the weights are drawn on the devices instead of read. A cell is a
 shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
-neither evaluations nor checkpoints. Replicas that meet after several steps end them all at once, as far as can be seen from
-outside: each counts as an equal part of that time. The gate is the kernels' own, and that every width trains the same: the
+neither evaluations nor checkpoints. `busy` is the part of it that the devices spend in steps of their own: a low one tells a
+device that waits from one that is slow. Replicas that meet after several steps end them all at once, as far as can be seen
+from outside: each counts as an equal part of that time. The gate is the kernels' own, and that every width trains the same: the
 first losses of every job that stepped at both. The result file is written anew after each cell.
 """
 
@@ -57,13 +58,16 @@ WIDTHS = (1, 2, 4, 8)
 
 @dataclass
 class Cell:
-    """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job that stepped, its first."""
+    """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job that stepped, its first.
+    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work)."""
 
     seconds: float
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     losses: dict[int, list[float]] = field(default_factory=dict)
+    device_seconds: list[float] = field(default_factory=list)
+    width: int = 1  # devices
 
     def note(self, steps: Sequence[Stepped]) -> None:
         """Steps that ended just now, one after another in equal times."""
@@ -73,6 +77,7 @@ class Cell:
             self.times.append(before + (now - before) * place / len(steps))
             self.tokens.append(sum(work.tokens for work in stepped.work.values()))
             self.passes.append(stepped.passes)
+            self.device_seconds.append(sum(work.device_seconds for work in stepped.work.values()))
             for key, loss in stepped.losses.items():
                 if len(self.losses.setdefault(key.job, [])) < COMPARED:
                     self.losses[key.job].append(loss)
@@ -100,6 +105,7 @@ class Cell:
             "jobs": len(self.losses), "ms": 1e3 * seconds / steps, "least_ms": 1e3 * each[0], "most_ms": 1e3 * each[-1],
             "steps": steps, "median_ms": 1e3 * each[steps // 2], "tokens_per_step": tokens / steps,
             "tokens_per_s": tokens / seconds, "passes_per_step": sum(self.passes[first + 1 :]) / steps,
+            "busy": sum(self.device_seconds[first + 1 :]) / (self.width * seconds),
         }  # fmt: skip
 
 
@@ -147,7 +153,7 @@ def trained(
     settings = Settings(
         api_url=url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device="cuda", worker_checkpoint_seconds=36000
     )
-    cells = {placement.placement_id: Cell(seconds) for placement in placed}
+    cells = {placement.placement_id: Cell(seconds, width=len(placement.device_indexes)) for placement in placed}
     waiting, real = list(placed), Replicas.step
 
     began = time.monotonic()

@@ -30,11 +30,17 @@ def test_two_processes_step_as_one_does(tmp_path):
         assert row["jobs"] == 4
         assert row["steps"] >= 3
         assert row["tokens_per_s"] == pytest.approx(row["tokens_per_step"] / row["ms"] * 1e3)
+        assert 0.0 < row["busy"] <= 1.1  # steps between two meetings count as equally long
 
 
 def cell(losses: dict[int, list[float]]) -> parallel.Cell:
-    """Steps of 0.1 s and 40 tokens."""
-    return parallel.Cell(0.0, [place / 10 for place in range(9)], [40] * 9, [1] * 9, losses)
+    """Steps of 0.1 s and 40 tokens on two devices, one of which waits for half of each."""
+    return parallel.Cell(0.0, [place / 10 for place in range(9)], [40] * 9, [1] * 9, losses, [0.15] * 9, 2)
+
+
+@pytest.mark.usefixtures("quick")
+def test_busy_is_the_part_of_the_time_that_devices_work():
+    assert cell({}).row()["busy"] == pytest.approx(0.75)
 
 
 @pytest.mark.usefixtures("quick")
