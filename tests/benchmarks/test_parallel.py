@@ -30,7 +30,7 @@ def test_two_processes_step_as_one_does(tmp_path):
         assert row["jobs"] == 4
         assert row["steps"] >= 3
         assert row["tokens_per_s"] == pytest.approx(row["tokens_per_step"] / row["ms"] * 1e3)
-        assert 0.0 < row["busy"] <= 1.1  # steps between two meetings count as equally long
+        assert row["busy"] > 0.0  # by parts of a window, which need not be equally long
 
 
 def cell(losses: dict[int, list[float]]) -> parallel.Cell:

@@ -40,6 +40,8 @@ class Reporter:
 
     def record(self, *events: ReportEvent) -> None:
         """Queue events, after all earlier ones."""
+        if not events:
+            return
         with self._changed:
             first = not self._events
             self._events.extend(events)

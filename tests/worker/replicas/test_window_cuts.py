@@ -111,18 +111,28 @@ def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(flee
 
 def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatch):
     """Its one job diverges within a window, which it is heard in, as in the next one."""
-    await_others, asked = StepWindow.await_others, []
+    await_others, asked, watched.holds = StepWindow.await_others, [], True
 
     def wait(window, taken):
         if taken < window._count > 1 and len(asked) < 2:
             asked.append(taken)
             watched.executor._inbox.put(lambda: None)
+        os.kill(watched.rank.pid, signal.SIGCONT)
         await_others(window, taken)
 
     monkeypatch.setattr(StepWindow, "await_others", wait)
     reported = watched.run(wide(placing({**JOB, "learning_rate": [1e20, 1e-3]}, **SPEC)))
     assert asked[0] > asked[1] == 0
     assert [took < count for count, took in watched.windows].count(True) == 2
+    assert max(reported.step.values()) == STEPS
+
+
+def test_a_command_is_heard_while_another_rank_has_no_job(placing, watched):
+    """Its one job diverges within the window."""
+    watched.act = lambda: watched.executor._inbox.put(lambda: None)
+    reported = watched.run(wide(placing({**JOB, "learning_rate": [1e-3, 1e20]}, **SPEC)))
+    count, took = watched.windows[watched.acted]
+    assert took < count
     assert max(reported.step.values()) == STEPS
 
 
@@ -174,7 +184,7 @@ def test_a_rank_that_is_killed_around_a_pause_ends_the_executor(placing, watched
         real(rank, *steps)
 
     monkeypatch.setattr(RankProcess, moment, kill)
-    watched.act = lambda: watched.executor._inbox.put(lambda: None)
+    watched.act, watched.holds = lambda: watched.executor._inbox.put(lambda: None), True
     with pytest.raises(RankLost, match=r"rank 1 \(pid \d+\) ended with -9"):
         watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
     assert gone(pids[0])
@@ -185,7 +195,7 @@ def test_a_rank_that_stands_still_when_it_is_to_wait_is_watched(placing, watched
 
     def stop(rank):
         pids.append(rank.pid)
-        os.kill(rank.pid, signal.SIGSTOP)
+        watched.holds = False  # and rank 1 goes on standing still
         monkeypatch.setattr(rank, "_on_silence", silent)
         real(rank)
 
@@ -193,7 +203,7 @@ def test_a_rank_that_stands_still_when_it_is_to_wait_is_watched(placing, watched
         raise LeaseNotHeld(f"silent for {seconds} s")
 
     monkeypatch.setattr(RankProcess, "pause", stop)
-    watched.act = lambda: watched.executor._inbox.put(lambda: None)
+    watched.act, watched.holds = lambda: watched.executor._inbox.put(lambda: None), True
     with pytest.raises(LeaseNotHeld, match="silent for"):
         watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
     assert len(watched.windows) == watched.acted
@@ -201,9 +211,14 @@ def test_a_rank_that_stands_still_when_it_is_to_wait_is_watched(placing, watched
     assert gone(pids[0])
 
 
-def rank(paused: int | None, told: list) -> SimpleNamespace:
+def rank(paused: int | None, told: list, answered: int = 0) -> SimpleNamespace:
+    """paused: after so many steps; None: it has answered, after so many."""
     return SimpleNamespace(
-        awaited=False, pause=lambda: told.append("pause"), paused_after=lambda: paused, go_on=lambda steps: told.append(steps)
+        awaited=False,
+        pause=lambda: told.append("pause"),
+        paused_after=lambda: paused,
+        answered=([None] * answered, {}, {}),
+        go_on=lambda steps: told.append(steps),
     )
 
 
@@ -220,9 +235,16 @@ def test_all_take_as_many_steps_as_any_has_taken():
 
 def test_where_a_rank_is_through_all_take_all_steps():
     told = []
-    window = StepWindow(20, [rank(None, told), rank(18, told)], lambda: True)
+    window = StepWindow(20, [rank(None, told, answered=20), rank(18, told)], lambda: True)
     assert window.steps_in_all(17) == 20
     assert told == ["pause", "pause", 20]
+
+
+def test_a_rank_whose_jobs_have_ended_keeps_none_at_work():
+    told = []
+    window = StepWindow(20, [rank(None, told, answered=2), rank(4, told)], lambda: True)
+    assert window.steps_in_all(5) == 5
+    assert told == ["pause", "pause", 5]
 
 
 def test_a_window_of_one_step_is_not_cut():

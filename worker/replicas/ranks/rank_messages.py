@@ -29,7 +29,7 @@ class PassDone:
 
 @dataclass(frozen=True)
 class Pause:
-    """Rank 0 would meet before all steps of the call under way are taken. Void where they are."""
+    """Rank 0 would meet before all steps of the call under way are taken. Void once the call is answered."""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,12 @@ class RankProcess:
                 return paused.steps
         return None
 
+    @property
+    def answered(self) -> Any:
+        """The result of the call that it is through with, before that is asked for."""
+        assert self._answer is not None, "it is through with the call"
+        return self._answer.result
+
     def go_on(self, steps: int) -> None:
         """It waits: have it take so many steps in all. Raises RankLost."""
         self._say(GoOn(steps))

@@ -4,7 +4,7 @@
     a rank: Paused  between two of its steps, with how many it has taken; it waits
     rank 0: GoOn    to each that waits, with the most that any has taken
 
-A rank that is through with all of them has answered its call instead, and the others are through with all of them, too.
+A rank that has answered its call instead counts with the steps that it took: all of them, or fewer where its jobs have ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,9 @@ class StepWindow:
         return self._count
 
     def await_others(self, taken: int) -> None:
-        """Rank 0's replica has no steps left, after so many: wait for the others. Raises as steps_in_all."""
+        """Rank 0's replica has no job left, after so many steps: wait for the others. Raises as steps_in_all."""
+        if taken >= self._count:
+            return  # they are about to end, too
         for rank in self._ranks:
             while not self._cut and not rank.answers_within(_LOOK_SECONDS):
                 self.steps_in_all(taken)
@@ -39,8 +41,8 @@ class StepWindow:
     def _cut_short(self, taken: int) -> None:
         for rank in self._ranks:
             rank.pause()
-        paused = [(rank, steps) for rank in self._ranks if (steps := rank.paused_after()) is not None]
-        if len(paused) == len(self._ranks):
-            self._count = max([taken, *(steps for _, steps in paused)])
-        for rank, _ in paused:
-            rank.go_on(self._count)
+        paused = [(rank, rank.paused_after()) for rank in self._ranks]
+        self._count = max([taken, *(len(rank.answered[0]) if steps is None else steps for rank, steps in paused)])
+        for rank, steps in paused:
+            if steps is not None:
+                rank.go_on(self._count)
