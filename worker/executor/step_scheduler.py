@@ -14,8 +14,8 @@ from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
-# that several replicas train before they meet again, unless a command or a thread waits for that: a meeting that costs some
-# 20 ms is then about 1 % of the time
+# that replicas train before they meet again, unless a command or a thread waits for that: a meeting that costs some 20 ms is
+# then about 1 % of the time
 _APART_SECONDS = 2.0
 
 
@@ -36,8 +36,8 @@ class StepScheduler:
         self, replicas: Replicas, placements: Mapping[str, Placement], runs: Sequence[JobRun], others: bool = False
     ) -> tuple[list[JobRun], int | None, int]:
         """Of these active jobs, those whose tasks step now, how many slices of their steps run, and how often. A task alone
-        runs its whole step (None), on several replicas several times. placements: all that train here, also those none of whose
-        jobs is active. others: something else has its turn between steps."""
+        runs its whole step (None), several times where that pays (see _steps_apart). placements: all that train here, also
+        those none of whose jobs is active. others: something else has its turn between steps."""
         if self._speeds.keys() - placements.keys():
             self._speeds = {}  # the steps to come show whether that was enough for those who stay
         self._there, self._replicas = list(placements), replicas.count
@@ -56,10 +56,12 @@ class StepScheduler:
     def _steps_apart(self, replicas: Replicas, runs: Sequence[JobRun], others: bool) -> int:
         """How many steps these jobs of one task take before the replicas meet again: until the first job is looked at. The
         batches of the same step differ in their tokens, so the fullest replica keeps the others waiting; over several steps
-        that evens out. One step at first, which says how long they take, and in which replicas that were in the midst of a step
-        end it. Ranks of a sharded base meet in every layer anyway."""
+        that evens out. And a device that works by itself is given the next of several steps before it is through with the last.
+        One step at first, which says how long they take, and in which replicas that were in the midst of a step end it. Ranks
+        of a sharded base meet in every layer anyway."""
         last, self._whole = self._whole, frozenset(run.key for run in runs)
-        if replicas.count == 1 or replicas.sharded or others or self._whole != last or not self._step_seconds:
+        pays = replicas.count > 1 or replicas.launch_ahead
+        if not pays or replicas.sharded or others or self._whole != last or not self._step_seconds:
             return 1
         most = max(1, int(_APART_SECONDS / self._step_seconds))
         return min(run.steps_until_due(most) for run in runs)

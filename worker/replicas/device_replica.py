@@ -5,6 +5,7 @@ A pass that finds no memory is repeated in shorter passes, or with recomputation
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -18,7 +19,7 @@ from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
 from worker.policy.step_time import PRIOR, STALL, StepLoad, StepModel, StepTimes
 from worker.replicas.failed_passes import FailedPasses
-from worker.replicas.packed_step import Stepped, advance, update_refusal
+from worker.replicas.packed_step import Launched, Stepped, launch, update_refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult, evaluate
@@ -146,26 +147,54 @@ class Replica:
         in_all: Callable[[int], int],
     ) -> tuple[list[Stepped], Unrunnable]:
         steps, unrunnable, going_on = list[Stepped](), Unrunnable(), list(jobs)
-        while not steps or (going_on and len(steps) < count and len(steps) < in_all(len(steps))):
-            stepped, lost = self._step([(job, number + len(steps)) for job, number in going_on], slices, on_progress)
-            steps.append(stepped)
-            unrunnable |= lost
-            going_on = [pair for pair in going_on if math.isfinite(stepped.losses.get(pair[0].key, math.nan))]
+        ahead, launched, unread = self._launches_ahead(jobs), 0, None
+        while not launched or (going_on and launched < count and launched < in_all(launched)):
+            latest, lost = self._launch([(job, number + launched) for job, number in going_on], slices, on_progress, unread)
+            launched, unrunnable = launched + 1, unrunnable | lost
+            if unread is not None:
+                going_on = self._read(unread, going_on, steps)
+                latest.began = time.monotonic()
+            going_on, unread = [pair for pair in going_on if pair[0].key not in lost], latest
+            if not ahead:
+                going_on, unread = self._read(unread, going_on, steps), None
+        if unread is not None:
+            self._read(unread, going_on, steps)
         return steps, unrunnable
 
-    def _step(
-        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
-    ) -> tuple[Stepped, Unrunnable]:
+    def _launches_ahead(self, jobs: Sequence[tuple[TrainingJob, int]]) -> bool:
+        """Whether a step of these jobs may be launched before the losses of the one before are read: where its device works
+        meanwhile, and no preferences are to be read first."""
+        return self.trainer.launches_ahead and not any(job.reference is not None for job, _ in jobs)
+
+    def _launch(
+        self,
+        jobs: Sequence[tuple[TrainingJob, int]],
+        slices: int | None,
+        on_progress: OnProgress,
+        before: Launched | None = None,
+    ) -> tuple[Launched, Unrunnable]:
+        """Launch a step of these jobs. before: their last one, where it is not read yet."""
         steps = {key: one for some in self._job_steps(jobs).values() for key, one in some.items()}
         rejected = {key: why for key, one in steps.items() if (why := update_refusal(one)) is not None}
         runnable = [key for key in steps if key not in rejected]
-        stepped, unrunnable = self.run_with_oom_retries(
-            runnable, lambda left: self._advance([steps[key] for key in left], slices, on_progress)
+        launched, unrunnable = self.run_with_oom_retries(
+            runnable, lambda left: self._launch_for([steps[key] for key in left], slices, on_progress, before)
         )
-        if stepped.passes:
-            self._learn(stepped)
-        stepped.grew = self._grew()
-        return stepped, rejected | unrunnable
+        return launched, rejected | unrunnable
+
+    def _read(
+        self, launched: Launched, going_on: Sequence[tuple[TrainingJob, int]], steps: list[Stepped]
+    ) -> list[tuple[TrainingJob, int]]:
+        """Read the losses of a step, add it to `steps`, and learn from it. going_on: the jobs that had not ended before it; the
+        result has those that go on after it."""
+        there = {job.key for job, _ in going_on}
+        stepped = launched.read(left_out=set(launched.jobs) - there)
+        if stepped.losses or not steps:  # else all its jobs have ended before
+            if stepped.passes:
+                self._learn(stepped)
+            stepped.grew = self._grew()
+            steps.append(stepped)
+        return [pair for pair in going_on if math.isfinite(stepped.losses.get(pair[0].key, math.nan))]
 
     def _learn(self, stepped: Stepped) -> None:
         """Learn from a step without its preferences, which take time besides."""
@@ -187,10 +216,13 @@ class Replica:
         for work in stepped.work.values():
             work.device_steps, work.device_seconds = (0, 0.0) if first else (1, min(stepped.seconds, STALL * usual))
 
-    def _advance(self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress) -> Stepped:
+    def _launch_for(
+        self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress, before: Launched | None
+    ) -> Launched:
         steps_in_progress = [self._step_in_progress(placement, some) for placement, some in _by_placement(steps).items()]
+        budget = self.capacity.pass_budget
         try:
-            return advance(self.trainer, dict.fromkeys(steps_in_progress, slices), self.capacity.pass_budget, on_progress)
+            return launch(self.trainer, dict.fromkeys(steps_in_progress, slices), budget, on_progress, before)
         except OutOfMemory:
             for placement in _by_placement(steps):
                 del self._steps_in_progress[placement]

@@ -1,6 +1,7 @@
 """One packed step: an optimizer step of every given job over shared micro-batches. Chooses no jobs and stops none early.
 
-A replica calls `advance`; `step` is for benchmarks, which take whole steps.
+A replica calls `launch`, and reads the losses of what it launched: on a device that works by itself after it has launched the
+step that follows, so that the device never waits for the host. `step` is for benchmarks, which take whole steps.
 
 A job's batch is split into pieces. A slice is the pieces of one task that enter one micro-batch; a micro-batch is one pass of
 the base, over slices of several tasks (step_in_progress.py splits, policy/packing.py packs).
@@ -9,7 +10,7 @@ the base, over slices of several tasks (step_in_progress.py splits, policy/packi
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -70,18 +71,54 @@ class Stepped:
         return StepLoad(self.passes, tokens, rows, len(self.losses))
 
 
+@dataclass
+class Launched:
+    """A step that a trainer was given and whose losses nobody has read yet.
+
+    stepped: all that is known before they are. began: from when its time counts, by time.monotonic. jobs: those that took
+    their step, in order. sums: the losses of their passes. preferred: the mean losses of those under dpo. read_values: waits
+    for the totals of all sums, followed by their hits, and returns them.
+    """
+
+    stepped: Stepped
+    began: float
+    jobs: Sequence[JobKey] = ()
+    sums: Sequence[tuple[JobKey, LossSum]] = ()
+    preferred: Mapping[JobKey, float] = field(default_factory=dict)
+    read_values: Callable[[], list[float]] = list
+
+    def read(self, left_out: Container[JobKey] = ()) -> Stepped:
+        """Wait until it is over. left_out: jobs that took no step here after all (see `launch`)."""
+        values, count, stepped = self.read_values(), len(self.sums), self.stepped
+        losses = {**_means(self.sums, values[:count]), **self.preferred}
+        accuracies = _means(self.sums, values[count:])
+        stepped.losses = {key: losses[key] for key in self.jobs if key not in left_out}
+        stepped.accuracies = {key: accuracies[key] for key in stepped.losses if key in accuracies}
+        stepped.seconds = time.monotonic() - self.began
+        for work in stepped.work.values():
+            work.device_steps, work.device_seconds = 1, stepped.seconds
+        return stepped
+
+
 def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, on_progress: Callable[[], None]) -> Stepped:
-    """Train these jobs by one whole optimizer step each, in micro-batches of `budget` tokens: see `advance`. Only
+    """Train these jobs by one whole optimizer step each, in micro-batches of `budget` tokens: see `launch`. Only
     benchmarks call this."""
-    return advance(trainer, {StepInProgress(steps, budget): None}, budget, on_progress)
+    return launch(trainer, {StepInProgress(steps, budget): None}, budget, on_progress).read()
 
 
-def advance(
-    trainer: Trainer, steps_in_progress: Mapping[StepInProgress, int | None], budget: int, on_progress: Callable[[], None]
-) -> Stepped:
+def launch(
+    trainer: Trainer,
+    steps_in_progress: Mapping[StepInProgress, int | None],
+    budget: int,
+    on_progress: Callable[[], None],
+    before: Launched | None = None,
+) -> Launched:
     """Run the next so many slices of each task's step (None: all that is left of it) in micro-batches of `budget` tokens, and
     update the jobs whose batches are through. Calls `on_progress` after each micro-batch. On a sharded base all ranks come,
     with steps or without.
+
+    before: the same jobs' last step, where it is not read yet. A job whose loss there turns out not to be finite is not updated
+    here either, and has taken no step.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void the gradients of the others, too (the trainer voided those of the pass).
@@ -107,6 +144,7 @@ def advance(
         for micro_batch in micro_batches:
             _run_micro_batch(trainer, micro_batch, task_step_of, loss_weights, stepped)
             on_progress()
+    stepped.passes = trainer.forwards - first
     done = [(task_step, job_step) for task_step in steps_in_progress for job_step in task_step.take_completed()]
     for task_step, job_step in done:
         preference = task_step.preference(job_step.job.key)
@@ -119,14 +157,9 @@ def advance(
         if job_step.job.key not in preferred
         for loss in task_step.sums[job_step.job.key]
     ]
-    means, stepped.accuracies = _update_and_read(trainer, [job_step for _, job_step in done], sums, preferred)
-    found = {**means, **preferred}
-    stepped.losses = {job_step.job.key: found[job_step.job.key] for _, job_step in done}
-    stepped.seconds = time.monotonic() - began
-    for work in stepped.work.values():
-        work.device_steps, work.device_seconds = 1, stepped.seconds
-    stepped.passes = trainer.forwards - first
-    return stepped
+    steps = [job_step for _, job_step in done]
+    read_values = _update(trainer, steps, sums, preferred, before.sums if before is not None else ())
+    return Launched(stepped, began, [one.job.key for one in steps], sums, preferred, read_values)
 
 
 def _run_micro_batch(
@@ -196,23 +229,29 @@ def _loss_weights(batch: AdapterSequences, preference: PreferenceResult | None) 
     return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
 
 
-def _update_and_read(
-    trainer: Trainer, done: Sequence[JobStep], sums: Sequence[tuple[JobKey, LossSum]], preferred: Mapping[JobKey, float]
-) -> tuple[dict[JobKey, float], dict[JobKey, float]]:
-    """Update these jobs but those whose loss is not finite, and return the mean losses and the accuracies of `sums`.
+def _update(
+    trainer: Trainer,
+    done: Sequence[JobStep],
+    sums: Sequence[tuple[JobKey, LossSum]],
+    preferred: Mapping[JobKey, float],
+    unread: Sequence[tuple[JobKey, LossSum]],
+) -> Callable[[], list[float]]:
+    """Update these jobs but those with a loss that is not finite, in this step or among `unread`, those of the step before.
+    Returns what waits for the totals of `sums`, and then their hits.
 
     The update is queued before losses are read, and the device finds out whose are not finite, so it never waits for the host.
     """
     due = [one for one in done if math.isfinite(preferred.get(one.job.key, 0.0))]
     if not sums:
-        trainer.update([_update(one) for one in due])
-        return {}, {}
+        trainer.update([_row_update(one) for one in due])
+        return list
     place = {one.job.key: at for at, one in enumerate(due)}
     totals = torch.stack([loss.total for _, loss in sums])
     read = trainer.read_later(torch.cat([totals, torch.stack([loss.hits for _, loss in sums])]))
-    trainer.update([_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in sums)))
-    values = read()
-    return _means(sums, values[: len(sums)]), _means(sums, values[len(sums) :])
+    deciding = [*sums, *((key, loss) for key, loss in unread if key in place)]
+    totals = torch.cat([totals, *(loss.total[None] for _, loss in deciding[len(sums) :])])
+    trainer.update([_row_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in deciding)))
+    return read
 
 
 def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dict[JobKey, float]:
@@ -227,13 +266,13 @@ def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dic
 def update_refusal(job_step: JobStep) -> str | None:
     """Why the job's update cannot be made, whatever its gradient is; None where it can."""
     try:
-        _update(job_step)
+        _row_update(job_step)
     except ValueError as error:
         return str(error)
     return None
 
 
-def _update(job_step: JobStep) -> RowUpdate:
+def _row_update(job_step: JobStep) -> RowUpdate:
     config = job_step.job.config
     rate = config.rate_at(job_step.number, job_step.job.total_steps)
     return RowUpdate(job_step.slot, rate, config.weight_decay, job_step.number + 1, job_step.job.max_grad_norm)

@@ -184,6 +184,11 @@ class Replicas:
         return len(self._all)
 
     @property
+    def launch_ahead(self) -> bool:
+        """Whether a device may be given a step before it is through with the last."""
+        return self.base.trainer.launches_ahead
+
+    @property
     def pass_budget(self) -> int:
         """Tokens of a micro-batch, on the replica that has the least memory for it."""
         return min(replica.capacity.pass_budget for replica in self._all)

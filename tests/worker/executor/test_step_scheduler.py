@@ -21,6 +21,7 @@ class Costs:
     pass_budget: int = 10**6
     count: int = 1
     sharded: bool = False
+    launch_ahead: bool = False
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
         return {job: SliceCost(ALONE, 100) for job, _ in jobs}
@@ -161,21 +162,23 @@ def test_beside_nobody_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "sharded", "others", "seconds", "expected"),
+    ("replicas", "sharded", "ahead", "others", "seconds", "expected"),
     [
-        (2, False, False, 0.02, 6),  # until a job is looked at
-        (2, False, False, 0.6, 3),  # for two seconds
-        (2, False, False, 3.0, 1),
-        (1, False, False, 0.02, 1),
-        (2, True, False, 0.02, 1),
-        (2, False, True, 0.02, 1),
+        (2, False, False, False, 0.02, 6),  # until a job is looked at
+        (2, False, False, False, 0.6, 3),  # for two seconds
+        (2, False, False, False, 3.0, 1),
+        (1, False, False, False, 0.02, 1),
+        (1, False, True, False, 0.02, 6),
+        (1, False, True, True, 0.02, 1),
+        (2, True, True, False, 0.02, 1),
+        (2, False, False, True, 0.02, 1),
     ],
 )
 def test_replicas_that_have_one_task_meet_after_several_steps(
-    replicas: int, sharded: bool, others: bool, seconds: float, expected: int
+    replicas: int, sharded: bool, ahead: bool, others: bool, seconds: float, expected: int
 ) -> None:
     shared = Shared()
-    shared.replicas = Costs(count=replicas, sharded=sharded)
+    shared.replicas = Costs(count=replicas, sharded=sharded, launch_ahead=ahead)
 
     def chosen(keys: str) -> tuple[Any, ...]:
         here = {key: placement(key) for key in keys}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,18 +13,29 @@ from benchmarks.llama_shapes import Rows
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.plain.trainer import StepLosses, Trainer
+from worker.model.flat_batch import Segment
+from worker.model.plain.trainer import LossSum, StepLosses, Trainer
 from worker.model.row_optimizer import RowUpdate
-from worker.replicas.packed_step import Stepped, step
+from worker.replicas.packed_step import Launched, Stepped, launch, step
+from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
 
 
 class Recorder(Trainer):
-    """Notes when losses begin to be copied, when the update is queued, and when the host waits for losses."""
+    """Notes when losses begin to be copied, when the update is queued, and when the host waits for losses. not_finite: the
+    pass and the segment whose loss is told to be no number, though its weights and gradients are sound."""
 
     def __init__(self, backbone: Backbone, arena: Arena) -> None:
         super().__init__(backbone, arena)
         self.seen: list[str] = []
+        self.not_finite: tuple[int, int] | None = None
+
+    def train(self, segments: Sequence[Segment], recompute: bool = False, shared: bool = False) -> list[LossSum]:
+        losses = super().train(segments, recompute, shared)
+        if self.not_finite is not None and self.not_finite[0] == self.forwards:
+            place = self.not_finite[1]
+            losses[place] = replace(losses[place], total=losses[place].total * float("nan"))
+        return losses
 
     def update(self, updates: Sequence[RowUpdate], losses: StepLosses | None = None) -> list[Tensor]:
         self.seen.append("update")
@@ -70,3 +82,56 @@ def test_a_loss_that_is_not_finite_updates_nobody_else_otherwise_and_itself_not_
     assert not exp_avg_sq.any()
     for place in (0, 2):
         assert torch.equal(trainer.arena.master[jobs[place].slot.used], healthy.arena.master[jobs[place].slot.used])
+
+
+def launched(ahead: bool, not_finite: tuple[int, int] | None = None) -> tuple[Recorder, list[JobStep], list[Stepped]]:
+    """Two steps of three jobs, the second launched before the losses of the first are read, or after."""
+    torch.manual_seed(0)
+    backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
+    trainer = Recorder(backbone, Arena(backbone.targets, 120))
+    trainer.not_finite = not_finite
+    jobs = job_steps(trainer, Rows(tiny.VOCAB), 2, 3)
+
+    def begin(number: int, before: Launched | None) -> Launched:
+        steps = StepInProgress([replace(one, number=number) for one in jobs], 4000)
+        return launch(trainer, {steps: None}, 4000, lambda: None, before)
+
+    first = begin(0, None)
+    if ahead:
+        second = begin(1, first)
+        return trainer, jobs, [first.read(), second.read()]
+    read = first.read()
+    return trainer, jobs, [read, begin(1, None).read()]
+
+
+def test_a_step_that_is_launched_ahead_is_the_same_step() -> None:
+    (ahead, _, found), (after, _, expected) = launched(True), launched(False)
+    assert ahead.seen == ["copy", "update", "copy", "update", "read", "read"]
+    assert after.seen == ["copy", "update", "read"] * 2
+    assert [stepped.losses for stepped in found] == [stepped.losses for stepped in expected]
+    assert torch.equal(ahead.arena.master, after.arena.master)
+
+
+def test_a_job_whose_loss_was_not_finite_is_not_updated_by_the_step_that_was_launched_ahead() -> None:
+    """Its weights are sound, so that the loss of the second step is a number, and nothing else would say so."""
+    trainer, jobs, (first, second) = launched(True, not_finite=(1, 1))
+    healthy, _, _ = launched(False)
+    assert math.isnan(first.losses[jobs[1].job.key])
+    assert math.isfinite(second.losses[jobs[1].job.key])
+    exp_avg, _ = trainer.arena.moments.read(jobs[1].slot.used)
+    assert not exp_avg.any(), "neither step updated it"
+    for place in (0, 2):
+        assert torch.equal(trainer.arena.master[jobs[place].slot.used], healthy.arena.master[jobs[place].slot.used])
+
+
+def test_a_job_that_ended_before_a_step_is_left_out_of_it() -> None:
+    torch.manual_seed(0)
+    backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
+    trainer = Recorder(backbone, Arena(backbone.targets, 120))
+    jobs = job_steps(trainer, Rows(tiny.VOCAB), 2, 3)
+    keys = [one.job.key for one in jobs]
+    result = launch(trainer, {StepInProgress(jobs, 4000): None}, 4000, lambda: None).read(left_out={keys[1]})
+    assert list(result.losses) == list(result.accuracies) == [keys[0], keys[2]]
+    assert result.work["gsm8k"].tokens == sum(
+        one.job.data.train.lengths[row] for one in jobs for row in one.job.order.batch(one.number)
+    ), "its tokens were trained"

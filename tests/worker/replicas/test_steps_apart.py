@@ -1,4 +1,5 @@
-"""Several steps of a task's jobs between two meetings of its replicas: each job is that of one replica all the same."""
+"""Several steps of a task's jobs between two meetings of its replicas, and steps that are launched ahead of what they wait for:
+each job is that of one step after another all the same."""
 
 import math
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ from tests.worker.inside import Inside
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import CALM, JOB, device_steps, wide
 from tests.worker.replicas.test_sharded_base import PAIRS
+from worker.model.plain.trainer import Trainer
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica
-from worker.replicas.packed_step import Stepped
+from worker.replicas.packed_step import Launched, Stepped
 from worker.replicas.replica_set import Replicas
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -47,19 +49,111 @@ def test_between_two_evaluations_replicas_do_not_wait_for_each_other(fleet, plac
     assert device_steps(reported)[0] == 11
 
 
-def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monkeypatch):
-    """One for whose third step there is no memory, and one whose second loss is not finite."""
-    keys, taken = [JobKey("task", job) for job in range(3)], []
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monkeypatch, ahead):
+    """One for whose third step there is no memory, and one whose second loss is not finite: launched ahead, its third step is
+    given to the device, and counts for nothing."""
+    keys, taken, read = [JobKey("task", job) for job in range(3)], [], []
 
-    def step(self, jobs, slices, on_progress):
+    def launch(self, jobs, slices, on_progress, before):
         taken.append([(job.key.job, number) for job, number in jobs])
         lost = {job.key: "no memory" for job, number in jobs if (job.key.job, number) == (1, 7)}
         losses = {job.key: math.nan if (job.key.job, number) == (2, 6) else 1.0 for job, number in jobs if job.key not in lost}
-        return Stepped(losses, 0.1), lost
+        assert (before is not None) is (ahead and len(taken) > 1)
+        assert len(read) == max(0, len(taken) - (2 if ahead else 1))
 
-    monkeypatch.setattr(Replica, "_step", step)
-    replica, jobs = Replica.__new__(Replica), [(SimpleNamespace(key=key), 5) for key in keys]
+        def values():
+            read.append(len(taken))
+            return []
+
+        return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses, read_values=values), lost
+
+    monkeypatch.setattr(Replica, "_launch", launch)
+    monkeypatch.setattr(Replica, "_grew", lambda self: False)
+    replica, jobs = Replica.__new__(Replica), [(SimpleNamespace(key=key, reference=None), 5) for key in keys]
+    replica.trainer = SimpleNamespace(launches_ahead=ahead)
     steps, unrunnable = replica.begin_steps(jobs, None, 4, lambda: None)()
-    assert taken == [[(0, 5), (1, 5), (2, 5)], [(0, 6), (1, 6), (2, 6)], [(0, 7), (1, 7)], [(0, 8)]]
+    third = [(0, 7), (1, 7), (2, 7)] if ahead else [(0, 7), (1, 7)]
+    assert taken == [[(0, 5), (1, 5), (2, 5)], [(0, 6), (1, 6), (2, 6)], third, [(0, 8)]]
     assert [set(stepped.losses) for stepped in steps] == [set(keys), set(keys), {keys[0]}, {keys[0]}]
     assert unrunnable == {keys[1]: "no memory"}
+
+
+def test_where_the_losses_of_all_jobs_stop_being_finite_no_step_counts_after_that(monkeypatch):
+    keys = [JobKey("task", job) for job in range(2)]
+
+    def launch(self, jobs, slices, on_progress, before):
+        losses = {job.key: math.nan if number == 6 else 1.0 for job, number in jobs}
+        return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses), {}
+
+    monkeypatch.setattr(Replica, "_launch", launch)
+    monkeypatch.setattr(Replica, "_grew", lambda self: False)
+    replica, jobs = Replica.__new__(Replica), [(SimpleNamespace(key=key, reference=None), 5) for key in keys]
+    replica.trainer = SimpleNamespace(launches_ahead=True)
+    steps, unrunnable = replica.begin_steps(jobs, None, 9, lambda: None)()
+    assert [[math.isnan(loss) for loss in stepped.losses.values()] for stepped in steps] == [[False] * 2, [True] * 2]
+    assert unrunnable == {}
+
+
+@pytest.mark.parametrize("form", ["sft", "dpo"])
+def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, placing, tmp_path, monkeypatch, form):
+    """On one replica, too: where a device works by itself several steps are taken at once. Those under dpo are not, since
+    preferences are to be read before a step."""
+    counts, order, real, launch, read = [], [], Replicas.step, Replica._launch, Replica._read
+
+    def step(self, jobs, slices, count, on_progress):
+        counts.append(count)
+        order.append([])
+        return real(self, jobs, slices, count, on_progress)
+
+    monkeypatch.setattr(Replicas, "step", step)
+    monkeypatch.setattr(Replica, "_launch", lambda self, *rest: order[-1].append("launch") or launch(self, *rest))
+    monkeypatch.setattr(Replica, "_read", lambda self, *rest: order[-1].append("read") or read(self, *rest))
+    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 60.0)  # however slow these steps are
+    space, spec = {**JOB, "learning_rate": [3e-3, 1e20, 1e-3]}, {"early_exit": CALM, "training": {"max_steps": 11}}
+    data = PAIRS if form == "dpo" else None
+    if form == "dpo":
+        space, spec = space | {"beta": [0.1]}, spec | {"objective": {"type": "dpo"}}
+    (one,) = Inside(fleet, tmp_path / "one").run(placing(space, data, **spec))
+    assert set(counts) == {1}
+    assert order == [["launch", "read"]] * 11
+    counts.clear()
+    order.clear()
+    monkeypatch.setattr(Trainer, "launches_ahead", True)
+    (ahead,) = Inside(fleet, tmp_path / "ahead").run(placing(space, data, **spec))
+    assert max(counts) > 1
+    most = order[counts.index(max(counts))]
+    assert most[:3] == (["launch", "launch", "read"] if form == "sft" else ["launch", "read", "launch"])
+    assert most.count("read") == most.count("launch")
+    assert ahead.curves == one.curves
+    assert adapters(ahead) == adapters(one) != {}
+    assert ahead.ended[1].reason is ExitReason.DIVERGING
+    assert ahead.ended[1].step == one.ended[1].step < 4
+
+
+def test_a_command_is_heard_within_a_step_of_one_replica(fleet, placing, tmp_path, monkeypatch):
+    heard, windows, launched, launch, step = [], [], [], Replica._launch, Replicas.step
+    monkeypatch.setattr(Trainer, "launches_ahead", True)
+    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 600.0)
+    executors = []
+
+    def command(self, *rest):
+        launched.append(None)
+        if len(launched) == 5:
+            executors[0]._inbox.put(lambda: heard.append(len(launched)))
+        return launch(self, *rest)
+
+    def window(self, jobs, slices, count, on_progress):
+        steps, unrunnable = step(self, jobs, slices, count, on_progress)
+        windows.append((count, len(steps)))
+        return steps, unrunnable
+
+    monkeypatch.setattr(Replica, "_launch", command)
+    monkeypatch.setattr(Replicas, "step", window)
+    spec = {"early_exit": {"policy": "none", "eval_every": 40}, "training": {"max_steps": 40, "epochs": 10}}
+    placement = placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **spec)
+    (reported,) = Inside(fleet, tmp_path).run(placement, prepare=executors.append)
+    assert heard == [5]
+    assert (39, 4) in windows, "the first window is of one step"
+    assert sum(took for _, took in windows) == 40
+    assert reported.step == {0: 40, 1: 40}

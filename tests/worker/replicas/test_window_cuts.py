@@ -39,11 +39,11 @@ class Watched:
         self.holds = False
         self._taken = 0  # in this window, by rank 0
         monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 600.0)  # however slow these steps are
-        step, steps, send = Replica._step, Replicas.step, RankProcess._send
+        launch, steps, send = Replica._launch, Replicas.step, RankProcess._send
         pause, paused_after = RankProcess.pause, RankProcess.paused_after
 
         def one(replica, *order):
-            result = step(replica, *order)
+            result = launch(replica, *order)
             self._taken += 1
             if self._taken == AT and self.acted is None:
                 self.acted, self.next_pause = len(self.windows), len(self.paused)
@@ -72,7 +72,7 @@ class Watched:
                 os.kill(rank.pid, signal.SIGSTOP)
             return kept
 
-        monkeypatch.setattr(Replica, "_step", one)
+        monkeypatch.setattr(Replica, "_launch", one)
         monkeypatch.setattr(Replicas, "step", window)
         monkeypatch.setattr(RankProcess, "pause", go)
         monkeypatch.setattr(RankProcess, "paused_after", after)

@@ -40,6 +40,7 @@ class DeviceTrainer(Trainer):
     `discard_gradients`."""
 
     arena: DeviceArena
+    launches_ahead = True
 
     def __init__(self, backbone: Backbone, arena: DeviceArena) -> None:
         super().__init__(backbone, arena)

@@ -66,6 +66,8 @@ class Trainer:
     `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass. Any thread may call, one at a time.
     """
 
+    launches_ahead = False  # whether `train` and `update` return while the device works, so that more may be given to it
+
     def __init__(self, backbone: Backbone, arena: Arena) -> None:
         self.backbone = backbone
         self.arena = arena
