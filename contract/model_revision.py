@@ -6,7 +6,10 @@ Knows no cache, no hub, and nothing of what the files hold.
 
 import hashlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+_READERS = 8  # files read at once: a processor hashes 1 to 2 GB/s, so those of a base of 70B would take one a minute or more
 
 
 class NoWeights(ValueError):
@@ -23,7 +26,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 def revision_of(folder: Path) -> str:
     """The revision of the weights in this folder, of which every byte is read. Raises NoWeights and OSError."""
-    return combined((path.name, _sha256_of(path)) for path in weight_files(folder))
+    files = weight_files(folder)
+    with ThreadPoolExecutor(min(_READERS, len(files))) as readers:  # hashing holds no lock of the interpreter
+        return combined(zip((path.name for path in files), readers.map(_sha256_of, files), strict=True))
 
 
 def combined(files: Iterable[tuple[str, str]]) -> str:
