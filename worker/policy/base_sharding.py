@@ -4,7 +4,6 @@ layers as make room for a pass and the task's adapters, then the embedding and t
 Pure: bytes in, a choice out. Adapters are never sharded: each lies on one rank, with its job (ALTO 6.2).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARGIN = 0.9  # of a device's memory, as of Capacity
@@ -69,26 +68,9 @@ def plan_sharding(sizes: BaseSizes, world: int, memory_bytes: int, room: int, wa
     )
 
 
-def least_world(sizes: BaseSizes, memory_bytes: int, room: int, most: int) -> int | None:
-    """The smallest power of two, up to `most`, of devices that hold the base with so much room on each; None: none does."""
-    usable, world = int(memory_bytes * _MARGIN) - room, 1
-    while world <= most:
-        held = [plan.bytes_per_rank(sizes) for plan in _fullest(sizes, world)] if world > 1 else []
-        if min([sizes.whole, *held]) <= usable:
-            return world
-        world *= 2
-    return None
-
-
 def spread(some: int, count: int) -> tuple[int, ...]:
     """`some` of `count` layers, evenly spread, so that gathers overlap with the layers between them."""
     return tuple(layer for layer in range(count) if (layer + 1) * some // count > layer * some // count)
-
-
-def _fullest(sizes: BaseSizes, world: int) -> Sequence[ShardPlan]:
-    """Of one of these a rank holds least."""
-    whole = everything(sizes, world)
-    return [whole, ShardPlan(world, whole.layers)]
 
 
 def _mib(number: int) -> int:

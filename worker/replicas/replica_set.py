@@ -203,7 +203,9 @@ class Replicas:
         at_work = self._at_work(wanted)
         window = StepWindow(count, [each.rank for each in at_work if isinstance(each, RemoteReplica)], self._wanted)
         begun = [
-            replica.begin_steps(list(own.values()), slices, count, on_progress, window.steps_in_all)
+            replica.begin_steps(list(own.values()), slices, count, on_progress)
+            if isinstance(replica, RemoteReplica)
+            else replica.begin_steps(list(own.values()), slices, count, on_progress, window.steps_in_all)
             for replica, own in at_work.items()
         ]
         own_part = [begun.pop()()] if self.first in at_work else []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.policy.base_sharding import BaseSizes, ShardPlan, everything, least_world, plan_sharding, spread
+from worker.policy.base_sharding import BaseSizes, ShardPlan, everything, plan_sharding, spread
 
 GIB = 2**30
 # 80 layers of 1.6 GiB, 2 GiB each of embedding and head: about Llama 3.1 70B in bf16
@@ -62,11 +62,3 @@ def test_sharded_layers_lie_evenly_among_the_others():
         assert len(spread(some, 32)) == some
     gaps = [later - earlier for earlier, later in zip(spread(10, 32), spread(10, 32)[1:], strict=False)]
     assert set(gaps) <= {3, 4}
-
-
-def test_the_smallest_power_of_two_of_devices_that_holds_a_base():
-    assert least_world(LARGE, 160 * GIB, 4 * GIB, 8) == 1
-    assert least_world(LARGE, 100 * GIB, 4 * GIB, 8) == 2
-    assert least_world(LARGE, 50 * GIB, 4 * GIB, 8) == 4
-    assert least_world(LARGE, 30 * GIB, 4 * GIB, 8) == 8
-    assert least_world(LARGE, 30 * GIB, 4 * GIB, 4) is None

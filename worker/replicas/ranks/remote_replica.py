@@ -1,6 +1,6 @@
 """A replica in another process, as rank 0 sees it: the interface of device_replica.Replica, by calls of its rank."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -138,10 +138,8 @@ class RemoteReplica:
         slices: int | None,
         count: int,
         on_progress: OnProgress,
-        in_all: Callable[[int], int] | None = None,
     ) -> Pending[tuple[list[Stepped], Unrunnable]]:
-        """As of Replica, but for in_all: the rank takes `count` steps, or as many as StepWindow has it take. It works from now
-        on."""
+        """As of Replica. The rank works from now on, and takes `count` steps, or as many as StepWindow has it take."""
         self._refer([job for job, _ in jobs])
         order, before = StepOrder([(job.key, number) for job, number in jobs], slices, count), self.capacity
         pending = self.rank.begin("steps", order, on_progress=on_progress)

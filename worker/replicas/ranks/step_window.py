@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from worker.replicas.ranks.rank_process import RankProcess
 
-_LOOK_SECONDS = 0.02  # while rank 0 itself is through with its steps, or has none
+_LOOK_SECONDS = 0.02  # while rank 0 itself has no job
 
 
 class StepWindow:
