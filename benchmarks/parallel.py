@@ -59,7 +59,8 @@ WIDTHS = (1, 2, 4, 8)
 @dataclass
 class Cell:
     """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job that stepped, its first.
-    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work)."""
+    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work). met: the last step of each
+    window."""
 
     seconds: float
     times: list[float] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Cell:
     losses: dict[int, list[float]] = field(default_factory=dict)
     device_seconds: list[float] = field(default_factory=list)
     width: int = 1  # devices
+    met: list[int] = field(default_factory=list)
 
     def note(self, steps: Sequence[Stepped]) -> None:
         """Steps that ended just now, one after another in equal times."""
@@ -81,11 +83,13 @@ class Cell:
             for key, loss in stepped.losses.items():
                 if len(self.losses.setdefault(key.job, [])) < COMPARED:
                     self.losses[key.job].append(loss)
+        self.met.append(len(self.times) - 1)
 
     @property
     def warm(self) -> int | None:
-        """The last step of the warmup, once that is over."""
-        late = (place for place, at in enumerate(self.times) if place >= WARM_STEPS and at >= self.times[0] + WARM_SECONDS)
+        """The last step of the warmup, once that is over: as the replicas meet, since within a window the first step, which may
+        have compiled a kernel, counts as long as the last."""
+        late = (place for place in self.met if place >= WARM_STEPS and self.times[place] >= self.times[0] + WARM_SECONDS)
         return next(late, None)
 
     @property

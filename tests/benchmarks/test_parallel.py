@@ -35,12 +35,23 @@ def test_two_processes_step_as_one_does(tmp_path):
 
 def cell(losses: dict[int, list[float]]) -> parallel.Cell:
     """Steps of 0.1 s and 40 tokens on two devices, one of which waits for half of each."""
-    return parallel.Cell(0.0, [place / 10 for place in range(9)], [40] * 9, [1] * 9, losses, [0.15] * 9, 2)
+    return parallel.Cell(0.0, [place / 10 for place in range(9)], [40] * 9, [1] * 9, losses, [0.15] * 9, 2, list(range(9)))
 
 
 @pytest.mark.usefixtures("quick")
 def test_busy_is_the_part_of_the_time_that_devices_work():
     assert cell({}).row()["busy"] == pytest.approx(0.75)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_warmup_ends_as_replicas_meet():
+    """The steps of a window count as equally long, though the first may have compiled a kernel."""
+    both = cell({})
+    both.met = [0, 4, 8]
+    assert both.warm == 4
+    both.met = [0]
+    assert both.warm is None
+    assert not both.done
 
 
 @pytest.mark.usefixtures("quick")

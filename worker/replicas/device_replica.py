@@ -5,7 +5,6 @@ A pass that finds no memory is repeated in shorter passes, or with recomputation
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -153,7 +152,6 @@ class Replica:
             launched, unrunnable = launched + 1, unrunnable | lost
             if unread is not None:
                 going_on = self._read(unread, going_on, steps)
-                latest.began = time.monotonic()
             going_on, unread = [pair for pair in going_on if pair[0].key not in lost], latest
             if not ahead:
                 going_on, unread = self._read(unread, going_on, steps), None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from worker.model.plain.trainer import LossSum, OutOfMemory, StepLosses, Trainer
+from worker.model.plain.trainer import LossSum, Moment, OutOfMemory, StepLosses, Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, pack_pieces
@@ -75,13 +75,14 @@ class Stepped:
 class Launched:
     """A step that a trainer was given and whose losses nobody has read yet.
 
-    stepped: all that is known before they are. began: from when its time counts, by time.monotonic. jobs: those that took
-    their step, in order. sums: the losses of their passes. preferred: the mean losses of those under dpo. read_values: waits
-    for the totals of all sums, followed by their hits, and returns them.
+    stepped: all that is known before they are. began, ended: its time. jobs: those that took their step, in order. sums: the
+    losses of their passes. preferred: the mean losses of those under dpo. read_values: waits for the totals of all sums,
+    followed by their hits, and returns them.
     """
 
     stepped: Stepped
-    began: float
+    began: Moment
+    ended: Moment
     jobs: Sequence[JobKey] = ()
     sums: Sequence[tuple[JobKey, LossSum]] = ()
     preferred: Mapping[JobKey, float] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Launched:
         accuracies = _means(self.sums, values[count:])
         stepped.losses = {key: losses[key] for key in self.jobs if key not in left_out}
         stepped.accuracies = {key: accuracies[key] for key in stepped.losses if key in accuracies}
-        stepped.seconds = time.monotonic() - self.began
+        stepped.seconds = self.ended.seconds_since(self.began)
         for work in stepped.work.values():
             work.device_steps, work.device_seconds = 1, stepped.seconds
         return stepped
@@ -123,11 +124,11 @@ def launch(
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void the gradients of the others, too (the trainer voided those of the pass).
     """
-    began = time.monotonic()
+    began, asked = trainer.moment() if before is None else before.ended, time.monotonic()
     begun_now = [task_step for task_step in steps_in_progress if task_step.preferences is None]
     preferring = _compute_preferences(trainer, begun_now, budget, on_progress)
     stepped, task_step_of, loss_weights, taken = (
-        Stepped({}, 0.0, preferring=preferring, preference_seconds=time.monotonic() - began if preferring else 0.0),
+        Stepped({}, 0.0, preferring=preferring, preference_seconds=time.monotonic() - asked if preferring else 0.0),
         dict[JobKey, StepInProgress](),
         dict[JobKey, list[float]](),
         [],
@@ -158,8 +159,8 @@ def launch(
         for loss in task_step.sums[job_step.job.key]
     ]
     steps = [job_step for _, job_step in done]
-    read_values = _update(trainer, steps, sums, preferred, before.sums if before is not None else ())
-    return Launched(stepped, began, [one.job.key for one in steps], sums, preferred, read_values)
+    read_values, ended = _update(trainer, steps, sums, preferred, before.sums if before is not None else ())
+    return Launched(stepped, began, ended, [one.job.key for one in steps], sums, preferred, read_values)
 
 
 def _run_micro_batch(
@@ -235,23 +236,24 @@ def _update(
     sums: Sequence[tuple[JobKey, LossSum]],
     preferred: Mapping[JobKey, float],
     unread: Sequence[tuple[JobKey, LossSum]],
-) -> Callable[[], list[float]]:
+) -> tuple[Callable[[], list[float]], Moment]:
     """Update these jobs but those with a loss that is not finite, in this step or among `unread`, those of the step before.
-    Returns what waits for the totals of `sums`, and then their hits.
+    Returns what waits for the totals of `sums`, followed by their hits, and when the device has these.
 
     The update is queued before losses are read, and the device finds out whose are not finite, so it never waits for the host.
     """
     due = [one for one in done if math.isfinite(preferred.get(one.job.key, 0.0))]
     if not sums:
         trainer.update([_row_update(one) for one in due])
-        return list
+        return list, trainer.moment()
     place = {one.job.key: at for at, one in enumerate(due)}
     totals = torch.stack([loss.total for _, loss in sums])
     read = trainer.read_later(torch.cat([totals, torch.stack([loss.hits for _, loss in sums])]))
+    known = trainer.moment()
     deciding = [*sums, *((key, loss) for key, loss in unread if key in place)]
     totals = torch.cat([totals, *(loss.total[None] for _, loss in deciding[len(sums) :])])
     trainer.update([_row_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in deciding)))
-    return read
+    return read, known
 
 
 def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dict[JobKey, float]:

@@ -14,7 +14,7 @@ from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
-from worker.model.plain.trainer import LossSum, StepLosses, Trainer
+from worker.model.plain.trainer import HostMoment, LossSum, StepLosses, Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.replicas.packed_step import Launched, Stepped, launch, step
 from worker.replicas.step_in_progress import StepInProgress
@@ -110,6 +110,17 @@ def test_a_step_that_is_launched_ahead_is_the_same_step() -> None:
     assert after.seen == ["copy", "update", "read"] * 2
     assert [stepped.losses for stepped in found] == [stepped.losses for stepped in expected]
     assert torch.equal(ahead.arena.master, after.arena.master)
+
+
+def test_the_time_of_a_step_that_was_launched_ahead_begins_at_the_end_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However late they are read."""
+    clock = iter(range(100))
+    monkeypatch.setattr(Recorder, "moment", lambda self: HostMoment(float(next(clock))))
+    _, _, (first, second) = launched(True)
+    assert [first.seconds, second.seconds] == [1.0, 1.0], "three moments: the first step's begin, and either's end"
+    assert first.work["gsm8k"].device_seconds == 1.0
 
 
 def test_a_job_whose_loss_was_not_finite_is_not_updated_by_the_step_that_was_launched_ahead() -> None:

@@ -11,13 +11,15 @@ from tests.worker.inside import Inside
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import CALM, JOB, device_steps, wide
 from tests.worker.replicas.test_sharded_base import PAIRS
-from worker.model.plain.trainer import Trainer
+from worker.model.plain.trainer import HostMoment, Trainer
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica
 from worker.replicas.packed_step import Launched, Stepped
 from worker.replicas.replica_set import Replicas
 
 pytestmark = pytest.mark.usefixtures("measured_once")
+
+NOW = HostMoment(0.0)
 
 
 @pytest.mark.parametrize("form", ["sft", "dpo"])
@@ -66,7 +68,7 @@ def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monke
             read.append(len(taken))
             return []
 
-        return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses, read_values=values), lost
+        return Launched(Stepped({}, 0.0), NOW, NOW, jobs=list(losses), preferred=losses, read_values=values), lost
 
     monkeypatch.setattr(Replica, "_launch", launch)
     monkeypatch.setattr(Replica, "_grew", lambda self: False)
@@ -84,7 +86,7 @@ def test_where_the_losses_of_all_jobs_stop_being_finite_no_step_counts_after_tha
 
     def launch(self, jobs, slices, on_progress, before):
         losses = {job.key: math.nan if number == 6 else 1.0 for job, number in jobs}
-        return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses), {}
+        return Launched(Stepped({}, 0.0), NOW, NOW, jobs=list(losses), preferred=losses), {}
 
     monkeypatch.setattr(Replica, "_launch", launch)
     monkeypatch.setattr(Replica, "_grew", lambda self: False)

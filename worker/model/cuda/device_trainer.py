@@ -5,6 +5,7 @@ and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has t
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ from worker.model.cuda.fused_pass import FusedPass, PassResult
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassGraphs, PassMode
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
-from worker.model.plain.trainer import LossSum, StepLosses, Trainer
+from worker.model.plain.trainer import LossSum, Moment, StepLosses, Trainer
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
 # Passes of fewer tokens take the host longer to launch than the chip to run, on layers of as many parameters as Llama-3.2-1B's;
@@ -33,6 +34,18 @@ GRAPH_TOKENS, LAYER_PARAMETERS = 4096, 61e6
 # 71. They are captured in coarse buckets; 8,192 tokens keep about 8 GB of activations on that shape, hence the least memory.
 FAST_GRAPH_TOKENS = 8192
 FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
+
+
+@dataclass(frozen=True)
+class DeviceMoment:
+    """By the device's own clock: the host may be far ahead. event: recorded with its time."""
+
+    event: torch.cuda.Event
+
+    def seconds_since(self, earlier: "DeviceMoment") -> float:
+        self.event.synchronize()
+        milliseconds: float = earlier.event.elapsed_time(self.event)
+        return milliseconds / 1e3
 
 
 class DeviceTrainer(Trainer):
@@ -90,6 +103,12 @@ class DeviceTrainer(Trainer):
             return found
 
         return read
+
+    def moment(self) -> Moment:
+        with self.on_device():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return DeviceMoment(event)
 
     def _update(self, updates: Sequence[RowUpdate], losses: StepLosses | None) -> list[Tensor]:
         arena = self.arena

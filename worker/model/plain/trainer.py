@@ -4,11 +4,12 @@
 """
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +46,23 @@ class StepLosses:
 
     totals: Tensor
     update_indices: tuple[int, ...]
+
+
+class Moment(Protocol):
+    """A point in the time of a device: it has done all that it was given until then."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Between two moments of one trainer. Waits until the device is there."""
+
+
+@dataclass(frozen=True)
+class HostMoment:
+    """Of a device that the host waits for in each call. at: by time.monotonic."""
+
+    at: float
+
+    def seconds_since(self, earlier: "HostMoment") -> float:
+        return self.at - earlier.at
 
 
 class OutOfMemory(RuntimeError):
@@ -181,6 +199,10 @@ class Trainer:
     def read_later(self, values: Tensor) -> Callable[[], list[float]]:
         """Begin to copy values [n] to the host; the result returns them, and waits for the copy alone."""
         return values.tolist
+
+    def moment(self) -> Moment:
+        """When the device will have done all that it was given until now."""
+        return HostMoment(time.monotonic())
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
         """Void these adapters' gradients, as before the first pass of a step."""
