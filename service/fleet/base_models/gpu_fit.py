@@ -57,8 +57,9 @@ def memory_of(node: Node) -> int:
 
 def held_bytes(weight_bytes: int, memory: int, gpus: int, shards: bool) -> int | None:
     """Bytes of a base's weights on each of so many GPUs with so much memory: of a copy where one fits, else, where the node's
-    worker shards bases, of a shard. None where neither fits. A lower bound, as the worker knows the rest."""
-    if weight_bytes <= memory:
+    worker shards bases, of a shard. None where neither fits. A lower bound, as the worker knows the rest. Beside a copy that
+    takes more than its worker uses no job fits; where several GPUs could share the base, it is not given a single one."""
+    if weight_bytes <= (USABLE_SHARE if shards else 1.0) * memory:
         return weight_bytes
     shard = -(-weight_bytes // gpus)
     return shard if shards and gpus > 1 and shard <= _SHARD_SHARE * memory else None
@@ -90,7 +91,7 @@ def _fit(kind: str, nodes: Sequence[NodeGpus], parameters: int) -> GpuFit:
     sharded: dict[Precision, int] = {}
     for precision, size in BYTES_PER_WEIGHT.items():
         least = [gpus for node in nodes if (gpus := least_gpus(round(parameters * size), *node)) is not None]
-        if parameters * size <= memory:
+        if least and min(least) == 1:
             whole.append(precision)
         elif least:
             sharded[precision] = min(least)

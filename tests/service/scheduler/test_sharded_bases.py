@@ -26,6 +26,9 @@ def test_the_smallest_power_of_two_of_gpus_that_holds_a_base():
     assert held_bytes(140 * GIB, 80 * GIB, 4, shards=True) == 35 * GIB
     assert held_bytes(140 * GIB, 80 * GIB, 4, shards=False) is None
     assert held_bytes(140 * GIB, 80 * GIB, 2, shards=True) is None, "layers that are gathered need room beside it"
+    assert held_bytes(76 * GIB, 80 * GIB, 1, shards=True) is None, "no job fits beside it"
+    assert held_bytes(76 * GIB, 80 * GIB, 2, shards=True) == 38 * GIB
+    assert held_bytes(76 * GIB, 80 * GIB, 1, shards=False) == 76 * GIB, "nothing else is left to it"
     assert [least_gpus(size * GIB, 80 * GIB, 8, True) for size in (60, 100, 140, 480, 500)] == [1, 2, 4, 8, None]
     assert least_gpus(140 * GIB, 80 * GIB, 3, True) is None, "two are too few, and a node of three has no four"
 
@@ -58,6 +61,15 @@ def test_a_worker_that_shards_no_bases_gets_none_and_a_task_with_texts_needs_a_c
     waits = tenant.get(f"/v1/tasks/{texts}").json()["waiting"]
     assert waits["code"] == "no_node_fits"
     assert "take a smaller base" in waits["sentence"]
+
+
+def test_a_copy_that_leaves_no_room_for_a_job_is_not_all_that_a_task_gets(tenant, new_node, plan, memory):
+    """It asked for one GPU, of whose memory a copy would take 95 %."""
+    node = new_node(slots=2, memory=round(2 * memory / 0.95), said=ABLE)
+    made = tenant.task(**EIGHT)["id"]
+    plan()
+    (placement,) = node.desired().placements
+    assert (placement.task_id, len(placement.device_indexes)) == (made, 2)
 
 
 def test_where_a_copy_fits_each_gpu_holds_one(tenant, new_node, plan, memory):
