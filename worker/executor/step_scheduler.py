@@ -60,7 +60,7 @@ class StepScheduler:
         One step at first, which says how long they take, and in which replicas that were in the midst of a step end it. Ranks
         of a sharded base meet in every layer anyway."""
         last, self._whole = self._whole, frozenset(run.key for run in runs)
-        pays = replicas.count > 1 or replicas.launch_ahead
+        pays = replicas.count > 1 or replicas.launches_ahead
         if not pays or replicas.sharded or others or self._whole != last or not self._step_seconds:
             return 1
         most = max(1, int(_APART_SECONDS / self._step_seconds))

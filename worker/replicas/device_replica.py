@@ -126,7 +126,7 @@ class Replica:
         in_all: Callable[[int], int] | None = None,
     ) -> Pending[tuple[list[Stepped], Unrunnable]]:
         """Begin the next so many slices (None: all) of these tasks' steps, `count` times. jobs: each with the number of its
-        first step. in_all: asked between two steps, with how many were taken: how many it will be; None: `count`. Here they run
+        first step. in_all: asked between two steps, with how many were begun: how many it will be; None: `count`. Here they run
         when the caller asks for the result; a remote rank runs them at once. The result leaves out the jobs whose update cannot
         be made or for which memory does not suffice, and says why; a job whose loss is not finite takes no further step."""
         return lambda: self._steps(jobs, slices, count, on_progress, in_all or (lambda taken: count))
@@ -146,12 +146,15 @@ class Replica:
         in_all: Callable[[int], int],
     ) -> tuple[list[Stepped], Unrunnable]:
         steps, unrunnable, going_on = list[Stepped](), Unrunnable(), list(jobs)
-        ahead, launched, unread = self._launches_ahead(jobs), 0, None
-        while not launched or (going_on and launched < count and launched < in_all(launched)):
-            latest, lost = self._launch([(job, number + launched) for job, number in going_on], slices, on_progress, unread)
-            launched, unrunnable = launched + 1, unrunnable | lost
+        ahead, begun, unread = count > 1 and self._may_launch_ahead(jobs), 0, None
+        while not begun or (going_on and begun < count and begun < in_all(begun)):
+            latest, lost = self._launch([(job, number + begun) for job, number in going_on], slices, on_progress, ahead, unread)
+            begun += 1
             if unread is not None:
                 going_on = self._read(unread, going_on, steps)
+                left = {job.key for job, _ in going_on}
+                lost = {key: why for key, why in lost.items() if key in left}  # others had ended before
+            unrunnable |= lost
             going_on, unread = [pair for pair in going_on if pair[0].key not in lost], latest
             if not ahead:
                 going_on, unread = self._read(unread, going_on, steps), None
@@ -159,24 +162,25 @@ class Replica:
             self._read(unread, going_on, steps)
         return steps, unrunnable
 
-    def _launches_ahead(self, jobs: Sequence[tuple[TrainingJob, int]]) -> bool:
+    def _may_launch_ahead(self, jobs: Sequence[tuple[TrainingJob, int]]) -> bool:
         """Whether a step of these jobs may be launched before the losses of the one before are read: where its device works
         meanwhile, and no preferences are to be read first."""
-        return self.trainer.launches_ahead and not any(job.reference is not None for job, _ in jobs)
+        return self.trainer.launches_ahead and all(job.reference is None for job, _ in jobs)
 
     def _launch(
         self,
         jobs: Sequence[tuple[TrainingJob, int]],
         slices: int | None,
         on_progress: OnProgress,
-        before: Launched | None = None,
+        ahead: bool,
+        before: Launched | None,
     ) -> tuple[Launched, Unrunnable]:
-        """Launch a step of these jobs. before: their last one, where it is not read yet."""
+        """Launch a step of these jobs. ahead, before: as of packed_step.launch."""
         steps = {key: one for some in self._job_steps(jobs).values() for key, one in some.items()}
         rejected = {key: why for key, one in steps.items() if (why := update_refusal(one)) is not None}
         runnable = [key for key in steps if key not in rejected]
         launched, unrunnable = self.run_with_oom_retries(
-            runnable, lambda left: self._launch_for([steps[key] for key in left], slices, on_progress, before)
+            runnable, lambda left: self._launch_for([steps[key] for key in left], slices, on_progress, ahead, before)
         )
         return launched, rejected | unrunnable
 
@@ -187,7 +191,7 @@ class Replica:
         result has those that go on after it."""
         there = {job.key for job, _ in going_on}
         stepped = launched.read(left_out=set(launched.jobs) - there)
-        if stepped.losses or not steps:  # else all its jobs have ended before
+        if stepped.losses or not steps:  # else all its jobs had ended before: it is no step, and nobody pays for it
             if stepped.passes:
                 self._learn(stepped)
             stepped.grew = self._grew()
@@ -215,12 +219,12 @@ class Replica:
             work.device_steps, work.device_seconds = (0, 0.0) if first else (1, min(stepped.seconds, STALL * usual))
 
     def _launch_for(
-        self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress, before: Launched | None
+        self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress, ahead: bool, before: Launched | None
     ) -> Launched:
         steps_in_progress = [self._step_in_progress(placement, some) for placement, some in _by_placement(steps).items()]
         budget = self.capacity.pass_budget
         try:
-            return launch(self.trainer, dict.fromkeys(steps_in_progress, slices), budget, on_progress, before)
+            return launch(self.trainer, dict.fromkeys(steps_in_progress, slices), budget, on_progress, ahead, before)
         except OutOfMemory:
             for placement in _by_placement(steps):
                 del self._steps_in_progress[placement]

@@ -75,18 +75,19 @@ class Stepped:
 class Launched:
     """A step that a trainer was given and whose losses nobody has read yet.
 
-    stepped: all that is known before they are. began, ended: its time. jobs: those that took their step, in order. sums: the
+    stepped: all that is known before they are. began: by time.monotonic. jobs: those that took their step, in order. sums: the
     losses of their passes. preferred: the mean losses of those under dpo. read_values: waits for the totals of all sums,
-    followed by their hits, and returns them.
+    followed by their hits, and returns them. on_device: when the device begins and ends it, where others are launched beside
+    it; what the device then does between its launch and its reading is not its own alone.
     """
 
     stepped: Stepped
-    began: Moment
-    ended: Moment
+    began: float
     jobs: Sequence[JobKey] = ()
     sums: Sequence[tuple[JobKey, LossSum]] = ()
     preferred: Mapping[JobKey, float] = field(default_factory=dict)
     read_values: Callable[[], list[float]] = list
+    on_device: tuple[Moment, Moment] | None = None
 
     def read(self, left_out: Container[JobKey] = ()) -> Stepped:
         """Wait until it is over. left_out: jobs that took no step here after all (see `launch`)."""
@@ -95,7 +96,10 @@ class Launched:
         accuracies = _means(self.sums, values[count:])
         stepped.losses = {key: losses[key] for key in self.jobs if key not in left_out}
         stepped.accuracies = {key: accuracies[key] for key in stepped.losses if key in accuracies}
-        stepped.seconds = self.ended.seconds_since(self.began)
+        if self.on_device is None:
+            stepped.seconds = time.monotonic() - self.began
+        else:
+            stepped.seconds = self.on_device[1].seconds_since(self.on_device[0])
         for work in stepped.work.values():
             work.device_steps, work.device_seconds = 1, stepped.seconds
         return stepped
@@ -112,23 +116,24 @@ def launch(
     steps_in_progress: Mapping[StepInProgress, int | None],
     budget: int,
     on_progress: Callable[[], None],
+    ahead: bool = False,
     before: Launched | None = None,
 ) -> Launched:
     """Run the next so many slices of each task's step (None: all that is left of it) in micro-batches of `budget` tokens, and
     update the jobs whose batches are through. Calls `on_progress` after each micro-batch. On a sharded base all ranks come,
     with steps or without.
 
-    before: the same jobs' last step, where it is not read yet. A job whose loss there turns out not to be finite is not updated
-    here either, and has taken no step.
+    ahead: the step that follows may be launched before this one is read. before: the one before, where it is not read yet. A
+    job whose loss there turns out not to be finite is not updated here either, and has taken no step. No job is under dpo then.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void the gradients of the others, too (the trainer voided those of the pass).
     """
-    began, asked = trainer.moment() if before is None else before.ended, time.monotonic()
+    began, started = time.monotonic(), trainer.moment() if ahead else None
     begun_now = [task_step for task_step in steps_in_progress if task_step.preferences is None]
     preferring = _compute_preferences(trainer, begun_now, budget, on_progress)
     stepped, task_step_of, loss_weights, taken = (
-        Stepped({}, 0.0, preferring=preferring, preference_seconds=time.monotonic() - asked if preferring else 0.0),
+        Stepped({}, 0.0, preferring=preferring, preference_seconds=time.monotonic() - began if preferring else 0.0),
         dict[JobKey, StepInProgress](),
         dict[JobKey, list[float]](),
         [],
@@ -159,8 +164,9 @@ def launch(
         for loss in task_step.sums[job_step.job.key]
     ]
     steps = [job_step for _, job_step in done]
-    read_values, ended = _update(trainer, steps, sums, preferred, before.sums if before is not None else ())
-    return Launched(stepped, began, ended, [one.job.key for one in steps], sums, preferred, read_values)
+    read_values = _update(trainer, steps, sums, preferred, before.sums if before is not None else ())
+    on_device = (started, trainer.moment()) if started is not None else None
+    return Launched(stepped, began, [one.job.key for one in steps], sums, preferred, read_values, on_device)
 
 
 def _run_micro_batch(
@@ -236,24 +242,24 @@ def _update(
     sums: Sequence[tuple[JobKey, LossSum]],
     preferred: Mapping[JobKey, float],
     unread: Sequence[tuple[JobKey, LossSum]],
-) -> tuple[Callable[[], list[float]], Moment]:
+) -> Callable[[], list[float]]:
     """Update these jobs but those with a loss that is not finite, in this step or among `unread`, those of the step before.
-    Returns what waits for the totals of `sums`, followed by their hits, and when the device has these.
+    Returns what waits for the totals of `sums`, followed by their hits.
 
     The update is queued before losses are read, and the device finds out whose are not finite, so it never waits for the host.
     """
     due = [one for one in done if math.isfinite(preferred.get(one.job.key, 0.0))]
     if not sums:
+        assert not (unread and due), "under dpo no step is launched ahead"
         trainer.update([_row_update(one) for one in due])
-        return list, trainer.moment()
+        return list
     place = {one.job.key: at for at, one in enumerate(due)}
     totals = torch.stack([loss.total for _, loss in sums])
     read = trainer.read_later(torch.cat([totals, torch.stack([loss.hits for _, loss in sums])]))
-    known = trainer.moment()
     deciding = [*sums, *((key, loss) for key, loss in unread if key in place)]
     totals = torch.cat([totals, *(loss.total[None] for _, loss in deciding[len(sums) :])])
     trainer.update([_row_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in deciding)))
-    return read, known
+    return read
 
 
 def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dict[JobKey, float]:

@@ -42,7 +42,7 @@ from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-AnyReplica = Replica | RemoteReplica  # of one interface
+AnyReplica = Replica | RemoteReplica  # of one interface, but that a remote one is told otherwise when to end its steps
 
 
 class Replicas:
@@ -184,8 +184,8 @@ class Replicas:
         return len(self._all)
 
     @property
-    def launch_ahead(self) -> bool:
-        """Whether a device may be given a step before it is through with the last."""
+    def launches_ahead(self) -> bool:
+        """Whether devices may be given a step before they are through with the last."""
         return self.base.trainer.launches_ahead
 
     @property

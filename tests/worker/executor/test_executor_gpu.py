@@ -10,6 +10,7 @@ from contract.states import ExitReason
 from tests.worker.inside import Inside
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.pass_graphs import PassGraphs
+from worker.replicas.replica_set import Replicas
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +66,24 @@ def test_a_search_ends_with_adapters_from_the_fused_trainer(fleet, placing, tmp_
     assert set(kinds) == {"job_completed", ExitReason.UNDERPERFORMING}
     assert all(math.isfinite(event.best_val_loss) for event in reported.ended.values())
     assert set(reported.manifests) == {job for job, event in reported.ended.items() if event.kind == "job_completed"}
+
+
+def test_several_steps_are_taken_between_two_looks_at_the_loop(fleet, placing, tmp_path, monkeypatch):
+    """Each job takes every one of its steps, and is told once of each."""
+    taken, real = [], Replicas.step
+
+    def step(self, *order):
+        steps, unrunnable = real(self, *order)
+        taken.append(len(steps))
+        return steps, unrunnable
+
+    monkeypatch.setattr(Replicas, "step", step)
+    spec = {"early_exit": {"policy": "none", "eval_every": 40}, "training": {"max_steps": 40, "epochs": 20}}
+    (reported,) = Inside(fleet, tmp_path, worker_device="cuda").run(placing({**JOB, "learning_rate": [1e-3, 1e20]}, **spec))
+    assert max(taken) > 1
+    assert list(reported.curves[0, "train_loss"]) == list(range(1, 41))
+    assert reported.ended[1].reason is ExitReason.DIVERGING
+    assert None not in list(reported.curves[1, "train_loss"].values())[:-1]
 
 
 def test_packed_follows_solo_and_learns(fleet, placing, tmp_path):

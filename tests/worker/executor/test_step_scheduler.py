@@ -21,7 +21,7 @@ class Costs:
     pass_budget: int = 10**6
     count: int = 1
     sharded: bool = False
-    launch_ahead: bool = False
+    launches_ahead: bool = False
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
         return {job: SliceCost(ALONE, 100) for job, _ in jobs}
@@ -178,7 +178,7 @@ def test_replicas_that_have_one_task_meet_after_several_steps(
     replicas: int, sharded: bool, ahead: bool, others: bool, seconds: float, expected: int
 ) -> None:
     shared = Shared()
-    shared.replicas = Costs(count=replicas, sharded=sharded, launch_ahead=ahead)
+    shared.replicas = Costs(count=replicas, sharded=sharded, launches_ahead=ahead)
 
     def chosen(keys: str) -> tuple[Any, ...]:
         here = {key: placement(key) for key in keys}

@@ -9,13 +9,11 @@ import torch
 from benchmarks.consecutive_steps import job_steps
 from benchmarks.llama_shapes import Rows
 from tests.worker.model.device_case import device_trainer, examples, fill_slots, llama
-from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import StepLosses
 from worker.model.row_optimizer import RowUpdate
 from worker.replicas.packed_step import Launched, Stepped, launch, step
 from worker.replicas.step_in_progress import StepInProgress
-from worker.replicas.training_job import JobStep
 
 pytestmark = pytest.mark.gpu
 
@@ -54,33 +52,53 @@ def test_no_whole_step_of_jobs_waits_for_more_than_its_losses() -> None:
     assert all(np.isfinite(loss) for loss in stepped.losses.values())
 
 
+class Begun:
+    """Steps of four jobs, launched ahead or not."""
+
+    def __init__(self, ahead: bool) -> None:
+        self.trainer, self.ahead = device_trainer(llama(), 256), ahead
+        torch.manual_seed(0)
+        self.jobs = job_steps(self.trainer, Rows(300), 1, 4)
+
+    def step(self, number: int, before: Launched | None) -> Launched:
+        steps = StepInProgress([replace(one, number=number) for one in self.jobs], 1 << 16)
+        return launch(self.trainer, {steps: None}, 1 << 16, lambda: None, self.ahead, before)
+
+
 def test_a_step_is_launched_while_the_device_is_at_the_last_and_is_the_same() -> None:
     found = []
     for ahead in (True, False):
-        trainer = device_trainer(llama(), 256)
-        torch.manual_seed(0)
-        jobs = job_steps(trainer, Rows(300), 1, 4)
-
-        def begin(
-            number: int, before: Launched | None, trainer: DeviceTrainer = trainer, jobs: list[JobStep] = jobs
-        ) -> Launched:
-            steps = StepInProgress([replace(one, number=number) for one in jobs], 1 << 16)
-            return launch(trainer, {steps: None}, 1 << 16, lambda: None, before)
-
-        first = begin(0, None)
-        losses = [first.read().losses]
+        begun = Begun(ahead)
+        losses = [begun.step(0, None).read().losses]
         if ahead:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                launched = [second := begin(1, None), begin(2, second)]
+                launched = [second := begun.step(1, None), begun.step(2, second)]
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            losses += [one.read().losses for one in launched]
+            steps = [one.read() for one in launched]
+            assert all(0 < stepped.seconds < 60 for stepped in steps)
+            losses += [stepped.losses for stepped in steps]
         else:
-            losses += [begin(number, None).read().losses for number in (1, 2)]
-        found.append((losses, trainer.arena.master.clone()))
+            losses += [begun.step(number, None).read().losses for number in (1, 2)]
+        found.append((losses, begun.trainer.arena.master.clone()))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_step_launched_ahead_updates_no_job_whose_loss_was_not_finite() -> None:
+    """Its weights are sound, so that the loss of its second step is a number."""
+    begun = Begun(ahead=True)
+    first = begun.step(0, None)
+    key, (ruined, *others) = begun.jobs[1].job.key, [begun.jobs[place].slot.used for place in (1, 0, 2, 3)]
+    nan = torch.tensor(float("nan"), device=first.sums[0][1].total.device)
+    first.sums = [(of, replace(loss, total=nan) if of == key else loss) for of, loss in first.sums]
+    before = begun.trainer.arena.master.clone()
+    second = begun.step(1, first).read()
+    after = begun.trainer.arena.master
+    assert np.isfinite(second.losses[key])
+    assert torch.equal(after[ruined], before[ruined])
+    assert not any(torch.equal(after[rows], before[rows]) for rows in others)
 
 
 def test_an_adapter_whose_loss_is_not_finite_keeps_its_weights() -> None:

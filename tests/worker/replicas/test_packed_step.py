@@ -94,7 +94,7 @@ def launched(ahead: bool, not_finite: tuple[int, int] | None = None) -> tuple[Re
 
     def begin(number: int, before: Launched | None) -> Launched:
         steps = StepInProgress([replace(one, number=number) for one in jobs], 4000)
-        return launch(trainer, {steps: None}, 4000, lambda: None, before)
+        return launch(trainer, {steps: None}, 4000, lambda: None, ahead, before)
 
     first = begin(0, None)
     if ahead:
@@ -112,15 +112,16 @@ def test_a_step_that_is_launched_ahead_is_the_same_step() -> None:
     assert torch.equal(ahead.arena.master, after.arena.master)
 
 
-def test_the_time_of_a_step_that_was_launched_ahead_begins_at_the_end_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However late they are read."""
-    clock = iter(range(100))
-    monkeypatch.setattr(Recorder, "moment", lambda self: HostMoment(float(next(clock))))
+def test_the_time_of_steps_that_are_launched_ahead_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late they are read. That of a step by itself is the host's: nothing waits for its update."""
+    clock = iter((3.0, 5.0, 5.5, 9.5))
+    monkeypatch.setattr(Recorder, "moment", lambda self: HostMoment(next(clock)))
     _, _, (first, second) = launched(True)
-    assert [first.seconds, second.seconds] == [1.0, 1.0], "three moments: the first step's begin, and either's end"
-    assert first.work["gsm8k"].device_seconds == 1.0
+    assert [first.seconds, second.seconds] == [2.0, 4.0], "each from its launch, or the end of what came before, to its update"
+    assert second.work["gsm8k"].device_seconds == 4.0
+    _, _, steps = launched(False)
+    assert all(stepped.seconds > 0 for stepped in steps)
+    assert list(clock) == []
 
 
 def test_a_job_whose_loss_was_not_finite_is_not_updated_by_the_step_that_was_launched_ahead() -> None:

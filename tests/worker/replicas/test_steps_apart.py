@@ -11,15 +11,13 @@ from tests.worker.inside import Inside
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import CALM, JOB, device_steps, wide
 from tests.worker.replicas.test_sharded_base import PAIRS
-from worker.model.plain.trainer import HostMoment, Trainer
+from worker.model.plain.trainer import Trainer
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica
 from worker.replicas.packed_step import Launched, Stepped
 from worker.replicas.replica_set import Replicas
 
 pytestmark = pytest.mark.usefixtures("measured_once")
-
-NOW = HostMoment(0.0)
 
 
 @pytest.mark.parametrize("form", ["sft", "dpo"])
@@ -54,13 +52,14 @@ def test_between_two_evaluations_replicas_do_not_wait_for_each_other(fleet, plac
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monkeypatch, ahead):
     """One for whose third step there is no memory, and one whose second loss is not finite: launched ahead, its third step is
-    given to the device, and counts for nothing."""
+    begun, and that it finds no memory either is not what ends it."""
     keys, taken, read = [JobKey("task", job) for job in range(3)], [], []
 
-    def launch(self, jobs, slices, on_progress, before):
+    def launch(self, jobs, slices, on_progress, ahead_too, before):
         taken.append([(job.key.job, number) for job, number in jobs])
-        lost = {job.key: "no memory" for job, number in jobs if (job.key.job, number) == (1, 7)}
+        lost = {job.key: "no memory" for job, number in jobs if (job.key.job, number) in ((1, 7), (2, 7))}
         losses = {job.key: math.nan if (job.key.job, number) == (2, 6) else 1.0 for job, number in jobs if job.key not in lost}
+        assert ahead_too is ahead
         assert (before is not None) is (ahead and len(taken) > 1)
         assert len(read) == max(0, len(taken) - (2 if ahead else 1))
 
@@ -68,7 +67,7 @@ def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monke
             read.append(len(taken))
             return []
 
-        return Launched(Stepped({}, 0.0), NOW, NOW, jobs=list(losses), preferred=losses, read_values=values), lost
+        return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses, read_values=values), lost
 
     monkeypatch.setattr(Replica, "_launch", launch)
     monkeypatch.setattr(Replica, "_grew", lambda self: False)
@@ -84,9 +83,9 @@ def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monke
 def test_where_the_losses_of_all_jobs_stop_being_finite_no_step_counts_after_that(monkeypatch):
     keys = [JobKey("task", job) for job in range(2)]
 
-    def launch(self, jobs, slices, on_progress, before):
+    def launch(self, jobs, slices, on_progress, ahead, before):
         losses = {job.key: math.nan if number == 6 else 1.0 for job, number in jobs}
-        return Launched(Stepped({}, 0.0), NOW, NOW, jobs=list(losses), preferred=losses), {}
+        return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses), {}
 
     monkeypatch.setattr(Replica, "_launch", launch)
     monkeypatch.setattr(Replica, "_grew", lambda self: False)
@@ -131,6 +130,31 @@ def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, pla
     assert adapters(ahead) == adapters(one) != {}
     assert ahead.ended[1].reason is ExitReason.DIVERGING
     assert ahead.ended[1].step == one.ended[1].step < 4
+
+
+def test_a_job_that_diverged_and_whose_next_step_cannot_be_taken_has_diverged(fleet, placing, tmp_path, monkeypatch):
+    """The next step was begun before the loss was read; its neighbour goes on."""
+    monkeypatch.setattr(Trainer, "launches_ahead", True)
+    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 60.0)
+    refused = []
+
+    def refusal(job_step):
+        if job_step.job.key.job == 1 and job_step.number >= diverged:
+            refused.append(job_step.number)
+            return "refused"
+        return None
+
+    spec = {"early_exit": {"policy": "none", "eval_every": 11}, "training": {"max_steps": 11}}
+    space, diverged = {**JOB, "learning_rate": [3e-3, 1e20]}, 99
+    (alone,) = Inside(fleet, tmp_path / "alone").run(placing(space, **spec))
+    diverged = alone.ended[1].step  # the number of the step after it
+    assert diverged > 1, "the first step is a window of its own"
+    monkeypatch.setattr("worker.replicas.device_replica.update_refusal", refusal)
+    (reported,) = Inside(fleet, tmp_path / "refused").run(placing(space, **spec))
+    assert refused
+    assert reported.ended[1].reason is ExitReason.DIVERGING
+    assert reported.curves == alone.curves
+    assert reported.step[0] == 11
 
 
 def test_a_command_is_heard_within_a_step_of_one_replica(fleet, placing, tmp_path, monkeypatch):

@@ -10,9 +10,11 @@ import pytest
 
 from tests.worker.inside import Inside
 from tests.worker.processes import gone
+from tests.worker.replicas.ahead_rank import launch_ahead
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import JOB, wide
 from worker.executor.placement.placement_lease import LeaseNotHeld
+from worker.model.plain.trainer import Trainer
 from worker.replicas.device_replica import Replica
 from worker.replicas.ranks.call_turns import CallTurns
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
@@ -96,7 +98,12 @@ def watched(fleet, tmp_path, monkeypatch):
     return Watched(fleet, tmp_path / "wide", monkeypatch)
 
 
-def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(fleet, placing, tmp_path, watched):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(
+    fleet, placing, tmp_path, watched, monkeypatch, ahead
+):
+    if ahead:
+        launch_ahead(monkeypatch)
     placement, heard = placing({**JOB, "learning_rate": [3e-3, 1e-3, 1e-2]}, **SPEC), []
     watched.act, watched.holds = lambda: watched.executor._inbox.put(lambda: heard.extend(watched.steps())), True
     reported = watched.run(wide(placement))
@@ -104,6 +111,7 @@ def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(flee
     assert took == max(AT, watched.paused[watched.next_pause]) < count == STEPS - before
     assert heard == [before + took]
     assert sum(took for _, took in watched.windows) == STEPS
+    monkeypatch.setattr(Trainer, "launches_ahead", False)
     (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}
@@ -127,8 +135,11 @@ def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatc
     assert max(reported.step.values()) == STEPS
 
 
-def test_a_command_is_heard_while_another_rank_has_no_job(placing, watched):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_command_is_heard_while_another_rank_has_no_job(placing, watched, monkeypatch, ahead):
     """Its one job diverges within the window."""
+    if ahead:
+        launch_ahead(monkeypatch)
     watched.act = lambda: watched.executor._inbox.put(lambda: None)
     reported = watched.run(wide(placing({**JOB, "learning_rate": [1e-3, 1e20]}, **SPEC)))
     count, took = watched.windows[watched.acted]

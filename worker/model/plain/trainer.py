@@ -42,7 +42,8 @@ class LossSum:
 
 @dataclass(frozen=True)
 class StepLosses:
-    """totals [n]: losses on the device; update_indices: to which of a step's updates each belongs to."""
+    """totals [n]: losses on the device that decide who is updated, of the step or of the one before; update_indices: to which
+    of a step's updates each belongs."""
 
     totals: Tensor
     update_indices: tuple[int, ...]
@@ -187,7 +188,7 @@ class Trainer:
     def update(self, updates: Sequence[RowUpdate], losses: StepLosses | None = None) -> list[Tensor]:
         """One optimizer step per adapter; its gradient counts no more afterwards. Returns the gradient norms before clipping.
 
-        losses: those of the step; an adapter with one that is not finite keeps its weights and moments.
+        losses: an adapter with one that is not finite keeps its weights and moments.
         """
         non_finite = set[int]()
         if losses is not None:

@@ -34,7 +34,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Paused:
-    """The rank waits, having taken so many steps of the call under way."""
+    """The rank waits, having begun so many steps of the call under way."""
 
     steps: int
 

@@ -219,11 +219,11 @@ class RankServer:
         left = [(key, number) for key, number in coming if number < self._jobs[key].total_steps]
         return steps, unrunnable, self.forecasts(left)
 
-    def _steps_in_all(self, taken: int) -> int:
-        """So many steps of the call are taken: how many it will be, which rank 0 says where it asks this rank to wait."""
+    def _steps_in_all(self, begun: int) -> int:
+        """So many steps of the call are begun: how many it will be, which rank 0 says where it asks this rank to wait."""
         if self._link.waits(0):
             self._link.receive()  # a Pause: while a call is under way rank 0 says nothing else
-            self._link.send(Paused(taken))
+            self._link.send(Paused(begun))
             told: GoOn = self._link.receive()
             self._in_all = told.steps
         return self._in_all

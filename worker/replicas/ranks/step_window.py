@@ -1,10 +1,11 @@
 """The steps that replicas take between two meetings, and how rank 0 cuts them short: all end at the same step.
 
     rank 0: Pause   to each rank at work, between two of its own steps
-    a rank: Paused  between two of its steps, with how many it has taken; it waits
-    rank 0: GoOn    to each that waits, with the most that any has taken
+    a rank: Paused  between two of its steps, with how many it has begun; it waits
+    rank 0: GoOn    to each that waits, with the most that any has begun
 
-A rank that has answered its call instead counts with the steps that it took: all of them, or fewer where its jobs have ended.
+A device may be at its last two steps then. A rank that has answered its call instead counts with the steps that it took: all of
+them, or fewer where its jobs have ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +23,12 @@ class StepWindow:
         self._count, self._ranks, self._wanted = count, ranks, wanted
         self._cut = count == 1
 
-    def steps_in_all(self, taken: int) -> int:
-        """How many steps the replicas take in all, where the one of rank 0 has taken so many. Raises RankLost, and what
+    def steps_in_all(self, begun: int) -> int:
+        """How many steps the replicas take in all, where the one of rank 0 has begun so many. Raises RankLost, and what
         on_silence raises."""
         if not self._cut and (self._wanted() or any(rank.awaited for rank in self._ranks)):
             self._cut = True
-            self._cut_short(taken)
+            self._cut_short(begun)
         return self._count
 
     def await_others(self, taken: int) -> None:
@@ -38,11 +39,11 @@ class StepWindow:
             while not self._cut and not rank.answers_within(_LOOK_SECONDS):
                 self.steps_in_all(taken)
 
-    def _cut_short(self, taken: int) -> None:
+    def _cut_short(self, begun: int) -> None:
         for rank in self._ranks:
             rank.pause()
         paused = [(rank, rank.paused_after()) for rank in self._ranks]
-        self._count = max([taken, *(len(rank.answered[0]) if steps is None else steps for rank, steps in paused)])
+        self._count = max([begun, *(len(rank.answered[0]) if steps is None else steps for rank, steps in paused)])
         for rank, steps in paused:
             if steps is not None:
                 rank.go_on(self._count)
