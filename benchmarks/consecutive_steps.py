@@ -1,7 +1,8 @@
 """The executor's own step over consecutive batches: packing, upload, tables, forward, backward, losses, clip, AdamW.
 
-Knows worker.replicas.packed_step and jobs as a replica holds them; midway one job attaches and one detaches. Times are wall
-clock, with the device's idle time included.
+Knows worker.replicas.packed_step and jobs as a replica holds them; as there, on a GPU each step is launched before the losses
+of the last one are read. Midway one job attaches and one detaches. Times are wall clock from one step's losses to the next
+one's, with the device's idle time included.
 """
 
 import time
@@ -22,7 +23,8 @@ from worker.model.cuda.device_batch import FINE, token_bucket
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
 from worker.policy.job_record import JobKey
-from worker.replicas.packed_step import step
+from worker.replicas.packed_step import Launched, launch
+from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
 
 STEPS = 64
@@ -75,22 +77,22 @@ def consecutive_steps(
     warmup: steps before the measured ones.
     """
     due = job_steps(trainer, rows, batch, adapters)
-    for _ in range(warmup):
-        due = _once(trainer, due)
+    _, due = _timed(trainer, due, warmup)
     _settle()
     compiled.clear()
-    times, tokens, labels, tail = [], 0, 0, 0
-    for index in range(steps):
-        if index == steps // 2:
+    times, tokens, labels, tail = list[float](), 0, 0, 0
+    for half in (steps // 2, steps - steps // 2):
+        first = due
+        ms, due = _timed(trainer, first, half)
+        times += ms
+        for number in range(half):
+            picked = [one.job.data.train.sequences[row] for one in first for row in one.job.order.batch(one.number + number)]
+            own = sum(example.length for example in picked)
+            tokens, labels = tokens + own, labels + sum(example.labels for example in picked)
+            tail += token_bucket(own, trainer.grain(own) if isinstance(trainer, DeviceTrainer) else FINE) - own
+        if len(times) < steps:
             trainer.arena.detach(due[3].slot)
             due[3] = replace(due[3], slot=_attached(trainer, due[3].job))
-        picked = [one.job.data.train.sequences[row] for one in due for row in one.job.order.batch(one.number)]
-        began = time.perf_counter()
-        due = _once(trainer, due)
-        times.append((time.perf_counter() - began) * 1e3)
-        own = sum(example.length for example in picked)
-        tokens, labels = tokens + own, labels + sum(example.labels for example in picked)
-        tail += token_bucket(own, trainer.grain(own) if isinstance(trainer, DeviceTrainer) else FINE) - own
     _settle()
     each = sorted(times)
     return {
@@ -108,7 +110,15 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-def _once(trainer: Trainer, due: list[JobStep]) -> list[JobStep]:
-    """Take these steps; returns those that follow."""
-    step(trainer, due, BUDGET, lambda: None)
-    return [replace(one, number=one.number + 1) for one in due]
+def _timed(trainer: Trainer, due: list[JobStep], count: int) -> tuple[list[float], list[JobStep]]:
+    """Take so many steps: the milliseconds of each, and the steps that follow."""
+    times, unread, began = list[float](), list[Launched](), time.perf_counter()
+    for number in range(count):
+        task_step = StepInProgress([replace(one, number=one.number + number) for one in due], BUDGET)
+        ahead, before = trainer.launches_ahead, unread[0] if unread else None
+        unread.append(launch(trainer, {task_step: None}, BUDGET, lambda: None, ahead, before))
+        while len(unread) > (ahead and number + 1 < count):
+            unread.pop(0).read()
+            times.append((time.perf_counter() - began) * 1e3)
+            began = time.perf_counter()
+    return times, [replace(one, number=one.number + count) for one in due]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.consecutive_steps import consecutive_steps
 from benchmarks.llama_shapes import Rows
@@ -32,6 +33,19 @@ def test_steps_of_real_jobs_with_an_adapter_that_leaves_and_one_that_comes() -> 
     assert trainer.forwards == 8
     assert row["tokens_per_step"] > 4 * 50
     assert 0.3 < row["label_fraction"] < 0.7
+
+
+def test_steps_that_are_launched_ahead_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(Trainer, "launches_ahead", ahead)
+        torch.manual_seed(0)
+        backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
+        trainer = Trainer(backbone, Arena(backbone.targets, 300))
+        row = consecutive_steps(trainer, Rows(tiny.VOCAB), batch=1, adapters=4, steps=5, warmup=3)
+        found.append((trainer.arena.master.clone(), row["tokens_per_step"], trainer.forwards))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
 
 
 def test_every_figure_is_made_from_rows() -> None:
