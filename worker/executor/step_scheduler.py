@@ -17,6 +17,9 @@ _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
 # that replicas train before they meet again, unless a command or a thread waits for that: a meeting that costs some 20 ms is
 # then about 1 % of the time
 _APART_SECONDS = 2.0
+# of a step of one replica that is launched ahead: beside a longer one what its host does is little, and a command would wait
+# for two such steps
+_SHORT_SECONDS = 0.25
 
 
 class StepScheduler:
@@ -56,11 +59,11 @@ class StepScheduler:
     def _steps_apart(self, replicas: Replicas, runs: Sequence[JobRun], others: bool) -> int:
         """How many steps these jobs of one task take before the replicas meet again: until the first job is looked at. The
         batches of the same step differ in their tokens, so the fullest replica keeps the others waiting; over several steps
-        that evens out. And a device that works by itself is given the next of several steps before it is through with the last.
-        One step at first, which says how long they take, and in which replicas that were in the midst of a step end it. Ranks
-        of a sharded base meet in every layer anyway."""
+        that evens out. And a device that works by itself is given the next of several steps before it is through with the last,
+        for which alone one replica takes several, where they are short. One step at first, which says how long they take, and
+        in which replicas that were in the midst of a step end it. Ranks of a sharded base meet in every layer anyway."""
         last, self._whole = self._whole, frozenset(run.key for run in runs)
-        pays = replicas.count > 1 or replicas.launches_ahead
+        pays = replicas.count > 1 or (replicas.launches_ahead and self._step_seconds <= _SHORT_SECONDS)
         if not pays or replicas.sharded or others or self._whole != last or not self._step_seconds:
             return 1
         most = max(1, int(_APART_SECONDS / self._step_seconds))

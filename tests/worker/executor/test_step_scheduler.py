@@ -169,6 +169,7 @@ def test_beside_nobody_nothing_is_told() -> None:
         (2, False, False, False, 3.0, 1),
         (1, False, False, False, 0.02, 1),
         (1, False, True, False, 0.02, 6),
+        (1, False, True, False, 0.6, 1),  # a command would wait for two
         (1, False, True, True, 0.02, 1),
         (2, True, True, False, 0.02, 1),
         (2, False, False, True, 0.02, 1),

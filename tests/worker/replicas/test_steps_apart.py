@@ -20,6 +20,12 @@ from worker.replicas.replica_set import Replicas
 pytestmark = pytest.mark.usefixtures("measured_once")
 
 
+def however_slow(monkeypatch):
+    """Steps of this machine are: as many are taken as there are until a job is looked at."""
+    for name in ("_APART_SECONDS", "_SHORT_SECONDS"):
+        monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 600.0)
+
+
 @pytest.mark.parametrize("form", ["sft", "dpo"])
 def test_between_two_evaluations_replicas_do_not_wait_for_each_other(fleet, placing, tmp_path, monkeypatch, form):
     """They meet after several steps, and each job is that of one replica, one whose loss stops being finite meanwhile, too."""
@@ -30,7 +36,7 @@ def test_between_two_evaluations_replicas_do_not_wait_for_each_other(fleet, plac
         return real(self, jobs, slices, count, on_progress)
 
     monkeypatch.setattr(Replicas, "step", step)
-    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 60.0)  # however slow these steps are
+    however_slow(monkeypatch)
     space, spec = {**JOB, "learning_rate": [3e-3, 1e20, 1e-3]}, {"early_exit": CALM, "training": {"max_steps": 11}}
     data = PAIRS if form == "dpo" else None
     if form == "dpo":
@@ -110,7 +116,7 @@ def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, pla
     monkeypatch.setattr(Replicas, "step", step)
     monkeypatch.setattr(Replica, "_launch", lambda self, *rest: order[-1].append("launch") or launch(self, *rest))
     monkeypatch.setattr(Replica, "_read", lambda self, *rest: order[-1].append("read") or read(self, *rest))
-    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 60.0)  # however slow these steps are
+    however_slow(monkeypatch)
     space, spec = {**JOB, "learning_rate": [3e-3, 1e20, 1e-3]}, {"early_exit": CALM, "training": {"max_steps": 11}}
     data = PAIRS if form == "dpo" else None
     if form == "dpo":
@@ -135,7 +141,7 @@ def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, pla
 def test_a_job_that_diverged_and_whose_next_step_cannot_be_taken_has_diverged(fleet, placing, tmp_path, monkeypatch):
     """The next step was begun before the loss was read; its neighbour goes on."""
     monkeypatch.setattr(Trainer, "launches_ahead", True)
-    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 60.0)
+    however_slow(monkeypatch)
     refused = []
 
     def refusal(job_step):
@@ -160,7 +166,7 @@ def test_a_job_that_diverged_and_whose_next_step_cannot_be_taken_has_diverged(fl
 def test_a_command_is_heard_within_a_step_of_one_replica(fleet, placing, tmp_path, monkeypatch):
     heard, windows, launched, launch, step = [], [], [], Replica._launch, Replicas.step
     monkeypatch.setattr(Trainer, "launches_ahead", True)
-    monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 600.0)
+    however_slow(monkeypatch)
     executors = []
 
     def command(self, *rest):
