@@ -7,11 +7,12 @@ from typing import NamedTuple, cast, get_args
 from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
+from contract.compatibility.capabilities import SHARDED_BASES
 from contract.task_spec import Precision
 from service.completions.audience import audience_of
 from service.completions.models import WAITING, CompletionRequest
 from service.database.engine import clock
-from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, memory_of
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, has_copies, memory_of
 from service.fleet.models import AnswerSession, BaseModel, Node, Placement
 from service.tasks.models import Task
 
@@ -68,7 +69,9 @@ def unanswered(session: Session, wanted: Wanted, tenants: Sequence[str]) -> list
     weights = base.parameters * BYTES_PER_WEIGHT[wanted.precision] if base is not None else 0.0
     executors: dict[tuple[str, tuple[int, ...]], list[tuple[Placement, str]]] = defaultdict(list)
     for placed, task, node in session.execute(live):
-        if task.precision == wanted.precision and weights <= memory_of(node):  # a base that devices share writes no texts
+        shards = SHARDED_BASES in (node.capabilities or ())
+        copies = has_copies(weights, memory_of(node), len(placed.device_indexes), shards)
+        if task.precision == wanted.precision and copies:  # a base that devices share writes no texts
             executors[placed.node_id, tuple(sorted(placed.device_indexes))].append((placed, task.tenant_id))
     audiences = [
         audience_of([(tenant, placed.max_slowdown is not None) for placed, tenant in there])

@@ -65,6 +65,11 @@ def held_bytes(weight_bytes: int, memory: int, gpus: int, shards: bool) -> int |
     return shard if shards and gpus > 1 and shard <= _SHARD_SHARE * memory else None
 
 
+def has_copies(weight_bytes: float, memory: int, gpus: int, shards: bool) -> bool:
+    """Whether an executor of so many of these GPUs is taken to hold a copy on each: shards answer no requests."""
+    return weight_bytes <= (USABLE_SHARE if shards and gpus > 1 else 1.0) * memory
+
+
 def least_gpus(weight_bytes: int, memory: int, most: int, shards: bool) -> int | None:
     """The smallest power of two, up to `most`, of GPUs that hold the weights; None: none does."""
     widths = (1 << doublings for doublings in range(most.bit_length()))

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
-from service.fleet.base_models.gpu_fit import USABLE_SHARE, held_bytes, least_gpus
+from service.fleet.base_models.gpu_fit import USABLE_SHARE, has_copies, held_bytes, least_gpus
 from service.fleet.models import BaseModel
 from tests.service.scheduler.test_widths import EIGHT
 from worker.policy import base_sharding
@@ -31,6 +31,15 @@ def test_the_smallest_power_of_two_of_gpus_that_holds_a_base():
     assert held_bytes(76 * GIB, 80 * GIB, 1, shards=False) == 76 * GIB, "nothing else is left to it"
     assert [least_gpus(size * GIB, 80 * GIB, 8, True) for size in (60, 100, 140, 480, 500)] == [1, 2, 4, 8, None]
     assert least_gpus(140 * GIB, 80 * GIB, 3, True) is None, "two are too few, and a node of three has no four"
+
+
+def test_an_executor_on_several_gpus_may_hold_shards_where_a_copy_would_fit_by_itself():
+    """Which answer no requests. On one GPU, or by a worker that shards nothing, it is a copy."""
+    assert has_copies(70 * GIB, 80 * GIB, 2, shards=True)
+    assert not has_copies(76 * GIB, 80 * GIB, 2, shards=True)
+    assert has_copies(76 * GIB, 80 * GIB, 1, shards=True)
+    assert has_copies(76 * GIB, 80 * GIB, 2, shards=False)
+    assert not has_copies(84 * GIB, 80 * GIB, 1, shards=False)
 
 
 def test_a_task_is_placed_where_its_gpus_share_the_base_and_its_estimate_says_so(tenant, new_node, plan, memory):

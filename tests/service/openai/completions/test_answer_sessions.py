@@ -55,13 +55,19 @@ def test_a_task_takes_the_device_at_once(ask, tenant, new_node, database, depend
     assert answer.result().choices[0].message.content == "yes"
 
 
-def test_who_asks_a_base_that_devices_share_is_told_at_once(ask, tenant, new_node, database, dependencies, plan) -> None:
+@pytest.mark.parametrize(
+    ("copy_share", "asked", "given"),
+    [(2.0, 4, 4), pytest.param(0.95, 1, 2, id="a copy would fit, but no job beside it")],
+)
+def test_who_asks_a_base_that_devices_share_is_told_at_once(
+    ask, tenant, new_node, database, dependencies, plan, copy_share, asked, given
+) -> None:
     with database.begin() as session:
-        half = session.get_one(BaseModel, "small").parameters  # bytes; its weights are twice as many
-    node = new_node(slots=4, memory=half, said=ABLE)
-    task = tenant.task(gpus=4, **EIGHT)
+        copy = 2 * session.get_one(BaseModel, "small").parameters  # bytes
+    node = new_node(slots=4, memory=round(copy / copy_share), said=ABLE)
+    task = tenant.task(gpus=asked, **EIGHT)
     plan()
-    assert len(node.take(task["id"]).given.device_indexes) == 4
+    assert len(node.take(task["id"]).given.device_indexes) == given
     answer = ask("chat", messages=USER)
     waiting(database)
     assert start_for_who_asks(dependencies) == 0
