@@ -1,8 +1,8 @@
 """The executor's own step over consecutive batches: packing, upload, tables, forward, backward, losses, clip, AdamW.
 
-Knows worker.replicas.packed_step and jobs as a replica holds them; as there, on a GPU each step is launched before the losses
-of the last one are read. Midway one job attaches and one detaches. Times are wall clock from one step's losses to the next
-one's, with the device's idle time included.
+Knows worker.replicas.packed_step and jobs as a replica holds them; on a GPU each step is launched before the losses of the
+last one are read, as there where steps take up to a quarter of a second. Midway one job attaches and one detaches. Times are
+wall clock from one step's losses to the next one's, with the device's idle time included.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The loading of a sharded base, in small: two ranks hold what its files hold, and a byte that is wrong is noticed."""
+"""The loading of a sharded base, in small: two ranks hold what its files hold."""
 
 from argparse import Namespace
 from itertools import pairwise

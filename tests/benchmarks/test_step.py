@@ -1,10 +1,12 @@
 """The step's benchmark as far as it needs no GPU: its steps on a tiny base, its figures' names, the README's table."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import consecutive_steps as consecutive
 from benchmarks.consecutive_steps import consecutive_steps
 from benchmarks.llama_shapes import Rows
 from benchmarks.pass_timing import BASE, GROUPED, LOOP, MIXED, OURS, OURS_FP8, SOLO, UNIFORM
@@ -36,14 +38,22 @@ def test_steps_of_real_jobs_with_an_adapter_that_leaves_and_one_that_comes() -> 
 
 
 def test_steps_that_are_launched_ahead_train_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    found, real, unread = list[Any](), consecutive.launch, list[bool]()
+
+    def launch(*given: Any) -> Any:
+        unread.append(given[-1] is not None)
+        return real(*given)
+
+    monkeypatch.setattr(consecutive, "launch", launch)
     for ahead in (False, True):
+        unread.clear()
         monkeypatch.setattr(Trainer, "launches_ahead", ahead)
         torch.manual_seed(0)
         backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
         trainer = Trainer(backbone, Arena(backbone.targets, 300))
         row = consecutive_steps(trainer, Rows(tiny.VOCAB), batch=1, adapters=4, steps=5, warmup=3)
         found.append((trainer.arena.master.clone(), row["tokens_per_step"], trainer.forwards))
+        assert unread == [ahead and first != 0 for first in (0, 1, 2, 0, 1, 0, 1, 2)], "the warmup, and either half"
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1:] == found[1][1:]
 

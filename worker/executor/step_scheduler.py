@@ -48,7 +48,8 @@ class StepScheduler:
         if len(active) == 1:
             self._deficits, self._chosen = {}, None  # nobody is owed anything
             self._measured = list(active) if len(placements) > 1 else ()
-            return list(runs), None, self._steps_apart(replicas, runs, others)
+            (alone,) = active
+            return list(runs), None, self._steps_apart(replicas, alone, runs, others)
         costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
         candidates = [self._candidate(placements[key], cost) for key, cost in costs.items()]
         selection = select(candidates, self._deficits, replicas.pass_budget)
@@ -56,14 +57,18 @@ class StepScheduler:
         self._chosen, self._whole = {key: costs[key].seconds for key in selection.chosen}, frozenset()
         return [run for run in runs if run.key.placement in self._chosen], 1, 1
 
-    def _steps_apart(self, replicas: Replicas, runs: Sequence[JobRun], others: bool) -> int:
+    def _steps_apart(self, replicas: Replicas, placement: str, runs: Sequence[JobRun], others: bool) -> int:
         """How many steps these jobs of one task take before the replicas meet again: until the first job is looked at. The
         batches of the same step differ in their tokens, so the fullest replica keeps the others waiting; over several steps
         that evens out. And a device that works by itself is given the next of several steps before it is through with the last,
-        for which alone one replica takes several, where they are short. One step at first, which says how long they take, and
-        in which replicas that were in the midst of a step end it. Ranks of a sharded base meet in every layer anyway."""
+        for which alone one replica takes several, where they are short. One step at first, which says how long they take: a
+        whole one, not what is left of one that was begun in slices. Ranks of a sharded base meet in every layer anyway."""
         last, self._whole = self._whole, frozenset(run.key for run in runs)
-        pays = replicas.count > 1 or (replicas.launches_ahead and self._step_seconds <= _SHORT_SECONDS)
+        if replicas.under_way(placement):
+            self._whole = frozenset()
+            return 1
+        ahead = replicas.launches_ahead and all(run.job.reference is None for run in runs)
+        pays = replicas.count > 1 or (ahead and self._step_seconds <= _SHORT_SECONDS)
         if not pays or replicas.sharded or others or self._whole != last or not self._step_seconds:
             return 1
         most = max(1, int(_APART_SECONDS / self._step_seconds))

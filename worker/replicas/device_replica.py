@@ -191,7 +191,7 @@ class Replica:
         result has those that go on after it."""
         there = {job.key for job, _ in going_on}
         stepped = launched.read(left_out=set(launched.jobs) - there)
-        if stepped.losses or not steps:  # else all its jobs had ended before: it is no step, and nobody pays for it
+        if stepped.losses or not steps:  # else all its jobs had ended before: it is no step
             if stepped.passes:
                 self._learn(stepped)
             stepped.grew = self._grew()

@@ -188,6 +188,10 @@ class Replicas:
         """Whether devices may be given a step before they are through with the last."""
         return self.base.trainer.launches_ahead
 
+    def under_way(self, placement: str) -> bool:
+        """Whether a replica has run a slice of the task's step, and not all."""
+        return any(replica.under_way(placement) for replica in self._all)
+
     @property
     def pass_budget(self) -> int:
         """Tokens of a micro-batch, on the replica that has the least memory for it."""

@@ -22,13 +22,23 @@ class Costs:
     count: int = 1
     sharded: bool = False
     launches_ahead: bool = False
+    begun: bool = False
+
+    def under_way(self, placement: str) -> bool:
+        return self.begun
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
         return {job: SliceCost(ALONE, 100) for job, _ in jobs}
 
 
+class Job(str):
+    """Hashed and compared as its task's name."""
+
+    reference = None
+
+
 def run(key: str) -> Any:
-    return SimpleNamespace(key=JobKey(key, 0), job=key, step=0, steps_until_due=lambda most: min(most, 6))
+    return SimpleNamespace(key=JobKey(key, 0), job=Job(key), step=0, steps_until_due=lambda most: min(most, 6))
 
 
 def placement(key: str) -> Any:
@@ -192,3 +202,31 @@ def test_replicas_that_have_one_task_meet_after_several_steps(
     assert chosen("ab") == (1, 1), "tasks take turns"
     shared.steps("ab", seconds, 1)
     assert chosen("a") == (None, 1), "the last was a slice"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_rest_of_a_step_that_was_begun_in_slices_does_not_say_how_long_steps_take(replicas: int) -> None:
+    """Its neighbour has ended, and one of its slices is left; a whole step takes longer than a command may wait."""
+    shared = Shared()
+    shared.replicas = Costs(count=replicas, launches_ahead=True, begun=True)
+    shared.steps("ab", 0.02, 3)
+
+    def chosen() -> int:
+        return shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [run("a")])[2]  # type: ignore[arg-type]
+
+    assert chosen() == 1
+    shared.steps("a", 0.02, 1)
+    shared.replicas.begun = False
+    assert chosen() == 1, "the rest of a step was measured"
+    shared.steps("a", 8.0, 1)
+    assert chosen() == 1, "a whole step"
+
+
+def test_under_dpo_one_replica_takes_no_steps_in_a_row() -> None:
+    """It launches none ahead."""
+    shared, one = Shared(), run("a")
+    shared.replicas = Costs(launches_ahead=True)
+    shared.steps("a", 0.02, 2)
+    assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [one])[2] == 6  # type: ignore[arg-type]
+    one.job.reference = "known"
+    assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [one])[2] == 1  # type: ignore[arg-type]

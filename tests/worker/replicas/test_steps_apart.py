@@ -104,8 +104,8 @@ def test_where_the_losses_of_all_jobs_stop_being_finite_no_step_counts_after_tha
 
 @pytest.mark.parametrize("form", ["sft", "dpo"])
 def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, placing, tmp_path, monkeypatch, form):
-    """On one replica, too: where a device works by itself several steps are taken at once. Those under dpo are not, since
-    preferences are to be read before a step."""
+    """On one replica, too: where a device works by itself several steps are taken in a row. Under dpo none is launched ahead,
+    since preferences are to be read before a step."""
     counts, order, real, launch, read = [], [], Replicas.step, Replica._launch, Replica._read
 
     def step(self, jobs, slices, count, on_progress):
@@ -128,10 +128,12 @@ def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, pla
     order.clear()
     monkeypatch.setattr(Trainer, "launches_ahead", True)
     (ahead,) = Inside(fleet, tmp_path / "ahead").run(placing(space, data, **spec))
-    assert max(counts) > 1
-    most = order[counts.index(max(counts))]
-    assert most[:3] == (["launch", "launch", "read"] if form == "sft" else ["launch", "read", "launch"])
-    assert most.count("read") == most.count("launch")
+    if form == "sft":
+        most = order[counts.index(max(counts))]
+        assert most[:3] == ["launch", "launch", "read"]
+        assert most.count("read") == most.count("launch") == max(counts)
+    else:
+        assert order == [["launch", "read"]] * 11
     assert ahead.curves == one.curves
     assert adapters(ahead) == adapters(one) != {}
     assert ahead.ended[1].reason is ExitReason.DIVERGING

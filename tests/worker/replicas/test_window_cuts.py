@@ -117,8 +117,11 @@ def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(
     assert adapters(reported) == adapters(narrow) != {}
 
 
-def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatch):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatch, ahead):
     """Its one job diverges within a window, which it is heard in, as in the next one."""
+    if ahead:
+        launch_ahead(monkeypatch)
     await_others, asked, watched.holds = StepWindow.await_others, [], True
 
     def wait(window, taken):
