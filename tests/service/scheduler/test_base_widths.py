@@ -30,7 +30,8 @@ NODES = PlanNode("large", 1), PlanNode("small", 4)
 def test_the_narrowest_width_follows_from_each_type_of_gpu():
     fit = BaseFit(30 * GIB, 1)
     assert [fit.narrowest(shape) for shape in (H200, L4, OLD_L4, ONE_L4)] == [1, 2, None, None]
-    assert [BaseFit(size * GIB, 1).narrowest(L4) for size in (22, 23, 33, 34, 66, 67, 133)] == [1, 2, 2, 4, 4, 8, None]
+    assert [BaseFit(size * GIB, 1).narrowest(L4) for size in (19, 20, 33, 34, 66, 67, 133)] == [1, 2, 2, 4, 4, 8, None]
+    assert [BaseFit(size * GIB, 1).narrowest(OLD_L4) for size in (22, 23)] == [1, None], "it shares no base"
     assert BaseFit(133 * GIB, 1).needed(L4) == 16
     assert [fit._replace(gpus=gpus).narrowest(L4) for gpus in (2, 3, 8)] == [2, 3, 8], "at least what it asks for"
     assert BaseFit(60 * GIB, 3).narrowest(L4) == 6, "its own doublings"
@@ -46,7 +47,8 @@ def test_max_gpus_is_a_hard_limit_and_texts_need_copies():
 @pytest.mark.parametrize(
     ("fit", "shapes", "said"),
     [
-        (BaseFit(20 * GIB, 1), [H200, L4], FitWords()),
+        (BaseFit(19 * GIB, 1), [H200, L4], FitWords()),
+        (BaseFit(20 * GIB, 1), [H200, L4], FitWords("1 x NVIDIA H200 or 2 x NVIDIA L4", FEWER, 1)),
         (BaseFit(30 * GIB, 1), [L4], FitWords("2 x NVIDIA L4", FEWER)),
         (BaseFit(30 * GIB, 1), [L4, H200], FitWords("1 x NVIDIA H200 or 2 x NVIDIA L4", FEWER, 1)),
         (
