@@ -20,14 +20,14 @@ import torch
 
 from benchmarks.result_file import write_result
 from benchmarks.sharded.drawn_model import SHAPES
-from benchmarks.sharded.plans import CAPS_GB, EVERY_LAYER, FSDP, FSDP_PACKED, MOTET, TP_PACKED
+from benchmarks.sharded.plans import CAPS_GB, EVERY_LAYER, FSDP, FSDP_PACKED, MOTET, NCCL_MEMORY, TP_PACKED
 from benchmarks.sharded.rank_run import CONTESTANTS, SKIPPED_GATHERS_BATCH, STEP, Orders
 from benchmarks.sharded.rank_set import RankSet
 from benchmarks.sharded.workload import ADAPTERS
 
-BATCH_1_ALONE = (FSDP_PACKED, TP_PACKED)
-DEFAULT = (MOTET, FSDP, FSDP_PACKED, TP_PACKED)
-RIVALS = (FSDP, FSDP_PACKED, TP_PACKED, FSDP + EVERY_LAYER)
+BATCH_1_ALONE = (FSDP_PACKED, FSDP_PACKED + NCCL_MEMORY, TP_PACKED)
+DEFAULT = (MOTET, FSDP, FSDP_PACKED, FSDP_PACKED + NCCL_MEMORY, TP_PACKED)
+RIVALS = (FSDP, FSDP + NCCL_MEMORY, FSDP_PACKED, FSDP_PACKED + NCCL_MEMORY, TP_PACKED, FSDP + EVERY_LAYER)
 FEW_STEPS = {"cpu": (1, 2), "cuda": (2, 5)}  # warmup, timed
 
 

@@ -1,7 +1,8 @@
 """FSDP2: `fully_shard` of each decoder layer that its plan names; all other parameters are whole on every rank.
 
 The next sharded layer is prefetched in both directions, and the last one stays gathered between forward and backward. Adapters
-are no parameters of the model: FSDP neither gathers nor reduces them.
+are no parameters of the model: FSDP neither gathers nor reduces them. Each also runs with FSDP's buffers allocated by NCCL,
+which FSDP2 offers and leaves off.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,9 @@ class Rival(Contestant):
 
 
 class FsdpModel(PlainModel):
-    def __init__(self, given: Given) -> None:
+    """nccl_memory: NCCL allocates what it gathers into (`set_allocate_memory_from_process_group_for_comm`)."""
+
+    def __init__(self, given: Given, nccl_memory: bool) -> None:
         plan, world = given.plan, given.rank.world
         mesh = init_device_mesh(given.rank.device.type, (world,))
         self.sharded: list[int] = list(plan.layers) if plan is not None else []
@@ -66,6 +69,8 @@ class FsdpModel(PlainModel):
             layer.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
             following.set_modules_to_backward_prefetch([layer])  # type: ignore[operator]
         self.set_modules_to_forward_prefetch(layers[:1])  # type: ignore[operator]
+        for module in (self, *layers) if nccl_memory else ():
+            module.set_allocate_memory_from_process_group_for_comm(True)  # type: ignore[operator]
 
 
 class FsdpDataParallel(Rival):
@@ -74,9 +79,9 @@ class FsdpDataParallel(Rival):
     note = "one adapter's step, timed, times 8; a batch is padded to a multiple of the ranks; holds one adapter's state"
     parts_of_step = ADAPTERS
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: Given, nccl_memory: bool = False) -> None:
         super().__init__(given)
-        self.net = FsdpModel(given)
+        self.net = FsdpModel(given, nccl_memory)
         self.bank = AdapterBank(given.model.shape, 1, given.rank.device, given.model.dtype, "everything")
         self.bank.load(0, 0)
 
@@ -114,9 +119,9 @@ class FsdpPacked(Rival):
 
     note = "adapters spread over ranks, all of a rank's in one pass"
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: Given, nccl_memory: bool = False) -> None:
         super().__init__(given)
-        self.net = FsdpModel(given)
+        self.net = FsdpModel(given, nccl_memory)
         adapters = given.rank.own_adapters
         self.bank = AdapterBank(given.model.shape, len(adapters), given.rank.device, given.model.dtype, "nothing")
         for place, adapter in enumerate(adapters):

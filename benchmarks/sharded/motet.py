@@ -51,7 +51,7 @@ class Motet(Contestant):
         sharding = Sharding(rank.number, rank.world, frozenset(plan.layers), plan.ends) if plan is not None else None
         backbone = Backbone.of(given.model, device, sharding=sharding)  # type: ignore[arg-type]
         if backbone.shards is not None:
-            backbone.shards.collectives = rank.collectives
+            backbone.shards.connect(rank.collectives)
         rows = RANK * len(rank.own_adapters)
         if device.type == "cuda":
             self.trainer: Trainer = DeviceTrainer(backbone, DeviceArena(backbone.targets, rows, device, torch.bfloat16))

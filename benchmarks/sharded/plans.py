@@ -17,6 +17,7 @@ from worker.policy.base_sharding import ShardPlan, plan_sharding, spread
 
 MOTET, FSDP, FSDP_PACKED, TP_PACKED = "motet", "fsdp", "fsdp_packed", "tp_packed"
 EVERY_LAYER = "_every_layer"  # of a name: all layers are sharded, whatever the memory
+NCCL_MEMORY = "_nccl_memory"  # of a name: NCCL allocates the buffers that are gathered into
 # Of a device, where nobody says otherwise: under it none holds the base beside what is trained.
 CAPS_GB = {"toy": 1.0, "8b": 20.0, "32b": 80.0, "70b": 80.0}
 _ARENA_BYTES = 18  # a number: float32 weights, gradient and two moments, and a copy in bfloat16
@@ -29,6 +30,7 @@ def plan_of(
     name: str, shape: LlamaShape, world: int, memory: int, batches: Sequence[int], tokens: int, recompute: bool
 ) -> ShardPlan | None:
     """None: the contestant shards no layer. tokens: of a row."""
+    name = name.removesuffix(NCCL_MEMORY)
     everything = ShardPlan(world, tuple(range(shape.layers)))
     if name.endswith(EVERY_LAYER):
         return everything

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.sharded.contestant import Contestant, Given, Rank
 from benchmarks.sharded.drawn_model import SHAPES, TOY, DrawnModel
 from benchmarks.sharded.fsdp import FsdpDataParallel, FsdpPacked
 from benchmarks.sharded.motet import Motet
-from benchmarks.sharded.plans import EVERY_LAYER, FSDP, FSDP_PACKED, MOTET, TP_PACKED, plan_of
+from benchmarks.sharded.plans import EVERY_LAYER, FSDP, FSDP_PACKED, MOTET, NCCL_MEMORY, TP_PACKED, plan_of
 from benchmarks.sharded.reference import errors, truth
 from benchmarks.sharded.tensor_parallel import TensorParallel
 from benchmarks.sharded.workload import Workload
@@ -28,6 +29,8 @@ CONTESTANTS: dict[str, Callable[[Given], Contestant]] = {
     MOTET: Motet,
     FSDP: FsdpDataParallel,
     FSDP_PACKED: FsdpPacked,
+    FSDP + NCCL_MEMORY: partial(FsdpDataParallel, nccl_memory=True),
+    FSDP_PACKED + NCCL_MEMORY: partial(FsdpPacked, nccl_memory=True),
     TP_PACKED: TensorParallel,
     MOTET + EVERY_LAYER: Motet,
     FSDP + EVERY_LAYER: FsdpDataParallel,

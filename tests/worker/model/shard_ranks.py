@@ -217,7 +217,8 @@ def _serve(rank: int, world: int, pipe: Connection, kind: str) -> None:
         read.clear()
         backbone = backbone_of(case, device, sharding)
         assert backbone.shards is not None
-        backbone.shards.collectives, backbone.shards.accompany = collectives, lambda: None
+        backbone.shards.connect(collectives)
+        backbone.shards.accompany = lambda: None
         trainer, seen, begun[0] = trainer_of(backbone), Seen(read=dict(read)), 0
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in backbone.tensors()}
         seen.held_bytes = sum(storages.values())

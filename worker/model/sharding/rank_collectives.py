@@ -1,9 +1,11 @@
 """What the ranks of an executor do together: gather equal parts into a buffer, and agree on a count. Knows no weights.
 
-Gloo carries tensors in main memory and every count; NCCL those on GPUs, on a stream of its own beside the current one. A
-rank that ends fails the gathers of all others (gloo notices the closed connection, NCCL its timeout).
+Gloo carries tensors in main memory and every count; NCCL those on GPUs, on a stream of its own beside the current one. On one
+host NCCL's ranks write to each other's buffers (docs/NUMERICS.md, "Gathers of 70B"). A rank that ends fails the gathers of all
+others (gloo notices the closed connection, NCCL its timeout).
 """
 
+import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,8 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker.model.sharding.gather_memory import GatherMemory
+
+log = logging.getLogger(__name__)
+
 COLLECTIVE_SECONDS = 600.0  # after which an operation that a rank does not come to fails
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+_PROGRAMS = 16  # of a gather between ranks that map each other's memory: fewer leave NVLink idle, more slow the products beside
 # torch renamed it in 2.13
 _gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -42,7 +49,8 @@ class RankCollectives:
         """Returns once all ranks are there. seconds: after which an operation fails. interface: of the network, where ranks are
         on several hosts and no variable names another. Raises GatherFailed."""
         self.rank, self.world = rank, world
-        if store.host == _LOOPBACK:  # a host's own name need not resolve
+        self._one_host = store.host == _LOOPBACK
+        if self._one_host:  # a host's own name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_INTERFACE)
         if interface is not None:
             for library in ("GLOO", "NCCL"):
@@ -52,6 +60,7 @@ class RankCollectives:
             timeout = timedelta(seconds=seconds)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
             self.most(0)
+            self._group = _gathering_group(device, timeout, self._one_host) if device.type == "cuda" else None
         except (RuntimeError, ValueError) as error:
             raise GatherFailed(f"rank {rank} of {world} did not find the others: {error}") from error
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -64,6 +73,16 @@ class RankCollectives:
         except RuntimeError as error:
             raise GatherFailed(f"the ranks could not agree: {error}") from error
         return int(counts)
+
+    def share(self, memory: GatherMemory) -> None:
+        """Map every rank's memory into the others, where they are GPUs of one host; all ranks come, with as much allocated."""
+        if self._group is None or memory.pool is None or not self._one_host:
+            return
+        backend = self._group._get_backend(torch.device("cuda"))
+        try:
+            backend.register_mem_pool(memory.pool, True)  # type: ignore[attr-defined]
+        except (RuntimeError, TypeError) as error:
+            log.warning("NCCL does not map the ranks' memory into each other, so gathers take longer: %s", error)
 
     def gather(self, whole: Tensor, part: Tensor) -> Finish:
         """Begin to gather every rank's `part`, uint8 [n], into `whole`, uint8 [world * n]. On a GPU it starts after what the
@@ -87,7 +106,7 @@ class RankCollectives:
     def _gather_beside(self, whole: Tensor, part: Tensor, stream: torch.cuda.Stream) -> Finish:
         stream.wait_stream(torch.cuda.current_stream(whole.device))  # which may still read what the buffer holds
         with torch.cuda.stream(stream):
-            _gather(whole, part)
+            _gather(whole, part, group=self._group)
             landed = torch.cuda.Event()
             landed.record(stream)
         return lambda: torch.cuda.current_stream(whole.device).wait_event(landed)
@@ -96,3 +115,11 @@ class RankCollectives:
         """Leave the group. Waits for nobody."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gathering_group(device: torch.device, timeout: timedelta, one_host: bool) -> dist.ProcessGroup:
+    options = dist.ProcessGroupNCCL.Options()
+    if one_host:
+        options.config.min_ctas = options.config.max_ctas = _PROGRAMS
+    group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="nccl", pg_options=options, device_id=device)
+    return group

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from worker.model.sharding.gather_memory import GatherMemory
 from worker.model.sharding.rank_collectives import Finish, GatherFailed, RankCollectives
 
 ALIGNMENT = 256  # bytes: as strict as any kernel wants its operands
@@ -88,14 +89,15 @@ class _Unit:
 
 
 class WeightShards:
-    """Filled by `add`, in the order in which a forward pass reads its units, then `allocate`d; passes run once `collectives`
-    are set. accompany: has the other ranks run one empty forward pass, beside one that this rank alone was asked for."""
+    """Filled by `add`, in the order in which a forward pass reads its units, then `allocate`d; passes run once ranks are
+    `connect`ed. accompany: has the other ranks run one empty forward pass, beside one that this rank alone was asked for."""
 
     def __init__(self, rank: int, world: int, device: torch.device) -> None:
         self.rank, self.world, self.device = rank, world, device
         self.collectives: RankCollectives | None = None
         self.accompany: Callable[[], None] = _nobody
         self.busy_since: float | None = None  # time.monotonic() of the last sign of life within passes; None between them
+        self._memory = GatherMemory(device)
         self._units: dict[str, _Unit] = {}
         self._order: list[str] = []
         self._buffers: list[Tensor] = []
@@ -113,7 +115,8 @@ class WeightShards:
             places.append((end, tensor.shape, tensor.dtype))
             end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         size = -(-end // (self.world * ALIGNMENT)) * ALIGNMENT
-        part = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        with self._memory.allocating():
+            part = torch.zeros(size, dtype=torch.uint8, device=self.device)
         read(part, self.rank * size, [start for start, _, _ in places])
         self._units[unit] = _Unit(tuple(places), part)
         self._order.append(unit)
@@ -122,7 +125,13 @@ class WeightShards:
         """Make the buffers, once all units are there."""
         most = max(unit.part.nbytes for unit in self._units.values()) * self.world
         count = min(2, len(self._order))
-        self._buffers = [torch.zeros(most, dtype=torch.uint8, device=self.device) for _ in range(count)]
+        with self._memory.allocating():
+            self._buffers = [torch.zeros(most, dtype=torch.uint8, device=self.device) for _ in range(count)]
+
+    def connect(self, collectives: RankCollectives) -> None:
+        """Join the other ranks, which come too."""
+        collectives.share(self._memory)
+        self.collectives = collectives
 
     def views(self, unit: str) -> list[Tensor]:
         """The unit's tensors in its buffer, whatever that holds now."""

@@ -145,8 +145,8 @@ class RankGroup:
         interface = interface_of([address]) if self._several_hosts else None
         if self._several_hosts and interface is None:
             log.warning("no network interface has %s as its first address; gloo and NCCL choose one", address)
-        collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS, interface)
-        shards.collectives = self._collectives = collectives
+        self._collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS, interface)
+        shards.connect(self._collectives)
         for joined in joining:
             joined()
         shards.accompany = self._accompany

@@ -1,0 +1,22 @@
+"""The device memory that gathers read and write: on a GPU such as NCCL can map into every rank of a host. Knows no weights."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+
+
+class GatherMemory:
+    """pool: of a GPU's memory; None on a CPU. Ranks that allocate the same sizes in the same order can map each other's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool: torch.cuda.MemPool | None = None
+        self._device = device
+        if device.type == "cuda":
+            # torch lends NCCL's allocator with a process group alone, and a base is loaded before its ranks meet
+            self._lender = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, dist.ProcessGroupNCCL.Options())
+            self.pool = torch.cuda.MemPool(self._lender.mem_allocator)
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """Within it this thread's tensors on the device are allocated here."""
+        return torch.cuda.use_mem_pool(self.pool, self._device) if self.pool is not None else nullcontext()
