@@ -69,6 +69,8 @@ class FsdpModel(PlainModel):
             layer.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
             following.set_modules_to_backward_prefetch([layer])  # type: ignore[operator]
         self.set_modules_to_forward_prefetch(layers[:1])  # type: ignore[operator]
+        if nccl_memory:
+            dist.all_reduce(torch.zeros(1, device=given.rank.device))  # lends memory once its communicator is there
         for module in (self, *layers) if nccl_memory else ():
             module.set_allocate_memory_from_process_group_for_comm(True)  # type: ignore[operator]
 

@@ -7,12 +7,11 @@ from typing import NamedTuple, cast, get_args
 from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
-from contract.compatibility.capabilities import SHARDED_BASES
 from contract.task_spec import Precision
 from service.completions.audience import audience_of
 from service.completions.models import WAITING, CompletionRequest
 from service.database.engine import clock
-from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, has_copies, memory_of
+from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT, holds_copy, memory_of
 from service.fleet.models import AnswerSession, BaseModel, Node, Placement
 from service.tasks.models import Task
 
@@ -69,9 +68,7 @@ def unanswered(session: Session, wanted: Wanted, tenants: Sequence[str]) -> list
     weights = base.parameters * BYTES_PER_WEIGHT[wanted.precision] if base is not None else 0.0
     executors: dict[tuple[str, tuple[int, ...]], list[tuple[Placement, str]]] = defaultdict(list)
     for placed, task, node in session.execute(live):
-        shards = SHARDED_BASES in (node.capabilities or ())
-        copies = has_copies(weights, memory_of(node), len(placed.device_indexes), shards)
-        if task.precision == wanted.precision and copies:  # a base that devices share writes no texts
+        if task.precision == wanted.precision and holds_copy(weights, memory_of(node)):  # shards write no texts
             executors[placed.node_id, tuple(sorted(placed.device_indexes))].append((placed, task.tenant_id))
     audiences = [
         audience_of([(tenant, placed.max_slowdown is not None) for placed, tenant in there])

@@ -23,7 +23,8 @@ BYTES_PER_WEIGHT: Mapping[Precision, float] = {
 
 # Of a GPU's memory, how much its shard of a base may take: beside it lie two gathered layers and a pass.
 _SHARD_SHARE = 0.75
-# and how much of it workers use at most for a base and a pass together (worker/policy/base_sharding.py)
+# and how much of it workers use at most for a base and a pass together (worker/policy/base_sharding.py): no job fits beside a
+# copy that takes more
 USABLE_SHARE = 0.9
 
 
@@ -57,17 +58,16 @@ def memory_of(node: Node) -> int:
 
 def held_bytes(weight_bytes: int, memory: int, gpus: int, shards: bool) -> int | None:
     """Bytes of a base's weights on each of so many GPUs with so much memory: of a copy where one fits, else, where the node's
-    worker shards bases, of a shard. None where neither fits. A lower bound, as the worker knows the rest. Beside a copy that
-    takes more than its worker uses no job fits; where several GPUs could share the base, it is not given a single one."""
-    if weight_bytes <= (USABLE_SHARE if shards else 1.0) * memory:
+    worker shards bases, of a shard. None where neither fits. A lower bound, as the worker knows the rest."""
+    if holds_copy(weight_bytes, memory):
         return weight_bytes
     shard = -(-weight_bytes // gpus)
     return shard if shards and gpus > 1 and shard <= _SHARD_SHARE * memory else None
 
 
-def has_copies(weight_bytes: float, memory: int, gpus: int, shards: bool) -> bool:
-    """Whether an executor of so many of these GPUs is taken to hold a copy on each: shards answer no requests."""
-    return weight_bytes <= (USABLE_SHARE if shards and gpus > 1 else 1.0) * memory
+def holds_copy(weight_bytes: float, memory: int) -> bool:
+    """Whether a GPU with so much memory holds a base's weights beside a job."""
+    return weight_bytes <= USABLE_SHARE * memory
 
 
 def least_gpus(weight_bytes: int, memory: int, most: int, shards: bool) -> int | None:

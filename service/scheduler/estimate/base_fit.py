@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from contract.task_spec import MOST_GPUS, TaskSpec, doublings
-from service.fleet.base_models.gpu_fit import USABLE_SHARE, held_bytes
+from service.fleet.base_models.gpu_fit import held_bytes, holds_copy
 from service.scheduler.estimate.node_shapes import Shape
 
 
@@ -41,4 +41,4 @@ class BaseFit(NamedTuple):
         room a pass takes beside them, only the worker knows."""
         if gpus < 2 or not shape.shards or self.copies:
             return False
-        return self.held_bytes(shape, gpus) is not None and self.weight_bytes > USABLE_SHARE * shape.memory
+        return self.held_bytes(shape, gpus) is not None and not holds_copy(self.weight_bytes, shape.memory)

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
-from service.fleet.base_models.gpu_fit import USABLE_SHARE, has_copies, held_bytes, least_gpus
+from service.fleet.base_models.gpu_fit import USABLE_SHARE, held_bytes, holds_copy, least_gpus
 from service.fleet.models import BaseModel
 from tests.service.scheduler.test_widths import EIGHT
 from worker.policy import base_sharding
@@ -28,18 +28,14 @@ def test_the_smallest_power_of_two_of_gpus_that_holds_a_base():
     assert held_bytes(140 * GIB, 80 * GIB, 2, shards=True) is None, "layers that are gathered need room beside it"
     assert held_bytes(76 * GIB, 80 * GIB, 1, shards=True) is None, "no job fits beside it"
     assert held_bytes(76 * GIB, 80 * GIB, 2, shards=True) == 38 * GIB
-    assert held_bytes(76 * GIB, 80 * GIB, 1, shards=False) == 76 * GIB, "nothing else is left to it"
+    assert held_bytes(76 * GIB, 80 * GIB, 2, shards=False) is None
     assert [least_gpus(size * GIB, 80 * GIB, 8, True) for size in (60, 100, 140, 480, 500)] == [1, 2, 4, 8, None]
     assert least_gpus(140 * GIB, 80 * GIB, 3, True) is None, "two are too few, and a node of three has no four"
 
 
-def test_an_executor_on_several_gpus_may_hold_shards_where_a_copy_would_fit_by_itself():
-    """Which answer no requests. On one GPU, or by a worker that shards nothing, it is a copy."""
-    assert has_copies(70 * GIB, 80 * GIB, 2, shards=True)
-    assert not has_copies(76 * GIB, 80 * GIB, 2, shards=True)
-    assert has_copies(76 * GIB, 80 * GIB, 1, shards=True)
-    assert has_copies(76 * GIB, 80 * GIB, 2, shards=False)
-    assert not has_copies(84 * GIB, 80 * GIB, 1, shards=False)
+def test_a_copy_is_held_where_a_job_fits_beside_it():
+    assert holds_copy(72 * GIB, 80 * GIB)
+    assert not holds_copy(73 * GIB, 80 * GIB)
 
 
 def test_a_task_is_placed_where_its_gpus_share_the_base_and_its_estimate_says_so(tenant, new_node, plan, memory):
@@ -89,22 +85,22 @@ def test_where_a_copy_fits_each_gpu_holds_one(tenant, new_node, plan, memory):
 
 
 @pytest.mark.parametrize(
-    ("said", "changes", "copy_share", "shares"),
+    ("said", "changes", "copy_share", "kind", "shares"),
     [
-        (ABLE, {}, 0.95, True),
-        (ABLE, {}, 0.8, False),  # by its weights alone it fits
-        (OLDER, {}, 0.95, False),  # such a worker holds copies, or refuses the base
-        (ABLE, {"evaluation": {"metrics": [{"type": "exact_match"}]}}, 0.95, False),  # texts need a copy
+        (ABLE, {}, 0.95, "cpu", True),
+        (ABLE, {}, 0.8, "cpu", False),  # by its weights alone it fits
+        (OLDER, {}, 0.95, None, False),  # such a worker holds copies, or refuses the base
+        (ABLE, {"evaluation": {"metrics": [{"type": "exact_match"}]}}, 0.95, None, False),  # texts need a copy
     ],
 )
 def test_an_estimate_tells_of_a_copy_that_leaves_no_room_for_a_pass(
-    tenant, new_node, nothing_left, memory, said, changes, copy_share, shares
+    tenant, new_node, nothing_left, memory, said, changes, copy_share, kind, shares
 ):
-    """The worker shards some layers of such a base, though a copy alone would fit."""
+    """A worker that shards bases shards some layers of it, though a copy alone would fit; on another the task waits."""
     assert base_sharding._MARGIN == USABLE_SHARE
     copy = 2 * memory  # bytes, in bf16
     new_node(slots=4, memory=round(copy / copy_share), said=said)
     spec = tenant.spec(tenant.file(), **EIGHT, gpus=4) | changes
     estimate = tenant.post("/v1/tasks/estimate", json=spec).json()
-    assert estimate["device_type"] == "cpu"
+    assert estimate["device_type"] == kind
     assert ("share the layers that do not fit" in (estimate["sharding"] or "")) == shares

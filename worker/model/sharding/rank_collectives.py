@@ -119,6 +119,7 @@ class RankCollectives:
 
 def _gathering_group(device: torch.device, timeout: timedelta, one_host: bool) -> dist.ProcessGroup:
     options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
     if one_host:
         options.config.min_ctas = options.config.max_ctas = _PROGRAMS
     group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="nccl", pg_options=options, device_id=device)
