@@ -1,9 +1,10 @@
 """A base that no GPU is given the memory for, through the whole service: from a POST to the adapters of all jobs.
 
-    python -m benchmarks.sharded_service [--shape 8b] [--gpus 2] [--memory-gb 20] [--jobs 16] [--steps 30] [--commit HASH]
+    python -m benchmarks.sharded_service [--shape 8b] [--gpus 2] [--asked 2] [--memory-gb 20] [--jobs 16] [--commit HASH]
 
 Real API, planner, Postgres, Valkey and worker, local storage, random weights. Of each GPU the worker may use `--memory-gb`:
-too few for a copy of the base, which its executor therefore shards over the task's GPUs. One task of jobs that differ in their
+too few for a copy of the base, which its executor therefore shards over the node's GPUs. Of these the task may ask for fewer
+(`--asked`): where they do not hold even shards of the base, the planner gives it all. One task of jobs that differ in their
 rates, with early exit off. The gate: each job ends with an adapter that can be downloaded, the base was sharded, no GPU took
 more than it may, and PEFT on the plain base finds the validation loss that the service tells of the winner. On a CPU
 (--device cpu --shape toy), where every base is sharded by order, nothing is written.
@@ -107,8 +108,8 @@ def spec_of(given: argparse.Namespace) -> dict[str, Any]:
     rates = [1e-5 * 1.2**job for job in range(given.jobs)]
     return {
         "base_model": "random",
-        "gpus": given.gpus,
-        "search_space": {"method": "grid", "learning_rate": rates, "rank": [16], "batch_size": [2]},
+        "gpus": given.asked or given.gpus,
+        "search_space": {"method": "grid", "learning_rate": rates, "rank": [given.rank], "batch_size": [2]},
         "training": {"max_steps": given.steps, "max_seq_len": 512},
         "early_exit": {"policy": "none", "eval_every": max(1, given.steps // 2)},
     }
@@ -165,6 +166,7 @@ def gate_of(ran: Walked, base: Path, adapters: dict[int, Path], given: argparse.
     return {
         "tolerance": TOLERANCE, "worst_error": error, "peft_val_loss": theirs, "val_loss": winner["val_loss"],
         "base_val_loss": ran.task["base_val_loss"], "adapters": len(adapters), "sharded": sharded, "within_memory": within,
+        "gpus": given.gpus, "asked_gpus": given.asked or given.gpus,
         "compared": f"the winner's validation loss by PEFT on the plain base; {len(adapters)} adapters downloaded",
         "passed": error <= TOLERANCE and len(adapters) == given.jobs and sharded and within,
     }  # fmt: skip
@@ -189,8 +191,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--asked", type=int, help="GPUs that the task asks for, if not all")
     parser.add_argument("--memory-gb", type=float, default=20.0, help="of each GPU, that the worker may use")
     parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--rank", type=int, default=16, help="of each job's adapter")
     parser.add_argument("--steps", type=int, default=30, help="of each job")
     parser.add_argument("--deadline-s", type=float, default=400, help="for the task")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
