@@ -254,10 +254,9 @@ def _update(
         trainer.update([_row_update(one) for one in due])
         return list
     place = {one.job.key: at for at, one in enumerate(due)}
-    totals = torch.stack([loss.total for _, loss in sums])
-    read = trainer.read_later(torch.cat([totals, torch.stack([loss.hits for _, loss in sums])]))
     deciding = [*sums, *((key, loss) for key, loss in unread if key in place)]
-    totals = torch.cat([totals, *(loss.total[None] for _, loss in deciding[len(sums) :])])
+    totals = torch.stack([loss.total for _, loss in deciding])
+    read = trainer.read_later(torch.cat([totals[: len(sums)], torch.stack([loss.hits for _, loss in sums])]))
     trainer.update([_row_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in deciding)))
     return read
 
