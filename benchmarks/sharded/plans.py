@@ -1,10 +1,8 @@
 """Which layers each contestant shards under a cap of memory, by the worker's own rule, given what it holds beside the base.
 
-Motet's room has its rank's adapters and the pass that the worker reckons with; a rival's is what its PyTorch program takes.
-Pure but for the counts of shapes; runs nothing.
+Motet's room has its rank's adapters and the pass that the worker reckons with for a task of that batch size; a rival's is what
+its PyTorch program takes. Pure but for the counts of shapes; runs nothing.
 """
-
-from collections.abc import Sequence
 
 import torch
 
@@ -14,6 +12,7 @@ from benchmarks.sharded.drawn_model import TOY, sizes_of
 from benchmarks.sharded.motet import PASS_TOKENS
 from benchmarks.sharded.workload import ADAPTERS, numbers_of_adapter, widths
 from worker.policy.base_sharding import ShardPlan, plan_sharding, spread
+from worker.replicas.sharding_choice import Wanted
 
 MOTET, FSDP, FSDP_PACKED, TP_PACKED = "motet", "fsdp", "fsdp_packed", "tp_packed"
 EVERY_LAYER = "_every_layer"  # of a name: all layers are sharded, whatever the memory
@@ -27,7 +26,7 @@ _LOGITS = 10**9  # a chunk of the rivals' logits in float32, with its copies
 
 
 def plan_of(
-    name: str, shape: LlamaShape, world: int, memory: int, batches: Sequence[int], tokens: int, recompute: bool
+    name: str, shape: LlamaShape, world: int, memory: int, batch: int, tokens: int, recompute: bool
 ) -> ShardPlan | None:
     """None: the contestant shards no layer. tokens: of a row."""
     name = name.removesuffix(NCCL_MEMORY)
@@ -38,8 +37,9 @@ def plan_of(
         return None
     if shape == TOY:
         return ShardPlan(world, spread(3, shape.layers))
-    rows = {name: ADAPTERS // world * max(batches) for name in (MOTET, FSDP_PACKED)} | {FSDP: -(-max(batches) // world)}
-    pass_tokens = rows[name] * tokens if name != MOTET else PASS_TOKENS
+    rows = {name: ADAPTERS // world * batch for name in (MOTET, FSDP_PACKED)} | {FSDP: -(-batch // world)}
+    wanted = Wanted(step_tokens=(batch * tokens,) * ADAPTERS)
+    pass_tokens = rows[name] * tokens if name != MOTET else min(PASS_TOKENS, wanted.pass_tokens(world, "cuda"))
     sizes, estimate = sizes_of(shape, torch.bfloat16, pass_tokens)
     held = numbers_of_adapter(shape) * (1 if name == FSDP else ADAPTERS // world)
     kept = 0 if recompute else 2 * min(pass_tokens, rows[name] * tokens) * shape.layers * sum(map(sum, widths(shape).values()))

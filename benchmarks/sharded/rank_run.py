@@ -5,7 +5,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from triton.errors import TritonError
 
+from benchmarks.llama_shapes import LlamaShape
 from benchmarks.sharded.contestant import Contestant, Given, Rank
 from benchmarks.sharded.drawn_model import SHAPES, TOY, DrawnModel
 from benchmarks.sharded.fsdp import FsdpDataParallel, FsdpPacked
@@ -24,6 +24,7 @@ from benchmarks.sharded.reference import errors, truth
 from benchmarks.sharded.tensor_parallel import TensorParallel
 from benchmarks.sharded.workload import Workload
 from worker.model.sharding.rank_collectives import RankCollectives, open_store, reach_store
+from worker.policy.base_sharding import ShardPlan
 
 CONTESTANTS: dict[str, Callable[[Given], Contestant]] = {
     MOTET: Motet,
@@ -100,34 +101,45 @@ def _run(orders: Orders, rank: Rank, tell: Callable[[str, Any], None]) -> None:
     tell("gate", gate | {"seconds": round(time.monotonic() - began, 1)})
     if not gate["passed"]:
         return
-    began = time.monotonic()
-    contestant, plan = _made(orders, rank, SHAPES[orders.shape], orders.recompute)
-    tell("built", {"seconds": round(time.monotonic() - began, 1)})
-    layers = SHAPES[orders.shape].layers
-    sharded = (layers if orders.contestant == TP_PACKED else 0) if plan is None else len(plan.layers)
-    common = {
-        "contestant": orders.contestant, "shape": orders.shape, "ranks": orders.world, "sharded_layers": sharded,
-        "layers": layers, "recompute": orders.recompute, "note": contestant.note,
-    }  # fmt: skip
-    cells: list[tuple[int, str, AbstractContextManager[None]]] = [(batch, STEP, nullcontext()) for batch in orders.batches]
-    if orders.contestant == MOTET and plan is not None:  # last, since what these steps compute is void
-        batch = SKIPPED_GATHERS_BATCH if SKIPPED_GATHERS_BATCH in orders.batches else orders.batches[0]
-        cells.append((batch, "step, gathers skipped", contestant.without_gathers()))
-    for batch, what, within in cells:
-        cell = common | {"what": what, "batch": batch}
+    shape, contestant, built = SHAPES[orders.shape], None, None
+    skipped = SKIPPED_GATHERS_BATCH if SKIPPED_GATHERS_BATCH in orders.batches else orders.batches[0]
+    # Falling, so that a plan is built once; last the batch that is run without gathers, too, since what that computes is void.
+    for batch in sorted(orders.batches, key=lambda batch: (batch == skipped, -batch)):
+        plan = _plan(orders, shape, batch, orders.recompute)
+        common = {
+            "contestant": orders.contestant, "shape": orders.shape, "ranks": orders.world, "layers": shape.layers,
+            "sharded_layers": _sharded(orders, plan), "recompute": orders.recompute, "batch": batch,
+        }  # fmt: skip
         if rank.collectives.most(int(time.monotonic() > orders.until)):
-            tell("row", cell | {"skipped": "the deadline had passed"})
+            tell("row", common | {"what": STEP, "skipped": "the deadline had passed"})
             continue
-        work = Workload(batch, orders.tokens, SHAPES[orders.shape].vocabulary)
+        if contestant is None or plan != built:
+            began, contestant = time.monotonic(), None  # frees the memory of the last one
+            _release(rank)
+            contestant, built = _made(orders, rank, shape, plan, orders.recompute), plan
+            tell("built", {"seconds": round(time.monotonic() - began, 1)})
+        common["note"] = contestant.note
+        work = Workload(batch, orders.tokens, shape.vocabulary)
         contestant.prepare(work)
-        with within:
-            tell("row", cell | _timed(orders, rank, contestant, work))
+        tell("row", common | {"what": STEP} | _timed(orders, rank, contestant, work))
+        if batch == skipped and orders.contestant == MOTET and plan is not None:
+            with contestant.without_gathers():
+                tell("row", common | {"what": "step, gathers skipped"} | _timed(orders, rank, contestant, work))
 
 
-def _made(orders: Orders, rank: Rank, shape: Any, recompute: bool) -> tuple[Contestant, Any]:
+def _sharded(orders: Orders, plan: ShardPlan | None) -> int:
+    if plan is None:
+        return SHAPES[orders.shape].layers if orders.contestant == TP_PACKED else 0
+    return len(plan.layers)
+
+
+def _plan(orders: Orders, shape: LlamaShape, batch: int, recompute: bool) -> ShardPlan | None:
+    return plan_of(orders.contestant, shape, orders.world, orders.memory, batch, orders.tokens, recompute)
+
+
+def _made(orders: Orders, rank: Rank, shape: LlamaShape, plan: ShardPlan | None, recompute: bool) -> Contestant:
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
-    plan = plan_of(orders.contestant, shape, orders.world, orders.memory, orders.batches, orders.tokens, recompute)
-    return CONTESTANTS[orders.contestant](Given(rank, DrawnModel(shape, rank.device, dtype), plan, recompute)), plan
+    return CONTESTANTS[orders.contestant](Given(rank, DrawnModel(shape, rank.device, dtype), plan, recompute))
 
 
 def _gate(orders: Orders, rank: Rank) -> dict[str, Any]:
@@ -136,7 +148,7 @@ def _gate(orders: Orders, rank: Rank) -> dict[str, Any]:
     exact = torch.float32 if rank.device.type == "cuda" else torch.float64
     worst = [0.0, 0.0]
     for batch, recompute in zip(GATE_BATCHES, (True, False), strict=True):
-        contestant, _ = _made(orders, rank, TOY, recompute)
+        contestant = _made(orders, rank, TOY, _plan(orders, TOY, batch, recompute), recompute)
         work = Workload(batch, GATE_TOKENS[rank.device.type], TOY.vocabulary)
         found = contestant.outcomes_of(work)
         for adapter, wanted in truth(DrawnModel(TOY, rank.device, exact), work, rank.own_adapters).items():

@@ -62,18 +62,21 @@ def test_figures_are_ratios_to_our_time() -> None:
 
 
 def test_plans_shard_as_few_layers_as_the_cap_allows() -> None:
-    shape, batches = SHAPES["32b"], (1, 2, 4, 8)
+    shape = SHAPES["32b"]
     found = {
-        (name, cap): plan_of(name, shape, 2, cap * 10**9, batches, 256, True)
+        (name, cap): plan_of(name, shape, 2, cap * 10**9, 8, 256, True)
         for name in (MOTET, FSDP) for cap in (64, 80, 200)
     }  # fmt: skip
     assert found[MOTET, 200] is None
     counts = {key: len(plan.layers) for key, plan in found.items() if plan is not None}
     assert 0 < counts[FSDP, 80] < counts[MOTET, 80] < counts[MOTET, 64] < shape.layers, "one adapter beside four"
-    every = plan_of("fsdp_every_layer", shape, 2, 80 * 10**9, batches, 256, True)
+    short = plan_of(MOTET, shape, 2, 64 * 10**9, 1, 256, True)
+    assert short is not None
+    assert len(short.layers) < counts[MOTET, 64], "a pass of few rows leaves more room"
+    every = plan_of("fsdp_every_layer", shape, 2, 80 * 10**9, 8, 256, True)
     assert every is not None
     assert len(every.layers) == shape.layers
-    assert plan_of(TP_PACKED, shape, 2, 80 * 10**9, batches, 256, True) is None
+    assert plan_of(TP_PACKED, shape, 2, 80 * 10**9, 8, 256, True) is None
 
 
 def test_a_wrong_gradient_of_one_matrix_does_not_agree() -> None:

@@ -27,9 +27,8 @@ def chosen(base, memory: int | None = None, devices: int = 2, wanted: Wanted = N
     settings = Settings(
         api_url="http://nowhere",
         join_token=JOIN_TOKEN,
-        worker_step_tokens=TOKENS,
         worker_memory_bytes=None if memory is None else memory * devices,
-        **more,
+        **{"worker_step_tokens": TOKENS} | more,
     )
     return choose_sharding(base, [CPU] * devices, settings, wanted)
 
@@ -72,6 +71,23 @@ def test_layers_make_room_for_the_adapters_of_a_rank_where_the_base_is_sharded_a
     assert len(none.plan.layers) < len(some.plan.layers)
     assert many.rows(4) == 4 * 8
     assert Wanted((8, 64, 16, 8, 9)).rows(2) == 64 + 16 + 8
+
+
+def test_a_task_of_short_steps_leaves_more_layers_whole_and_the_next_task_room_for_the_least_pass(deep_base):
+    """On a CPU the pass that there is room for has 1,024 tokens, and the least 256."""
+    sizes, _ = need(deep_base)
+    longest, least = (pass_bytes(Path(deep_base.source), torch.float32, "bf16", tokens) for tokens in (1024, 256))
+    fits = round((sizes.whole + longest) / 0.9) + 2
+
+    def layers(memory: int, *step_tokens: int) -> int:
+        found = chosen(deep_base, memory, devices=4, wanted=Wanted(step_tokens=step_tokens), worker_step_tokens=None)
+        return len(found.plan.layers) if found is not None else 0
+
+    assert (layers(fits), layers(fits - 4), layers(fits - 4, 8)) == (0, 3, 0)
+    assert layers(round((sizes.whole + least) / 0.9) - 2, 8) > 0, "the next task's"
+    less = fits - round((longest - least) / 0.9)
+    counts = [layers(less, *tokens) for tokens in ((8,), (256,) * 4, (1000,) * 4, (2000,) * 4, (8, 1000, 8, 16, 24), ())]
+    assert counts[0] == counts[1] < counts[2] <= counts[3] == counts[4] == counts[5]
 
 
 @pytest.mark.parametrize(("given", "share"), [(20 * 10**9, 0.25), (None, 1.0), (100 * 10**9, 1.0)])

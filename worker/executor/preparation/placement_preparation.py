@@ -146,7 +146,7 @@ class Preparation:
         """load: gives the base. Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the
         service does not serve a file."""
         clock = PartsClock(self._phases)
-        loaded = load(Wanted(tuple(self._ranks), self._placement.spec.evaluation is not None))
+        loaded = load(Wanted(tuple(self._ranks), self._step_tokens, self._placement.spec.evaluation is not None))
         base = loaded.base
         _check_sharding(self._placement, loaded)
         clock.note("base")
@@ -188,6 +188,14 @@ class Preparation:
         """Of each unfinished job; the most that its space has for one whose configuration is still to be proposed."""
         most = max(self._placement.spec.search_space.rank)
         return [job.config.rank if job.proposed else most for job in self._unfinished]
+
+    @property
+    def _step_tokens(self) -> tuple[int, ...]:
+        """Of each unfinished job's step, at most; of one that is still to be proposed with the most rows that its space has."""
+        spec = self._placement.spec
+        row = spec.training.max_seq_len * (2 if spec.objective.type == "dpo" else 1)
+        most = max(spec.search_space.batch_size)
+        return tuple(row * (job.config.batch_size if job.proposed else most) for job in self._unfinished)
 
     def _start(self, base: BaseCopy) -> StartAdapter | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
