@@ -1,6 +1,7 @@
 """A base that no GPU is given the memory for, through the whole service: from a POST to the adapters of all jobs.
 
-    python -m benchmarks.sharded_service [--shape 8b] [--gpus 2] [--asked 2] [--memory-gb 20] [--jobs 16] [--commit HASH]
+    python -m benchmarks.sharded_service [--shape 8b] [--gpus 2] [--asked 2] [--memory-gb 20] [--jobs 16] [--rank 16]
+        [--steps 30] [--commit HASH]
 
 Real API, planner, Postgres, Valkey and worker, local storage, random weights. Of each GPU the worker may use `--memory-gb`:
 too few for a copy of the base, which its executor therefore shards over the node's GPUs. Of these the task may ask for fewer

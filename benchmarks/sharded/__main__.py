@@ -4,10 +4,10 @@
 
 LoRA of rank 16 on all seven linear maps, random weights drawn on the devices, rows of 256 random tokens. A step is forward,
 backward and AdamW of all adapters, with their losses read. Each contestant shards as few layers as the worker's rule finds for
-the cap and what the contestant holds beside the base at that batch size (plans.py); activations are recomputed by all, or with --keep by none.
-First each contestant's losses and gradients on a toy shape are compared with one process in float32 (on a CPU float64): who
-does not agree is not timed. Exposed communication: Motet's step less the same step without gathers, which reads whatever
-weights the buffers hold. On a CPU (--device cpu --shape toy) nothing is written.
+the cap and what the contestant holds beside the base at that batch size (plans.py); activations are recomputed by all, or with
+--keep by none. First each contestant's losses and gradients on a toy shape are compared with one process in float32 (on a CPU
+float64): who does not agree is not timed. Exposed communication: Motet's step less the same step without gathers, which
+reads whatever weights the buffers hold. On a CPU (--device cpu --shape toy) nothing is written.
 """
 
 import argparse

@@ -61,6 +61,10 @@ class Contestant(ABC):
     def outcomes_of(self, work: Workload) -> Mapping[int, AdapterOutcome]:
         """Of a step by the adapters' first weights, for this rank's own adapters at least."""
 
+    def close(self) -> None:
+        """Give back what would stay on the device when the contestant is dropped."""
+        return
+
     def without_gathers(self) -> AbstractContextManager[None]:
         """Within it steps compute on whatever weights are in place; for those that gather by calls of ours."""
         return nullcontext()

@@ -28,7 +28,7 @@ from worker.policy.job_record import JobKey
 from worker.replicas.packed_step import step
 from worker.replicas.training_job import JobStep, TrainingJob
 
-PASS_TOKENS = 4096  # of a micro-batch; what the worker leaves room for as it chooses which layers to shard
+PASS_TOKENS = 4096  # of a micro-batch: the longest that the worker leaves room for as it chooses which layers to shard
 STEPS = 10**6  # of a job: none ends here
 
 
@@ -101,6 +101,9 @@ class Motet(Contestant):
             adapter: AdapterOutcome(loss, gradients[slot.row])
             for (adapter, slot), loss in zip(self._slots.items(), losses, strict=True)
         }
+
+    def close(self) -> None:
+        self.given.rank.collectives.unshare()
 
     def without_gathers(self) -> AbstractContextManager[None]:
         return self._skipping()

@@ -1,7 +1,7 @@
 """Which layers each contestant shards under a cap of memory, by the worker's own rule, given what it holds beside the base.
 
-Motet's room has its rank's adapters and the pass that the worker reckons with for a task of that batch size; a rival's is what
-its PyTorch program takes. Pure but for the counts of shapes; runs nothing.
+Motet's room is what the worker leaves for a task of that batch size; a rival's is what its PyTorch program takes. Pure but
+for the counts of shapes; runs nothing.
 """
 
 import torch
@@ -12,7 +12,7 @@ from benchmarks.sharded.drawn_model import TOY, sizes_of
 from benchmarks.sharded.motet import PASS_TOKENS
 from benchmarks.sharded.workload import ADAPTERS, numbers_of_adapter, widths
 from worker.policy.base_sharding import ShardPlan, plan_sharding, spread
-from worker.replicas.sharding_choice import Wanted
+from worker.replicas.sharding_choice import room_beside
 
 MOTET, FSDP, FSDP_PACKED, TP_PACKED = "motet", "fsdp", "fsdp_packed", "tp_packed"
 EVERY_LAYER = "_every_layer"  # of a name: all layers are sharded, whatever the memory
@@ -38,13 +38,15 @@ def plan_of(
     if shape == TOY:
         return ShardPlan(world, spread(3, shape.layers))
     rows = {name: ADAPTERS // world * batch for name in (MOTET, FSDP_PACKED)} | {FSDP: -(-batch // world)}
-    wanted = Wanted(step_tokens=(batch * tokens,) * ADAPTERS)
-    pass_tokens = rows[name] * tokens if name != MOTET else min(PASS_TOKENS, wanted.pass_tokens(world, "cuda"))
+    pass_tokens = rows[name] * tokens
     sizes, estimate = sizes_of(shape, torch.bfloat16, pass_tokens)
-    held = numbers_of_adapter(shape) * (1 if name == FSDP else ADAPTERS // world)
-    kept = 0 if recompute else 2 * min(pass_tokens, rows[name] * tokens) * shape.layers * sum(map(sum, widths(shape).values()))
+    adapter = numbers_of_adapter(shape)
+    kept = 0 if recompute else 2 * pass_tokens * shape.layers * sum(map(sum, widths(shape).values()))
     if name == MOTET:
-        room = estimate + kept + held * _ARENA_BYTES
+        _, longest = sizes_of(shape, torch.bfloat16, PASS_TOKENS)
+        adapters = adapter * ADAPTERS // world * _ARENA_BYTES
+        room = room_beside(min(estimate, longest) + kept, longest, adapters, adapter * _ARENA_BYTES)
     else:
-        room = _PLAIN_PASS * estimate + kept + held * BYTES_A_NUMBER + _FSDP_BUFFERS * max(sizes.layers) + _LOGITS
+        held = adapter * (1 if name == FSDP else ADAPTERS // world) * BYTES_A_NUMBER
+        room = _PLAIN_PASS * estimate + kept + held + _FSDP_BUFFERS * max(sizes.layers) + _LOGITS
     return plan_sharding(sizes, world, memory, room)

@@ -114,7 +114,10 @@ def _run(orders: Orders, rank: Rank, tell: Callable[[str, Any], None]) -> None:
             tell("row", common | {"what": STEP, "skipped": "the deadline had passed"})
             continue
         if contestant is None or plan != built:
-            began, contestant = time.monotonic(), None  # frees the memory of the last one
+            began = time.monotonic()
+            if contestant is not None:
+                contestant.close()
+            contestant = None
             _release(rank)
             contestant, built = _made(orders, rank, shape, plan, orders.recompute), plan
             tell("built", {"seconds": round(time.monotonic() - began, 1)})
@@ -153,6 +156,7 @@ def _gate(orders: Orders, rank: Rank) -> dict[str, Any]:
         found = contestant.outcomes_of(work)
         for adapter, wanted in truth(DrawnModel(TOY, rank.device, exact), work, rank.own_adapters).items():
             worst = [max(pair) for pair in zip(worst, errors(found[adapter], wanted), strict=True)]
+        contestant.close()
         del contestant
         _release(rank)
     every = _of_all(rank, worst)

@@ -2,8 +2,9 @@
 
 import torch
 
-# Messages of allocators without an exception of their own: PyTorch's on a CPU; the driver's, also in Triton; cuBLAS' workspace.
-_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# Messages of allocators without an exception of their own: PyTorch's on a CPU; the driver's, also in Triton; cuBLAS' workspace;
+# NCCL's, whose memory ranks share.
+_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "ncclMemAlloc failed")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

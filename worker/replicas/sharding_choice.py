@@ -16,10 +16,8 @@ from worker.policy.base_sharding import BaseSizes, ShardPlan, everything, plan_s
 from worker.replicas.memory_profile import adapter_row_bytes, memory_of
 from worker.settings import Settings
 
-# Tokens of the pass that each device must hold beside its part of the base: more layers than that takes are not sharded. A task
-# of shorter steps needs no more than its own, but leaves the executor's next tasks room for the least pass: theirs are split.
+# Tokens of the pass that each device must hold beside its part of the base: more layers than that takes are not sharded.
 _PASS_TOKENS = {"cpu": 1024, "cuda": 4096}
-_LEAST_PASS_TOKENS = {"cpu": 256, "cuda": 1024}
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,9 @@ class Wanted:
         """Arena rows of the fullest of so many devices, to which the adapters are dealt from the widest on."""
         return sum(map(rows_for, sorted(self.ranks, reverse=True)[::world]))
 
-    def pass_tokens(self, world: int, kind: str) -> int:
-        """Of the longest pass that there is to be room for on each of so many devices of a kind."""
-        fullest = sum(sorted(self.step_tokens, reverse=True)[::world])
-        return max(_LEAST_PASS_TOKENS[kind], fullest) if self.step_tokens else _PASS_TOKENS[kind]
+    def pass_tokens(self, world: int, longest: int) -> int:
+        """Of the longest pass of the fullest of so many devices, where none is longer than `longest`."""
+        return min(longest, sum(sorted(self.step_tokens, reverse=True)[::world])) if self.step_tokens else longest
 
 
 NOTHING_ELSE = Wanted()
@@ -65,20 +62,30 @@ def choose_sharding(
     ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, wanted: Wanted = NOTHING_ELSE
 ) -> ChosenSharding | None:
     """None: each device holds a copy. So too where the folder cannot be read, which loading then says. Texts are not written
-    by a sharded base: where they are wanted, copies are held as long as they fit at all, as the planner counts. How many
-    adapters there are says how much is sharded, not whether: the executor's next tasks have others."""
-    world, mode, dtype = len(devices), settings.worker_sharding, compute_dtype(devices[0])
-    tokens = min(settings.worker_step_tokens or _PASS_TOKENS[devices[0].type], wanted.pass_tokens(world, devices[0].type))
-    if world < 2 or mode == "never" or not (Path(ref.source) / "config.json").is_file():
+    by a sharded base: where they are wanted, copies are held as long as they fit at all. How many adapters there are, and how
+    long their steps, says how much is sharded, not whether: the executor's next tasks have others, of which one fits beside
+    the longest pass."""
+    world, mode, dtype, source = len(devices), settings.worker_sharding, compute_dtype(devices[0]), Path(ref.source)
+    if world < 2 or mode == "never" or not (source / "config.json").is_file():
         return None
+    longest = settings.worker_step_tokens or _PASS_TOKENS[devices[0].type]
     try:
-        sizes = BaseSizes(*part_bytes(Path(ref.source), dtype, ref.precision))
-        room = pass_bytes(Path(ref.source), dtype, ref.precision, tokens)
-        adapters = wanted.rows(world) * adapter_row_bytes(adapter_columns(Path(ref.source)), devices[0], settings)
+        sizes = BaseSizes(*part_bytes(source, dtype, ref.precision))
+        own, room = (
+            pass_bytes(source, dtype, ref.precision, tokens) for tokens in (wanted.pass_tokens(world, longest), longest)
+        )
+        row = adapter_row_bytes(adapter_columns(source), devices[0], settings)
     except (UnsupportedModelError, OSError, ValueError):
         return None
     memory = memory_of(devices[0], settings) // (world if devices[0].type == "cpu" else 1)
     if mode == "auto" and wanted.generates and sizes.whole <= memory:
         return None
-    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, room, adapters)
+    beside = room_beside(own, room, row * wanted.rows(world), row * wanted.rows(len(wanted.ranks) or 1))
+    plan = everything(sizes, world) if mode == "always" else plan_sharding(sizes, world, memory, room, beside - room)
     return ChosenSharding(plan, plan.bytes_per_rank(sizes), plan.sentence(sizes)) if plan is not None else None
+
+
+def room_beside(own_pass: int, longest_pass: int, adapters: int, widest: int) -> int:
+    """Bytes that a device needs beside its part of the base: of the task that loads it its longest pass and the adapters, and
+    of a next task the longest pass of all beside one adapter, the widest of these."""
+    return max(own_pass + adapters, longest_pass + widest)

@@ -47,13 +47,15 @@ class Case:
 
 @dataclass
 class Seen:
-    """losses of each pass; the arena's gradient, and its weights after an update; gathers begun in all. read: bytes that were
+    """losses of each pass; the arena's gradient, and its weights after an update; gathers begun in all. mapped: whether NCCL
+    mapped the ranks' memory into each other. read: bytes that were
     read of each tensor in the folder. units: sha256 of each unit as it was gathered from all ranks."""
 
     losses: list[float] = field(default_factory=list)
     gradient: Tensor | None = None
     weights: Tensor | None = None
     gathers: int = 0
+    mapped: bool = False
     held_bytes: int = 0
     refusal: str | None = None
     read: dict[str, int] = field(default_factory=dict)
@@ -229,4 +231,6 @@ def _serve(rank: int, world: int, pipe: Connection, kind: str) -> None:
         except GatherFailed as error:
             seen.refusal = str(error)
         seen.gathers = begun[0]
+        seen.mapped = collectives._shared is not None
+        collectives.unshare()
         pipe.send(seen)

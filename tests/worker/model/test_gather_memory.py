@@ -1,7 +1,7 @@
 """Ranks of one host map what they gather into each other where NCCL can, and gather without it where it cannot."""
 
-import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,42 +13,54 @@ SECONDS = 20.0
 CPU = torch.device("cpu")
 
 
+class Nccl:
+    """What a build without CUDA lacks."""
+
+    class Options:
+        config = SimpleNamespace()
+
+
 class Refusing:
     """An NCCL that maps no memory."""
-
-    def _get_backend(self, device: torch.device) -> "Refusing":
-        return self
 
     def register_mem_pool(self, pool: object, symmetric: bool) -> None:
         raise RuntimeError("NCCL error: no such windows")
 
 
-@pytest.fixture
-def alone() -> Iterator[RankCollectives]:
-    collectives = RankCollectives(open_store("127.0.0.1", 0, 1, SECONDS), 0, 1, CPU, SECONDS)
+@pytest.fixture(params=[False, True], ids=["one host", "several hosts"])
+def alone(request: pytest.FixtureRequest) -> Iterator[RankCollectives]:
+    collectives = RankCollectives(open_store("127.0.0.1", 0, 1, SECONDS), 0, 1, CPU, SECONDS, several_hosts=request.param)
     yield collectives
     collectives.close()
 
 
+def gathers(collectives: RankCollectives) -> bool:
+    part, whole = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    collectives.gather(whole, part)()
+    return torch.equal(whole, part)
+
+
 def test_a_cpu_has_nothing_to_map(alone: RankCollectives, caplog: pytest.LogCaptureFixture) -> None:
-    memory = GatherMemory(CPU)
+    memory = GatherMemory(0, 1, CPU)
     with memory.allocating():
-        part, whole = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+        assert torch.zeros(8).device == CPU
     alone.share(memory)
-    alone.gather(whole, part)()
-    assert torch.equal(whole, part)
+    alone.unshare()
+    assert gathers(alone)
     assert not caplog.records
 
 
 def test_memory_that_nccl_does_not_map_is_said_and_gathered_all_the_same(
     alone: RankCollectives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = GatherMemory(CPU)
+    """Between hosts nobody asks NCCL."""
+    memory, made = GatherMemory(0, 1, CPU), []
     memory.pool = object()  # type: ignore[assignment]
-    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(alone, "_group", Refusing())
-        alone.share(memory)
-    assert "does not map the ranks' memory into each other, so gathers take longer: NCCL error" in caplog.text
-    part, whole = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
-    alone.gather(whole, part)()
-    assert torch.equal(whole, part)
+    monkeypatch.setattr("torch.distributed.new_group", lambda **given: made.append(given))
+    monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(RankCollectives, "_backend", Refusing())
+    monkeypatch.setattr(alone, "_device", torch.device("cuda"))
+    alone.share(memory)
+    warned = "does not map the ranks' memory into each other, so gathers take longer: NCCL error" in caplog.text
+    assert warned == (len(made) == 1) == (not alone._several_hosts)
+    assert gathers(alone)

@@ -15,6 +15,7 @@ from tests.worker.replicas import faulty_rank
 from tests.worker.replicas.resumption import adapters, assert_goes_on_from_checkpoints
 from tests.worker.replicas.test_replica_set import CALM, JOB, ranks, wide
 from worker.boot_clock import boot_now
+from worker.executor.preparation.placement_preparation import Preparation
 from worker.model.plain.trainer import OutOfMemory
 from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives
 from worker.model.sharding.weight_shards import WeightShards
@@ -86,6 +87,19 @@ def test_what_trains_on_a_whole_base_trains_on_shards_with_fewer_jobs_than_ranks
     same(reported, narrow)
     assert len(adapters(reported)) == 2
     assert [work.request_id for work in fleet.asked] == ["asked"], "no completion is taken: it could not be answered"
+
+
+def test_a_step_has_no_more_tokens_than_said_before_a_base_is_loaded(placing):
+    """Under dpo a row is two answers; a job that is yet to be proposed may get the largest batch."""
+    space = {"learning_rate": [3e-3, 1e-3], "rank": [8], "batch_size": [2, 4]}
+    sft = placing(space, training={"max_seq_len": 100})
+    dpo = placing({**space, "beta": [0.1]}, PAIRS, objective={"type": "dpo"}, training={"max_seq_len": 100})
+    unsaid = dpo.model_copy(update={"jobs": [job.model_copy(update={"proposed": False}) for job in dpo.jobs]})
+    found = [
+        sorted(Preparation(None, None, None, placement, None, None, None)._step_tokens)  # type: ignore[arg-type]
+        for placement in (sft, dpo, unsaid)
+    ]
+    assert found == [[200, 200, 400, 400], [400, 400, 800, 800], [800] * 4]
 
 
 def test_a_task_that_joins_a_sharded_base_changes_nobody(fleet, placing, tmp_path):

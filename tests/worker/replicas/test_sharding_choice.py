@@ -14,7 +14,7 @@ from worker.model.cuda.device_arena import DeviceArena
 from worker.model.plain.trainer import Trainer
 from worker.policy.base_sharding import BaseSizes, everything
 from worker.replicas.memory_profile import Profile, Profiles, adapter_row_bytes, capacity_of, limit_memory
-from worker.replicas.sharding_choice import NOTHING_ELSE, Wanted, choose_sharding
+from worker.replicas.sharding_choice import NOTHING_ELSE, Wanted, choose_sharding, room_beside
 from worker.settings import Settings
 
 CPU = torch.device("cpu")
@@ -73,21 +73,29 @@ def test_layers_make_room_for_the_adapters_of_a_rank_where_the_base_is_sharded_a
     assert Wanted((8, 64, 16, 8, 9)).rows(2) == 64 + 16 + 8
 
 
-def test_a_task_of_short_steps_leaves_more_layers_whole_and_the_next_task_room_for_the_least_pass(deep_base):
-    """On a CPU the pass that there is room for has 1,024 tokens, and the least 256."""
-    sizes, _ = need(deep_base)
-    longest, least = (pass_bytes(Path(deep_base.source), torch.float32, "bf16", tokens) for tokens in (1024, 256))
-    fits = round((sizes.whole + longest) / 0.9) + 2
+def test_a_task_of_short_steps_leaves_more_layers_whole(deep_base, monkeypatch):
+    """As far as the next task's longest pass, of 1,024 tokens on a CPU, finds room beside one adapter."""
+    sizes = BaseSizes((1 << 20,) * 40, (), 1 << 20)
+    monkeypatch.setattr("worker.replicas.sharding_choice.part_bytes", lambda *given: (sizes.layers, sizes.ends, sizes.resident))
+    room = pass_bytes(Path(deep_base.source), torch.float32, "bf16", 1024)
 
-    def layers(memory: int, *step_tokens: int) -> int:
-        found = chosen(deep_base, memory, devices=4, wanted=Wanted(step_tokens=step_tokens), worker_step_tokens=None)
+    def layers(jobs: int, *step_tokens: int, more: int = 0) -> int:
+        wanted, memory = Wanted((8,) * jobs, step_tokens), round((sizes.whole + room) / 0.9) + more
+        found = chosen(deep_base, memory, devices=4, wanted=wanted, worker_step_tokens=None)
         return len(found.plan.layers) if found is not None else 0
 
-    assert (layers(fits), layers(fits - 4), layers(fits - 4, 8)) == (0, 3, 0)
-    assert layers(round((sizes.whole + least) / 0.9) - 2, 8) > 0, "the next task's"
-    less = fits - round((longest - least) / 0.9)
-    counts = [layers(less, *tokens) for tokens in ((8,), (256,) * 4, (1000,) * 4, (2000,) * 4, (8, 1000, 8, 16, 24), ())]
-    assert counts[0] == counts[1] < counts[2] <= counts[3] == counts[4] == counts[5]
+    assert layers(16, 8, more=2) == layers(16, more=2) == 0, "whether depends on no task"
+    assert 0 < layers(16, *(8,) * 16, more=-2) < layers(16, *(220,) * 16, more=-2) < layers(16, *(300,) * 16, more=-2)
+    assert layers(16, *(300,) * 16, more=-2) == layers(16, more=-2), "as where nothing is known"
+    assert layers(4, *(8,) * 4, more=-2) == layers(4, more=-2) > 3, "another task's pass beside one adapter"
+    assert Wanted(step_tokens=(8, 16, 24, 100, 50)).pass_tokens(2, 1024) == 100 + 24 + 8, "of the fullest device"
+    assert Wanted(step_tokens=(8, 16, 24, 100, 50)).pass_tokens(2, 64) == Wanted().pass_tokens(2, 64) == 64
+
+
+def test_the_room_beside_a_base_holds_the_task_that_loads_it_and_one_job_of_the_next() -> None:
+    assert room_beside(own_pass=10, longest_pass=80, adapters=75, widest=35) == 80 + 35
+    assert room_beside(own_pass=50, longest_pass=80, adapters=75, widest=35) == 50 + 75
+    assert room_beside(own_pass=80, longest_pass=80, adapters=75, widest=75) == 80 + 75
 
 
 @pytest.mark.parametrize(("given", "share"), [(20 * 10**9, 0.25), (None, 1.0), (100 * 10**9, 1.0)])

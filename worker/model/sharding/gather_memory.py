@@ -7,15 +7,21 @@ import torch.distributed as dist
 
 
 class GatherMemory:
-    """pool: of a GPU's memory; None on a CPU. Ranks that allocate the same sizes in the same order can map each other's."""
+    """A rank's. pool: of a GPU's memory; None on a CPU, and where torch has no such memory for the GPU. Ranks that allocate the
+    same sizes in the same order can map each other's."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, rank: int, world: int, device: torch.device) -> None:
         self.pool: torch.cuda.MemPool | None = None
         self._device = device
-        if device.type == "cuda":
-            # torch lends NCCL's allocator with a process group alone, and a base is loaded before its ranks meet
-            self._lender = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, dist.ProcessGroupNCCL.Options())
-            self.pool = torch.cuda.MemPool(self._lender.mem_allocator)
+        if device.type != "cuda":
+            return
+        # torch lends NCCL's allocator with a process group alone, and a base is loaded before its ranks meet
+        lender = dist.ProcessGroupNCCL(dist.HashStore(), rank, world, dist.ProcessGroupNCCL.Options())
+        if lender.supports_tensor_alloc(device):
+            self._allocator = lender.mem_allocator
+            with torch.cuda.device(device):  # a pool is of the current one
+                self.pool = torch.cuda.MemPool(self._allocator)
+        lender.shutdown()
 
     def allocating(self) -> AbstractContextManager[None]:
         """Within it this thread's tensors on the device are allocated here."""

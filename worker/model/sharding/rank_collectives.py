@@ -1,14 +1,15 @@
 """What the ranks of an executor do together: gather equal parts into a buffer, and agree on a count. Knows no weights.
 
 Gloo carries tensors in main memory and every count; NCCL those on GPUs, on a stream of its own beside the current one. On one
-host NCCL's ranks write to each other's buffers (docs/NUMERICS.md, "Gathers of 70B"). A rank that ends fails the gathers of all
-others (gloo notices the closed connection, NCCL its timeout).
+host, where NCCL can map the ranks' memory into each other, they write to each other's buffers. A rank that ends fails the
+gathers of all others (gloo notices the closed connection, NCCL its timeout).
 """
 
 import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 COLLECTIVE_SECONDS = 600.0  # after which an operation that a rank does not come to fails
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
-_PROGRAMS = 16  # of a gather between ranks that map each other's memory: fewer leave NVLink idle, more slow the products beside
+_PROGRAMS = 16  # of a gather between ranks that map each other's memory: fewer leave NVLink idle, more bring nothing
 # torch renamed it in 2.13
 _gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -44,23 +45,30 @@ class RankCollectives:
     """One per process, since torch's default group is."""
 
     def __init__(
-        self, store: dist.TCPStore, rank: int, world: int, device: torch.device, seconds: float, interface: str | None = None
+        self,
+        store: dist.TCPStore,
+        rank: int,
+        world: int,
+        device: torch.device,
+        seconds: float,
+        several_hosts: bool = False,
+        interface: str | None = None,
     ) -> None:
         """Returns once all ranks are there. seconds: after which an operation fails. interface: of the network, where ranks are
         on several hosts and no variable names another. Raises GatherFailed."""
-        self.rank, self.world = rank, world
-        self._one_host = store.host == _LOOPBACK
-        if self._one_host:  # a host's own name need not resolve
+        self.rank, self.world, self._device = rank, world, device
+        self._timeout, self._several_hosts = timedelta(seconds=seconds), several_hosts
+        self._shared: GatherMemory | None = None
+        self._group: dist.ProcessGroup | None = None  # that gathers within shared memory; None: the default one
+        if store.host == _LOOPBACK:  # a host's own name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_INTERFACE)
         if interface is not None:
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
-            timeout = timedelta(seconds=seconds)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
             self.most(0)
-            self._group = _gathering_group(device, timeout, self._one_host) if device.type == "cuda" else None
         except (RuntimeError, ValueError) as error:
             raise GatherFailed(f"rank {rank} of {world} did not find the others: {error}") from error
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -75,14 +83,43 @@ class RankCollectives:
         return int(counts)
 
     def share(self, memory: GatherMemory) -> None:
-        """Map every rank's memory into the others, where they are GPUs of one host; all ranks come, with as much allocated."""
-        if self._group is None or memory.pool is None or not self._one_host:
+        """Map every rank's memory into the others, where they are GPUs of one host and can; all ranks come, with as much
+        allocated. Raises GatherFailed where some ranks did, and others did not."""
+        if self._several_hosts or self._device.type == "cpu" or self.most(int(memory.pool is None)):
             return
-        backend = self._group._get_backend(torch.device("cuda"))
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout, options.config.min_ctas, options.config.max_ctas = self._timeout, _PROGRAMS, _PROGRAMS
+        self._group = dist.new_group(timeout=self._timeout, backend="nccl", pg_options=options, device_id=self._device)
+        why = self._registered(memory)
+        if not self.most(int(why is not None)):
+            self._shared = memory
+        elif self.most(int(why is None)):
+            raise GatherFailed(f"some ranks map each other's memory and others do not: {why or 'this one does'}")
+        else:
+            log.warning("NCCL does not map the ranks' memory into each other, so gathers take longer: %s", why)
+            self._group = None
+
+    def _registered(self, memory: GatherMemory) -> str | None:
+        """None: NCCL has mapped it; else why not."""
         try:
-            backend.register_mem_pool(memory.pool, True)  # type: ignore[attr-defined]
+            self._backend.register_mem_pool(memory.pool, True)
         except (RuntimeError, TypeError) as error:
-            log.warning("NCCL does not map the ranks' memory into each other, so gathers take longer: %s", error)
+            return str(error)
+        return None
+
+    def unshare(self) -> None:
+        """Unmap what was shared last, before it is freed. Waits for nobody."""
+        if self._shared is not None:
+            try:
+                self._backend.deregister_mem_pool(self._shared.pool)
+            except RuntimeError as error:  # the group has failed: its memory goes with the process
+                log.warning("NCCL does not unmap the ranks' memory: %s", error)
+        self._shared = self._group = None
+
+    @property
+    def _backend(self) -> Any:
+        assert self._group is not None, "only a group that was made for it shares memory"
+        return self._group._get_backend(self._device)
 
     def gather(self, whole: Tensor, part: Tensor) -> Finish:
         """Begin to gather every rank's `part`, uint8 [n], into `whole`, uint8 [world * n]. On a GPU it starts after what the
@@ -113,14 +150,6 @@ class RankCollectives:
 
     def close(self) -> None:
         """Leave the group. Waits for nobody."""
+        self.unshare()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _gathering_group(device: torch.device, timeout: timedelta, one_host: bool) -> dist.ProcessGroup:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    if one_host:
-        options.config.min_ctas = options.config.max_ctas = _PROGRAMS
-    group: dist.ProcessGroup = dist.new_group(timeout=timeout, backend="nccl", pg_options=options, device_id=device)
-    return group

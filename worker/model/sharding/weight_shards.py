@@ -97,7 +97,7 @@ class WeightShards:
         self.collectives: RankCollectives | None = None
         self.accompany: Callable[[], None] = _nobody
         self.busy_since: float | None = None  # time.monotonic() of the last sign of life within passes; None between them
-        self._memory = GatherMemory(device)
+        self._memory = GatherMemory(rank, world, device)
         self._units: dict[str, _Unit] = {}
         self._order: list[str] = []
         self._buffers: list[Tensor] = []
@@ -129,7 +129,8 @@ class WeightShards:
             self._buffers = [torch.zeros(most, dtype=torch.uint8, device=self.device) for _ in range(count)]
 
     def connect(self, collectives: RankCollectives) -> None:
-        """Join the other ranks, which come too."""
+        """Join the other ranks, which come too. Until these collectives are closed or shared with others, they keep the memory
+        of the shards."""
         collectives.share(self._memory)
         self.collectives = collectives
 

@@ -145,7 +145,9 @@ class RankGroup:
         interface = interface_of([address]) if self._several_hosts else None
         if self._several_hosts and interface is None:
             log.warning("no network interface has %s as its first address; gloo and NCCL choose one", address)
-        self._collectives = RankCollectives(store, 0, shards.world, shards.device, COLLECTIVE_SECONDS, interface)
+        self._collectives = RankCollectives(
+            store, 0, shards.world, shards.device, COLLECTIVE_SECONDS, self._several_hosts, interface
+        )
         shards.connect(self._collectives)
         for joined in joining:
             joined()

@@ -146,7 +146,9 @@ class RankServer:
             own = [self._link.own_address] if isinstance(self._link, HostRankLink) else []
             interface = interface_of([address, *own])
         store = reach_store(address, port, shards.world, COLLECTIVE_SECONDS)
-        shards.connect(RankCollectives(store, shards.rank, shards.world, shards.device, COLLECTIVE_SECONDS, interface))
+        shards.connect(
+            RankCollectives(store, shards.rank, shards.world, shards.device, COLLECTIVE_SECONDS, several_hosts, interface)
+        )
 
     def accompany(self) -> None:
         """Bring this rank's shards to a forward pass that rank 0 runs alone."""
