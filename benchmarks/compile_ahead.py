@@ -35,6 +35,7 @@ from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.dropout import token_keys
+from grouped_lora.gradient import COLUMNS, ROWS, Gradient
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
@@ -75,7 +76,8 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
     def half(*size: int) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype)
 
-    copy, grad, x, rstd = half(rows, 5 * F), torch.empty(rows, 5 * F), half(T, D), torch.empty(T)
+    grad = Gradient(torch.empty(rows, 5 * F), torch.empty(rows // ROWS, 5 * F // COLUMNS))
+    copy, x, rstd = half(rows, 5 * F), half(T, D), torch.empty(T)
     gate_up, act, qkv, cos = half(T, 2 * F), half(T, F), half(T, D + 2 * KV), torch.empty(99, 32)
     s = {mats: half(T, mats, rank) if rank else None for mats in (1, 2, 3)}
     places, trio, at = torch.zeros(T, dtype=torch.int32), (0, D, 2 * D), SwigluColumns(0, F, 2 * F)

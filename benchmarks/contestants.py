@@ -15,6 +15,7 @@ from grouped_lora.block.packed_attention_backward import attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.gradient import Gradient
 from torch import Tensor
 
 from worker.model.arena_layout import GROUPS
@@ -162,7 +163,7 @@ class PeerPass:
             x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act = kept.pop()
             dact = torch.mm(dx, w.w_down)
             self._undo(act, dx, dact, layer, "down")
-            dgu = swiglu_backward(gate_up, dact, None, None, none, none, SwigluColumns(0, 0, 0), table)
+            dgu = swiglu_backward(gate_up, dact, None, None, none, Gradient(none), SwigluColumns(0, 0, 0), table)
             dh = torch.mm(dgu, w.w_gate_up)
             self._undo(h_mid, dgu, dh, layer, "gate_up")
             dx = norm_backward(dh, None, None, none, (), x_mid, rstd_mid, w.norm_mlp, dx, table)

@@ -60,7 +60,7 @@ def calls() -> list[Measured]:
     batch, _ = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
     fused = FusedPass(backbone, arena.layout, 4096)
     sh, t, work, ranks = fused.stack.dims, shape.tokens, batch.table, sum(span.rank for span in spans)
-    copy, grad = arena.layered(arena.compute_copy), arena.layered(arena.grad)
+    copy, grad = arena.layered(arena.compute_copy), arena.gradient
     d, f = sh.hidden, sh.ffn
     wide = sh.q_width + 2 * sh.kv_width
 
@@ -86,12 +86,12 @@ def calls() -> list[Measured]:
         ),
         Measured(
             "outer, dA of q k v",
-            lambda i: weight_gradient(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3),
+            lambda i: weight_gradient(s[3][i], h[i], grad.layer(i), work, sh.a(*trio), (d,) * 3),
             d * (tokens + 6 * row),
         ),
         Measured(
             "outer, dA of o",
-            lambda i: weight_gradient(s[1][i], h[i], grad[i], work, sh.a("o_proj"), (d,)),
+            lambda i: weight_gradient(s[1][i], h[i], grad.layer(i), work, sh.a("o_proj"), (d,)),
             d * (tokens + 2 * row),
         ),
         Measured(
@@ -109,7 +109,7 @@ def calls() -> list[Measured]:
         Measured("swiglu and S of down", lambda i: swiglu(gu[i], s[2][i], copy[i], own, work), f * (3 * tokens + 3 * row)),
         Measured(
             "swiglu backward, dB of gate and up, dA of down",
-            lambda i: swiglu_backward(gu[i], act[i], s[2][i], s[1][i], copy[i], grad[i], own, work),
+            lambda i: swiglu_backward(gu[i], act[i], s[2][i], s[1][i], copy[i], grad.layer(i), own, work),
             f * (5 * tokens + 9 * row),
         ),
         Measured(

@@ -1,6 +1,7 @@
 """Ours, as the trainer runs it, and the frozen base alone: a layer of the fused stack over the arena."""
 
 import torch
+from grouped_lora.gradient import Gradient
 from torch import Tensor
 
 from benchmarks.rivals.contestant import Contestant, Outcome
@@ -14,17 +15,17 @@ from worker.model.cuda.side_streams import GradientProduct
 class OneLayer(FusedStack):
     """A stack of two layers of which the second is computed."""
 
-    def both_ways(self, x: Tensor, dy: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def both_ways(self, x: Tensor, dy: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Gradient) -> tuple[Tensor, Tensor]:
         """(output, dX), both [T, D], of x and dy [T, D]. The sum behind `down` is formed by the next norm, as in a model."""
         self._streams.choose_streams(x.shape[0])
         pending, kept = self._forward_layer(LAYER, PendingResidual(x), batch, adapters)
         out, _, _ = self._add_and_norm(pending, adapters[LAYER], "down_proj", self.final_norm, batch.table)
         assert kept.saved is not None
         products: list[GradientProduct] = []
-        dx = self._mlp_backward(LAYER, dy, batch, adapters[LAYER], grad[LAYER], products, kept.saved)
+        dx = self._mlp_backward(LAYER, dy, batch, adapters[LAYER], grad.layer(LAYER), products, kept.saved)
         dx = self._attention_backward(LAYER, dx, batch, adapters[LAYER], products, x, kept.saved)
-        self._streams.launch_gradients(products, grad[LAYER], batch.table)
-        self._streams.launch_gradients([], grad[LAYER], batch.table)
+        self._streams.launch_gradients(products, grad.layer(LAYER), batch.table)
+        self._streams.launch_gradients([], grad.layer(LAYER), batch.table)
         return out, dx
 
 
@@ -42,7 +43,7 @@ class OurLayer(Contestant):
         self._batch, _ = unpack(shape, torch.from_numpy(fill(shape, cell.flat, table)).to(cell.device))
         self._x, self._dy = (self._padded(part, shape.tokens) for part in (cell.x, cell.dy))
         arena = cell.arena
-        self._adapters, self._grad = arena.layered(arena.compute_copy), arena.layered(arena.grad)
+        self._adapters, self._grad = arena.layered(arena.compute_copy), arena.gradient
 
     def _padded(self, part: Tensor, tokens: int) -> Tensor:
         return torch.cat([part, part.new_zeros(tokens - part.shape[0], part.shape[1])])

@@ -73,15 +73,15 @@ def graphed_update(trainer: DeviceTrainer, update: RowUpdate) -> Callable[[], No
     host = torch.tensor([[update.learning_rate, update.weight_decay, *corrections, update.max_grad_norm]])
     host = host.pin_memory() if device.type == "cuda" else host
     rates = host.to(device)
-    master, grad, compute_copy, *moments = (
-        arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.compute_copy, *arena.moments.buffers)
+    master, compute_copy, *moments = (
+        arena.layered(buffer) for buffer in (arena.master, arena.compute_copy, *arena.moments.buffers)
     )
     table = RowTable(rows, adapter_of_row, firsts, rates)
 
     def launch() -> torch.Tensor:
-        return adamw(master, grad, tuple(moments), compute_copy, table, BETAS, EPS)
+        return adamw(master, arena.gradient, tuple(moments), compute_copy, table, BETAS, EPS)
 
-    arena.grad[slot.used].zero_()
+    arena.clear_gradient(slot)
     launch()  # compiles its kernels
     graphs = CapturedGraphs[str, torch.Tensor](device, 1)
     graphs.capture("update", rates, launch, launch)

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from grouped_lora import gradient
+
+ROWS, COLUMNS = tl.constexpr(gradient.ROWS), tl.constexpr(gradient.COLUMNS)
 # The interpreter multiplies the raw bits of bf16 tiles, so under it every operand is widened first.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WIDEN = tl.constexpr(INTERPRETED)
@@ -153,8 +156,16 @@ def load_ranks(w_ptr, stride, column, row0, rank, columns, limit, R: tl.constexp
 
 @triton.jit
 def store_ranks(grad_ptr, stride, column, row0, rank, columns, limit, tile, accumulate, R: tl.constexpr):
-    """Write (or add, when `accumulate` is not 0) the fp32 tile [R, N] to exactly `rank` rows of the gradient."""
+    """Write (or add, when `accumulate` is not 0) the fp32 tile [R, N], zero outside the gradient, to exactly `rank` rows of it.
+    Returns the sum of the squares of what is there then."""
     pointers, mask = token_tile(grad_ptr + column, row0, row0 + rank, stride, columns, limit, R)
     if accumulate != 0:
         tile += tl.load(pointers, mask=mask, other=0.0)
     tl.store(pointers, tile, mask=mask)
+    return tl.sum(tl.sum(tile * tile, 1), 0)
+
+
+@triton.jit
+def store_squares(ptr, stride, column, row0, squares):
+    """Write the sum of squares of the tile of an adapter's gradient that begins at `column` (gradient.py)."""
+    tl.store(ptr + (row0 // ROWS).to(tl.int64) * stride + column // COLUMNS, squares)

@@ -7,10 +7,11 @@ from grouped_lora.block.cross_entropy import cross_entropy, span_sums
 from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
-from grouped_lora.optimizer.adamw import RowTable, adamw
+from grouped_lora.gradient import Gradient
+from grouped_lora.optimizer.adamw import adamw
 from grouped_lora.products.shrink import shrink
 
-from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
+from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, rows_of
 
 EPS = 1e-5
 
@@ -181,16 +182,6 @@ def test_a_hit_is_the_argmax_and_of_equal_logits_the_lowest_column(
     assert hits.tolist() == wanted.tolist() == [1, 1, 1, 0, 0, 0, 1, 0, 0]
 
 
-def rows_of(spans: list[Span], rates: list[list[float]]) -> RowTable:
-    rows = [row for s in spans for row in range(s.row, s.row + s.rank)]
-    owner = [index for index, s in enumerate(spans) for _ in range(s.rank)]
-    firsts = [sum(s.rank for s in spans[:i]) for i in range(len(spans) + 1)]
-    return RowTable(
-        *(torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (rows, owner, firsts)),
-        torch.tensor(rates, device=DEVICE),
-    )
-
-
 def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
     layers, height, width = 2, 40, 300
     spans = [Span(0, 0, 2, 8, 1.0), Span(0, 0, 16, 5, 1.0), Span(0, 0, 30, 3, 1.0)]
@@ -215,7 +206,7 @@ def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
             optimizer.step()
         c1, c2 = 1 - 0.9**step, 1 - 0.999**step
         table = rows_of(spans, [[1e-2, 0.1, c1, c2, 1.0], [3e-3, 0.0, c1, c2, float("inf")], [1e-2, 0.0, c1, c2, 1.0]])
-        norms = adamw(state, grad.to(DEVICE), moments, copy, table)
+        norms = adamw(state, Gradient(grad.to(DEVICE)), moments, copy, table)
     for s, p in zip(spans[:2], parameters[:2], strict=True):
         close(state[:, s.row : s.row + s.rank].cpu(), p.detach().to, torch.float32)
     assert state[:, 30:33].isnan().all()
@@ -251,8 +242,8 @@ def test_eight_bit_moments_stay_on_the_dynamic_code_and_follow_fp32() -> None:
     for step in range(1, 6):
         grad = (torch.randn(1, 6, width, generator=generator) * torch.rand(width, generator=generator) ** 2).to(DEVICE)
         table = rows_of(spans, [[1e-2, 0.0, 1 - 0.9**step, 1 - 0.999**step, float("inf")]])
-        adamw(exact, grad, moments, copy, table)
-        adamw(coarse, grad, (*codes, *scales), copy, table)
+        adamw(exact, Gradient(grad), moments, copy, table)
+        adamw(coarse, Gradient(grad), (*codes, *scales), copy, table)
     from_code = stored(codes[0], scales[0], True)[0, 1 : 1 + rank], stored(codes[1], scales[1], False)[0, 1 : 1 + rank]
     for got, want in zip(from_code, (moments[0], moments[1]), strict=True):
         assert ((got - want[0, 1 : 1 + rank].double().cpu()).norm() / want[0, 1 : 1 + rank].double().cpu().norm()) < 0.05

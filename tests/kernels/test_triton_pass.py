@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from grouped_lora.optimizer.adamw import clip_scales
 from grouped_lora.work_table import ClassSize
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from benchmarks.contestants import GroupedLora, LoopLora, Lora, PeerPass
-from tests.kernels.triton_case import DEVICE, error
+from tests.kernels.triton_case import DEVICE, error, rows_of
 from tests.worker.model import tiny
 from worker.model.arena import Arena, rows_for
 from worker.model.backbone import Backbone
@@ -86,6 +87,13 @@ class Step:
         self.arena.grad.fill_(float("nan"))
         return sums, plain.arena.grad
 
+    def norms_off(self) -> float:
+        """Relative error of the adapters' norms, as AdamW takes them from the sums of squares, against their gradients'."""
+        norms = clip_scales(self.arena.gradient, rows_of(list(self.spans), [[0.0, 0.0, 1.0, 1.0, 1.0]] * len(self.spans)))
+        return error(
+            norms[:, 0], torch.stack([self.arena.grad[s.row : s.row + s.rank].nan_to_num().double().norm() for s in self.spans])
+        )
+
     def off(self, want: Tensor) -> float:
         """Relative error of the adapters' gradients in the arena against `want` [rows, W].
 
@@ -119,9 +127,10 @@ def test_a_pass_equals_the_plain_path(
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=True)
     layered = step.arena.layered
-    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), layered(step.arena.grad), recompute)
+    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), step.arena.gradient, recompute)
     assert error(result.sums[: len(sums)], sums) < CLOSE
     assert step.off(grad) < CLOSE
+    assert step.norms_off() < CLOSE
 
 
 def test_a_pass_in_a_larger_bucket_equals_the_plain_path() -> None:
@@ -129,7 +138,7 @@ def test_a_pass_in_a_larger_bucket_equals_the_plain_path() -> None:
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=True, larger=True)
     layered = step.arena.layered
-    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), layered(step.arena.grad))
+    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), step.arena.gradient)
     assert error(result.sums[: len(sums)], sums) < CLOSE
     assert not result.sums[len(sums) :].any()
     assert step.off(grad) < CLOSE

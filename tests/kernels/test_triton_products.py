@@ -9,6 +9,7 @@ import pytest
 import torch
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.swiglu import CHUNK, SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.gradient import Gradient
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
@@ -55,7 +56,7 @@ def test_outer_writes_exactly_the_adapters_rows(dtype: torch.dtype, shared: bool
     s = case.shrunk(2)
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
     weight_gradient(
-        s, y, grad, case.table, (0, 80), (80, 80), None if shared else (0, 80), dropout_matrix=3 if shared else None
+        s, y, Gradient(grad), case.table, (0, 80), (80, 80), None if shared else (0, 80), dropout_matrix=3 if shared else None
     )
     written = torch.zeros_like(grad, dtype=torch.bool)
     for span in case.spans:
@@ -80,9 +81,9 @@ def test_outer_adds_where_the_span_says_so() -> None:
     second = work_table(case.spans, case.total, DEVICE, accumulate=(False, True))
     y, s = case.tokens(64), case.shrunk(1)
     once = torch.full(case.weights.shape, float("nan"), device=DEVICE)
-    weight_gradient(s, y, once, case.table, (0,), (64,))
+    weight_gradient(s, y, Gradient(once), case.table, (0,), (64,))
     twice = once.clone()
-    weight_gradient(s, y, twice, second, (0,), (64,))
+    weight_gradient(s, y, Gradient(twice), second, (0,), (64,))
     a, b = (slice(span.row, span.row + span.rank) for span in case.spans)
     assert torch.equal(twice[a], once[a])
     assert torch.equal(twice[b], 2 * once[b])
@@ -105,7 +106,7 @@ def test_an_adapters_numbers_are_bitwise_the_same_alone_packed_and_again(dtype: 
     ):
         s = shrink(tokens, packed.weights, table, (0, 64), (64, 64))
         grad = torch.zeros(packed.weights.shape, device=DEVICE)
-        weight_gradient(s, tokens, grad, table, (0, 64), (64, 64))
+        weight_gradient(s, tokens, Gradient(grad), table, (0, 64), (64, 64))
         y = expand(s[:, :1].contiguous(), packed.weights, 0, 64, table)
         length = span.stop - span.start
         results.append(
@@ -128,10 +129,10 @@ def test_views_with_strides_of_their_own_are_read_and_written_as_such(dtype: tor
     weights.copy_(case.weights)
     wide_grad = torch.full((case.weights.shape[0], 80), 7.0, device=DEVICE)
     s = shrink(x, weights, case.table, (0,), (64,))
-    weight_gradient(s, x, wide_grad[:, 5:69], case.table, (0,), (64,))
+    weight_gradient(s, x, Gradient(wide_grad[:, 5:69]), case.table, (0,), (64,))
     plain_s = shrink(x.contiguous(), case.weights, case.table, (0,), (64,))
     plain_grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    weight_gradient(plain_s, x.contiguous(), plain_grad, case.table, (0,), (64,))
+    weight_gradient(plain_s, x.contiguous(), Gradient(plain_grad), case.table, (0,), (64,))
     for span in case.spans:
         assert torch.equal(s[span.start : span.stop, 0, : span.rank], plain_s[span.start : span.stop, 0, : span.rank])
     assert torch.equal(wide_grad[:, 5:69], plain_grad)
@@ -207,7 +208,7 @@ def test_swiglu_downs_s_and_all_gradients(dtype: torch.dtype, dropout: float, ac
     act, s_down = swiglu(it.gate_up, it.s, case.weights, it.at, case.table)
     assert s_down is not None
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    dgu = swiglu_backward(it.gate_up.clone(), it.dact, it.s, it.ds, case.weights, grad, it.at, case.table)
+    dgu = swiglu_backward(it.gate_up.clone(), it.dact, it.s, it.ds, case.weights, Gradient(grad), it.at, case.table)
     untouched = torch.ones(len(grad), dtype=torch.bool)
     for span in [*case.spans, None]:
         part = slice(span.start, span.stop) if span else slice(case.total - 30, case.total)

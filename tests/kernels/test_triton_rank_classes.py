@@ -14,6 +14,7 @@ from grouped_lora.block.qkv_rotary import rotary
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.gradient import Gradient
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
@@ -32,7 +33,7 @@ def test_s_and_both_gradients_of_every_class(dtype: torch.dtype) -> None:
     x = case.tokens(D)
     s = shrink(x, case.weights, case.table, (0, D), (D, D))
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    weight_gradient(s, x, grad, case.table, (0, D), (D, D))
+    weight_gradient(s, x, Gradient(grad), case.table, (0, D), (D, D))
     y = expand(s[:, :1].contiguous(), case.weights, 0, D, case.table)
     written = torch.zeros_like(grad, dtype=torch.bool)
     for span in case.spans:
@@ -66,7 +67,7 @@ class Inputs:
 def of_products(case: Case, data: Inputs, table: WorkTable, part: slice) -> list[torch.Tensor]:
     x, grad = data.x[part].contiguous(), torch.zeros(case.weights.shape, device=DEVICE)
     s = shrink(x, case.weights, table, (0, D), (D, D))
-    weight_gradient(s, x, grad, table, (0, D), (D, D))
+    weight_gradient(s, x, Gradient(grad), table, (0, D), (D, D))
     return [grad, expand(s[:, :1].contiguous(), case.weights, 0, D, table)]
 
 
@@ -83,7 +84,7 @@ def of_swiglu(case: Case, data: Inputs, table: WorkTable, part: slice) -> list[t
     s = {mats: narrowed(data.s[mats][part], table) for mats in (1, 2)}
     gate_up = data.wide[part].contiguous()
     act, _ = swiglu(gate_up, s[2], case.weights, at, table)
-    back = swiglu_backward(gate_up.clone(), data.x[part].contiguous(), s[2], s[1], case.weights, grad, at, table)
+    back = swiglu_backward(gate_up.clone(), data.x[part].contiguous(), s[2], s[1], case.weights, Gradient(grad), at, table)
     return [act, back, grad]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from grouped_lora.adapter_spans import Span
 from grouped_lora.dropout import keep_mask, threshold, token_keys
+from grouped_lora.optimizer.adamw import RowTable
 from grouped_lora.work_table import work_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,7 +23,7 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
 class Case:
     """`lengths` tokens per adapter, ranks in turn from `ranks`, arena rows of `width` with gaps of NaN between the adapters.
 
-    dropout: of every second adapter, from the first on.
+    dropout: of every second adapter, from the first on. aligned: each adapter begins at a multiple of so many rows.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class Case:
         tail: int = 0,
         dropout: float = 0.0,
         ranks: tuple[int, ...] = RANKS,
+        aligned: int = 1,
     ) -> None:
         self.generator = torch.Generator().manual_seed(len(lengths) * 1000 + width)
         self.dtype = dtype
         self.spans: list[Span] = []
         at, row = 0, 3
         for index, length in enumerate(lengths):
-            rank = ranks[index % len(ranks)]
+            rank, row = ranks[index % len(ranks)], -(-row // aligned) * aligned
             self.spans.append(Span(at, at + length, row, rank, 0.5 + index, 0.0 if index % 2 else dropout))
             at += length
             row += rank + 5
@@ -75,6 +77,17 @@ class Case:
         assert self.keys is not None
         mask = keep_mask(self.keys[span.start : span.stop], matrix, features, threshold(span.dropout))
         return mask.to(DEVICE, dtype)
+
+
+def rows_of(spans: list[Span], rates: list[list[float]]) -> RowTable:
+    """The rows that AdamW updates of these adapters, each with its own rates."""
+    rows = [row for s in spans for row in range(s.row, s.row + s.rank)]
+    owner = [index for index, s in enumerate(spans) for _ in range(s.rank)]
+    firsts = [sum(s.rank for s in spans[:i]) for i in range(len(spans) + 1)]
+    return RowTable(
+        *(torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (rows, owner, firsts)),
+        torch.tensor(rates, device=DEVICE),
+    )
 
 
 def own(x: torch.Tensor, span: Span, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -16,6 +16,7 @@ import triton.language as tl
 from grouped_lora.block.nonlinearities import GATES, gated, gated_gradients
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
+from grouped_lora.gradient import Gradient
 from grouped_lora.launch_configs import config
 from grouped_lora.products.shrink import sum_partials
 from grouped_lora.tiles import (
@@ -28,6 +29,7 @@ from grouped_lora.tiles import (
     share_of_span,
     store_ranks,
     store_shrunk,
+    store_squares,
     store_tokens,
 )
 from grouped_lora.work_table import BLOCK_T, WorkTable
@@ -75,6 +77,7 @@ class _Sizes(NamedTuple):
     RMAX: Any
     DROP: Any
     GELU: Any
+    SQUARES: Any
 
 
 @triton.jit
@@ -122,12 +125,12 @@ def _swiglu(
         gu_ptr, s_ptr, w_ptr + gate_column, w_ptr + up_column, w_ptr + down_column, w_stride, act_ptr,
         partials_ptr + chunk.to(tl.int64) * T * RMAX, keys_ptr, matrix, f_start, tl.minimum(F, f_start + CHUNK), F, scale,
     )  # fmt: skip
-    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP, GELU), RCLASS, True)
+    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP, GELU, False), RCLASS, True)
 
 
 class _SwigluBack(NamedTuple):
     """gate and up side by side, which their gradients replace, act's gradient, S of gate and up, down's dS, the adapters'
-    columns and those of their gradients; this program's columns of F."""
+    columns and those of their gradients; this program's columns of F, from `first` on."""
 
     gu_ptr: Any
     dact_ptr: Any
@@ -137,11 +140,14 @@ class _SwigluBack(NamedTuple):
     w_stride: Any
     grad_ptr: Any
     grad_stride: Any
+    squares_ptr: Any
+    squares_stride: Any
     gate_column: Any
     up_column: Any
     down_column: Any
     keys_ptr: Any
     matrix: Any
+    first: Any
     columns: Any
     F: Any
 
@@ -205,9 +211,12 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
         db_gate = mma(dgate, s_gate, db_gate)
         db_up = mma(dup, s_up, db_up)
         da_down = mma(act, ds, da_down)
-    store_ranks(p.grad_ptr, p.grad_stride, p.gate_column, row0, rank, columns, F, tl.trans(db_gate), share.accumulate, R)
-    store_ranks(p.grad_ptr, p.grad_stride, p.up_column, row0, rank, columns, F, tl.trans(db_up), share.accumulate, R)
-    store_ranks(p.grad_ptr, p.grad_stride, p.down_column, row0, rank, columns, F, tl.trans(da_down), share.accumulate, R)
+    adds = share.accumulate
+    squares = store_ranks(p.grad_ptr, p.grad_stride, p.gate_column, row0, rank, columns, F, tl.trans(db_gate), adds, R)
+    squares += store_ranks(p.grad_ptr, p.grad_stride, p.up_column, row0, rank, columns, F, tl.trans(db_up), adds, R)
+    squares += store_ranks(p.grad_ptr, p.grad_stride, p.down_column, row0, rank, columns, F, tl.trans(da_down), adds, R)
+    if sizes.SQUARES:
+        store_squares(p.squares_ptr, p.squares_stride, p.gate_column + p.first, row0, squares)
 
 
 @triton.jit
@@ -221,19 +230,19 @@ def _backward(p, share, sizes, R: tl.constexpr):
 @Kernel
 @triton.jit
 def _swiglu_backward(
-    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, grad_ptr, keys_ptr, spans_ptr, w_stride, grad_stride, gate_column, up_column,
-    down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
-    DROP: tl.constexpr, GELU: tl.constexpr,
+    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, grad_ptr, squares_ptr, keys_ptr, spans_ptr, w_stride, grad_stride, squares_stride,
+    gate_column, up_column, down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    RMAX: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr, GELU: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
     share = share_of_span(spans_ptr, tl.program_id(1))
     if share.start >= share.end:
         return
-    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    first = tl.program_id(0) * BN
     operands = _SwigluBack(
-        gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, grad_ptr, grad_stride, gate_column, up_column, down_column, keys_ptr,
-        matrix, columns, F,
+        gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, grad_ptr, grad_stride, squares_ptr, squares_stride, gate_column,
+        up_column, down_column, keys_ptr, matrix, first, first + tl.arange(0, BN), F,
     )  # fmt: skip
-    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP, GELU), RCLASS, True)
+    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP, GELU, SQUARES), RCLASS, True)
 
 
 def swiglu(
@@ -267,7 +276,7 @@ def swiglu_backward(
     s: torch.Tensor | None,
     ds_down: torch.Tensor | None,
     adapters: torch.Tensor,
-    grad: torch.Tensor,
+    grad: Gradient,
     at: SwigluColumns,
     table: WorkTable,
 ) -> torch.Tensor:
@@ -275,16 +284,17 @@ def swiglu_backward(
 
     dact [T, F] is the base's part of the gradient of act; this adds ds_down @ A_down. s and ds_down are None without adapters.
     """
-    features = gate_up.shape[1] // 2
-    rmax = table.max_rank if s is not None else 0
+    features, rmax = gate_up.shape[1] // 2, table.max_rank if s is not None else 0
+    rows, squares = grad.rows, grad.squares if grad.squares is not None else grad.rows
     for part in table.classes:
         rank = part.rank_class if s is not None else 0
         cfg = config("swiglu_backward", rank)
         _swiglu_backward[(-(-features // cfg.block_n), part.spans.shape[0])](
-            gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
-            table.keys if table.keys is not None else dact, part.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
-            at.a_down, at.down_matrix, features,
+            gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, rows,
+            squares, table.keys if table.keys is not None else dact, part.spans, adapters.stride(0), rows.stride(0),
+            squares.stride(0), at.b_gate, at.b_up, at.a_down, at.down_matrix, features,
             BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=rmax, RCLASS=rank, DROP=table.keys is not None,
-            GELU=GATES[at.activation], num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+            GELU=GATES[at.activation], SQUARES=grad.squares is not None, num_warps=cfg.warps, num_stages=cfg.stages,
+            maxnreg=cfg.registers,
         )  # fmt: skip
     return gate_up

@@ -1,5 +1,5 @@
-"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy. Gradients are
-read twice (for their norm, and to update); parameters and moments are read and written once.
+"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy. Parameters and moments
+are read and written once, gradients read once, or twice where their squares were not summed as they were written (gradient.py).
 
 Knows rows and their adapters. Knows no matrices and no layers beyond the arena's shape [layers, rows, C]. An adapter's gradient
 norm is summed in two stages of fixed order: its bits are the same alone and packed. Moments are fp32, or 8-bit codes in blocks
@@ -13,10 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora import gradient
+from grouped_lora.approximations import power_of_two, reciprocal, square_root
 from grouped_lora.cached_launch import Kernel
+from grouped_lora.gradient import Gradient
 from grouped_lora.launch_configs import config
 
 MOMENT_BLOCK = 256
+ROWS = tl.constexpr(gradient.ROWS)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, C, tiles, BN: t
     tl.store(out_ptr + (entry * tl.num_programs(2) + tl.program_id(2)) * tiles + tile, tl.sum(g * g, 0))
 
 
+@triton.jit
+def _store_norm(rates_ptr, norms_ptr, adapter, squares):
+    norm = tl.sqrt(tl.sum(squares, 0))
+    largest = tl.load(rates_ptr + adapter * 5 + 4)
+    tl.store(norms_ptr + adapter * 2, norm)
+    # As torch's clip_grad_norm_: a NaN norm makes this adapter's step NaN, and no other's.
+    scale = largest / (norm + 1e-6)
+    tl.store(norms_ptr + adapter * 2 + 1, tl.where(scale < 1.0, scale, tl.where(norm == norm, 1.0, norm)))
+
+
 @Kernel
 @triton.jit
 def _clip(partial_ptr, firsts_ptr, rates_ptr, norms_ptr, per_row, BN: tl.constexpr):
@@ -55,12 +69,23 @@ def _clip(partial_ptr, firsts_ptr, rates_ptr, norms_ptr, per_row, BN: tl.constex
     for at in range(first, last, BN):
         index = at + tl.arange(0, BN)
         total += tl.load(partial_ptr + index, mask=index < last, other=0.0)
-    norm = tl.sqrt(tl.sum(total, 0))
-    largest = tl.load(rates_ptr + adapter * 5 + 4)
-    tl.store(norms_ptr + adapter * 2, norm)
-    # As torch's clip_grad_norm_: a NaN norm makes this adapter's step NaN, and no other's.
-    scale = largest / (norm + 1e-6)
-    tl.store(norms_ptr + adapter * 2 + 1, tl.where(scale < 1.0, scale, tl.where(norm == norm, 1.0, norm)))
+    _store_norm(rates_ptr, norms_ptr, adapter, total)
+
+
+@Kernel
+@triton.jit
+def _clip_by_tiles(squares_ptr, rows_ptr, firsts_ptr, rates_ptr, norms_ptr, layer_stride, group_stride, layers, places,
+                   BN: tl.constexpr):  # fmt: skip
+    adapter = tl.program_id(0)
+    row = tl.load(rows_ptr + tl.load(firsts_ptr + adapter))
+    total = tl.zeros((BN,), tl.float32)
+    if row >= 0:
+        for layer in range(0, layers):
+            base = squares_ptr + tl.cast(layer, tl.int64) * layer_stride + (row // ROWS).to(tl.int64) * group_stride
+            for at in range(0, places, BN):
+                index = at + tl.arange(0, BN)
+                total += tl.load(base + index, mask=index < places, other=0.0)
+    _store_norm(rates_ptr, norms_ptr, adapter, total)
 
 
 @triton.jit
@@ -80,7 +105,7 @@ def _decode(code, SIGNED: tl.constexpr):
     half = ((253 - exponent) << 23).to(tl.float32, bitcast=True)  # 2^-(e + 1): half a cell
     decade = _float_of(exponent) - (133.0 if SIGNED else 134.0)
     # The last ordinal would begin a decade above 1, and stands for 1.
-    value = tl.minimum(tl.exp2(decade * 3.321928094887362) * ((fraction + half) * 0.9 - 0.8), 1.0)
+    value = tl.minimum(power_of_two(decade * 3.321928094887362) * ((fraction + half) * 0.9 - 0.8), 1.0)
     if SIGNED:
         value = (value.to(tl.int32, bitcast=True) ^ ((c & 128) << 24)).to(tl.float32, bitcast=True)
         return tl.where(c == 255, 0.0, value)
@@ -100,7 +125,7 @@ def _encode(x, SIGNED: tl.constexpr):
     log2 = (_float_of(bits >> 23) - 128.6874) + (2.0311 - 0.3437 * fraction) * fraction
     raised = (tl.minimum(tl.maximum(log2 * 0.30102999566398120, -6.0), -0.01) + 0.5) + 12582912.0  # rounded up
     count = ((raised.to(tl.int32, bitcast=True) << 23) + ((133 if SIGNED else 134) << 23)).to(tl.float32, bitcast=True)
-    scaled = magnitude * tl.exp2((12582912.0 - raised) * 3.321928094887362)
+    scaled = magnitude * power_of_two((12582912.0 - raised) * 3.321928094887362)
     place = tl.minimum(tl.maximum((scaled * (1 / 0.9) - 0.1 / 0.9) * count - 0.5, -0.49), count - 1.0)
     code = (place + (count + 12582911.0)).to(tl.int32, bitcast=True) & 255
     # Above halfway between the largest value of the last decade and 1.
@@ -128,7 +153,7 @@ def _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps):
     p = p * (1.0 - rate * decay)
     m = beta1 * m + (1.0 - beta1) * g
     v = beta2 * v + (1.0 - beta2) * g * g
-    p -= (rate / correction1) * m / (tl.sqrt(v / correction2) + eps)
+    p -= (rate / correction1) * m * reciprocal(square_root(v * (1.0 / correction2)) + eps)
     return p, m, v
 
 
@@ -194,23 +219,30 @@ def _adamw8(
     tl.store(v_ptr + at, _encode(v * _inverse(v_scale)[:, None], False).to(tl.uint8), mask=mask)
 
 
-def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
-    """norms [A, 2] fp32 of grad [layers, rows, C]: each adapter's global gradient norm and its clip factor."""
-    layers, _, width = grad.shape
+def clip_scales(grad: Gradient, table: RowTable) -> torch.Tensor:
+    """norms [A, 2] fp32 of all layers' gradient: each adapter's global gradient norm and its clip factor."""
+    rows, squares = grad.rows, grad.squares
+    layers, _, width = rows.shape
+    norms = torch.empty((table.rates.shape[0], 2), dtype=torch.float32, device=rows.device)
+    if squares is not None:
+        _clip_by_tiles[(table.rates.shape[0],)](
+            squares, table.rows, table.firsts, table.rates, norms, squares.stride(0), squares.stride(1), layers,
+            squares.shape[2], BN=4096, num_warps=8,
+        )  # fmt: skip
+        return norms
     cfg = config("adamw")
     tiles = -(-width // cfg.block_n)
-    partial = torch.zeros((table.rows.shape[0], layers * tiles), dtype=torch.float32, device=grad.device)
+    partial = torch.zeros((table.rows.shape[0], layers * tiles), dtype=torch.float32, device=rows.device)
     _squares[(table.rows.shape[0], tiles, layers)](
-        grad, table.rows, partial, grad.stride(0), grad.stride(1), width, tiles, BN=cfg.block_n, num_warps=cfg.warps
+        rows, table.rows, partial, rows.stride(0), rows.stride(1), width, tiles, BN=cfg.block_n, num_warps=cfg.warps
     )
-    norms = torch.empty((table.rates.shape[0], 2), dtype=torch.float32, device=grad.device)
     _clip[(table.rates.shape[0],)](partial, table.firsts, table.rates, norms, layers * tiles, BN=1024, num_warps=4)
     return norms
 
 
 def adamw(
     master: torch.Tensor,
-    grad: torch.Tensor,
+    grad: Gradient,
     moments: tuple[torch.Tensor, ...],
     compute_copy: torch.Tensor,
     table: RowTable,
@@ -219,7 +251,7 @@ def adamw(
 ) -> torch.Tensor:
     """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
 
-    master, grad [layers, rows, C] fp32 and compute_copy share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
+    master, grad.rows [layers, rows, C] fp32 and compute_copy share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
     shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [layers, rows, ceil(C / 256)] fp32.
     """
     layers, _, width = master.shape
@@ -228,13 +260,13 @@ def adamw(
     grid = (table.rows.shape[0], -(-width // cfg.block_n), layers)
     if len(moments) == 2:
         _adamw[grid](
-            master, grad, *moments, compute_copy, table.rows, table.adapter_of_row, table.rates, norms, master.stride(0),
+            master, grad.rows, *moments, compute_copy, table.rows, table.adapter_of_row, table.rates, norms, master.stride(0),
             master.stride(1), width, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
         )  # fmt: skip
     else:
         scales = moments[2]
         _adamw8[grid](
-            master, grad, *moments, compute_copy, table.rows, table.adapter_of_row, table.rates, norms, master.stride(0),
+            master, grad.rows, *moments, compute_copy, table.rows, table.adapter_of_row, table.rates, norms, master.stride(0),
             master.stride(1), width, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK,
             BLOCK=MOMENT_BLOCK, num_warps=cfg.warps,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grouped_lora.gradient import Gradient
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
@@ -67,7 +68,7 @@ def weight_gradient_op(
     width: int,
 ) -> None:
     """Set (or add to) each adapter's rows of grad[:, column : + width]: s[:, 0]ᵀ @ y."""
-    weight_gradient(s, y, grad, _table(spans, scales, blocks, sizes), (column,), (width,))
+    weight_gradient(s, y, Gradient(grad), _table(spans, scales, blocks, sizes), (column,), (width,))
 
 
 @weight_gradient_op.register_fake

@@ -18,14 +18,15 @@ import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
+from grouped_lora.gradient import Gradient
 from grouped_lora.launch_configs import config
-from grouped_lora.tiles import by_rank, load_shrunk, load_tokens, mma, share_of_span, store_ranks
+from grouped_lora.tiles import by_rank, load_shrunk, load_tokens, mma, share_of_span, store_ranks, store_squares
 from grouped_lora.work_table import NARROW, WorkTable
 
 
 class _Walk(NamedTuple):
     """s: S of one to three matrices, `s_step` columns apart; y: what they share; grad: their gradients, `grad_step` columns
-    apart; columns: this program's, of y and of each gradient."""
+    apart; columns: this program's, of y and of each gradient, from `first` of the layer's columns."""
 
     s_ptr: Any
     s_stride: Any
@@ -35,6 +36,9 @@ class _Walk(NamedTuple):
     grad_ptr: Any
     grad_stride: Any
     grad_step: Any
+    squares_ptr: Any
+    squares_stride: Any
+    first: Any
     columns: Any
     width: Any
     keys_ptr: Any
@@ -46,6 +50,7 @@ class _Sizes(NamedTuple):
     BT: Any
     BN: Any
     DROP: Any
+    SQUARES: Any
 
 
 @triton.jit
@@ -60,7 +65,7 @@ def _accumulate_tile(p, share, t, y, keys, acc, place: tl.constexpr, sizes, R: t
 
 @triton.jit
 def _store_tile(p, share, acc, place: tl.constexpr, R: tl.constexpr):
-    store_ranks(
+    return store_ranks(
         p.grad_ptr, p.grad_stride, place * p.grad_step, share.row0, share.rank, p.columns, p.width, tl.trans(acc),
         share.accumulate, R,
     )  # fmt: skip
@@ -79,19 +84,22 @@ def _sum_over_tokens(p, share, sizes, R: tl.constexpr):
             acc1 = _accumulate_tile(p, share, t, y, keys, acc1, 1, sizes, R)
         if sizes.MATS > 2:
             acc2 = _accumulate_tile(p, share, t, y, keys, acc2, 2, sizes, R)
-    _store_tile(p, share, acc0, 0, R)
+    squares = _store_tile(p, share, acc0, 0, R)
     if sizes.MATS > 1:
-        _store_tile(p, share, acc1, 1, R)
+        squares += _store_tile(p, share, acc1, 1, R)
     if sizes.MATS > 2:
-        _store_tile(p, share, acc2, 2, R)
+        squares += _store_tile(p, share, acc2, 2, R)
+    if sizes.SQUARES:
+        store_squares(p.squares_ptr, p.squares_stride, p.first, share.row0, squares)
 
 
 @Kernel
 @triton.jit
 def _weight_gradient(
-    s_ptr, y_ptr, grad_ptr, keys_ptr, spans_ptr, s_stride, y_stride, grad_stride, y_column0, y_column1, y_column2,
-    grad_column0, grad_column1, grad_column2, width0, width1, width2, tiles0, tiles1, matrix,
-    MATS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
+    s_ptr, y_ptr, grad_ptr, squares_ptr, keys_ptr, spans_ptr, s_stride, y_stride, grad_stride, squares_stride, y_column0,
+    y_column1, y_column2, grad_column0, grad_column1, grad_column2, width0, width1, width2, tiles0, tiles1, matrix,
+    MATS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, SQUARES: tl.constexpr, RMAX: tl.constexpr,
+    RCLASS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     share = share_of_span(spans_ptr, tl.program_id(1))
@@ -104,30 +112,31 @@ def _weight_gradient(
     width = tl.where(mat == 0, width0, tl.where(mat == 1, width1, width2))
     operands = _Walk(
         s_ptr + mat * RMAX, s_stride, RMAX, y_ptr + y_column, y_stride, grad_ptr + grad_column, grad_stride,
-        grad_column1 - grad_column0, tile * BN + tl.arange(0, BN), width, keys_ptr, matrix + mat,
+        grad_column1 - grad_column0, squares_ptr, squares_stride, grad_column + tile * BN, tile * BN + tl.arange(0, BN), width,
+        keys_ptr, matrix + mat,
     )  # fmt: skip
-    by_rank(_sum_over_tokens, operands, share, _Sizes(MATS, BT, BN, DROP), RCLASS, False)
+    by_rank(_sum_over_tokens, operands, share, _Sizes(MATS, BT, BN, DROP, SQUARES), RCLASS, False)
 
 
 def weight_gradient(
     s: torch.Tensor,
     y: torch.Tensor,
-    grad: torch.Tensor,
+    grad: Gradient,
     table: WorkTable,
     starts: tuple[int, ...],
     widths: tuple[int, ...],
     y_starts: tuple[int, ...] | None = None,
     dropout_matrix: int | None = None,
 ) -> None:
-    """grad[rows of each adapter, starts[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3
-    matrices.
+    """grad.rows[rows of each adapter, starts[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3
+    matrices; and their sums of squares, where `grad` has them.
 
     Without `y_starts` all matrices read the same y; with them matrix m reads y[:, y_starts[m] : + widths[m]]. The column
     `accumulate` of the work table's spans says whether a span adds or overwrites. Only the exact ranks' rows are written.
     dropout_matrix: the number of the first matrix, where y is an adapter's input, to which dropout applies; None: no
     dropout here.
     """
-    mats = len(starts)
+    mats, squares = len(starts), grad.squares if grad.squares is not None else grad.rows
     y_at = y_starts or (0,) * mats
     drop = table.keys is not None and dropout_matrix is not None
 
@@ -140,8 +149,9 @@ def weight_gradient(
         mats_per_program = mats if y_starts is None and part.rank_class <= NARROW else 1
         tiles = tuple(-(-width // cfg.block_n) for width in widths)
         _weight_gradient[(tiles[0] if mats_per_program > 1 else sum(tiles), part.spans.shape[0])](
-            s, y, grad, table.keys if drop else y, part.spans, s.stride(0), y.stride(0), grad.stride(0), *triple(y_at),
-            *triple(starts), *triple(widths), tiles[0], triple(tiles)[1], dropout_matrix or 0,
-            MATS=mats_per_program, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, RCLASS=part.rank_class,
-            num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+            s, y, grad.rows, squares, table.keys if drop else y, part.spans, s.stride(0),
+            y.stride(0), grad.rows.stride(0), squares.stride(0), *triple(y_at), *triple(starts),
+            *triple(widths), tiles[0], triple(tiles)[1], dropout_matrix or 0,
+            MATS=mats_per_program, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, SQUARES=grad.squares is not None,
+            RMAX=table.max_rank, RCLASS=part.rank_class, num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip

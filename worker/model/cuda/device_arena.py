@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from weakref import WeakSet
 
 import torch
+from grouped_lora.gradient import COLUMNS, ROWS, Gradient
 from torch import Tensor
 
 from worker.model.arena import AdapterState, Arena, Slot
@@ -15,28 +16,40 @@ from worker.model.arena_layout import Target
 
 
 class DeviceArena(Arena):
-    """`compute_copy`: the weights in the dtype that products read, [rows, W]. Gradient rows of a slot that is not in
-    `slots_with_gradient` are stale: the first pass of a step overwrites them, later ones add (the work table's column
-    `accumulate`)."""
+    """`compute_copy`: the weights in the dtype that products read, [rows, W]. `squares`: the sums of squares of the gradient's
+    tiles, of which each ROWS rows hold one adapter's, so that they move with it. Both are stale of a slot that is not in
+    `slots_with_gradient`: the first pass of a step overwrites them, later ones add (the work table's column `accumulate`)."""
 
-    _names = ("master", "grad", "compute_copy")
+    _names = ("master", "grad", "compute_copy", "squares")
 
     def __init__(
         self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, eight_bit: bool = False
     ) -> None:
         super().__init__(targets, rows, device, eight_bit=eight_bit)
         self.compute_copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
+        self.squares = torch.zeros(rows, -(-self.layout.width // (COLUMNS * ROWS)), device=device)
         self.slots_with_gradient: WeakSet[Slot] = WeakSet()
         self._fresh: WeakSet[Slot] = WeakSet()
 
     @property
     def bytes_per_row(self) -> int:
-        return super().bytes_per_row + self.layout.width * self.compute_copy.element_size()
+        return super().bytes_per_row + self.layout.width * self.compute_copy.element_size() + self.squares.shape[1] * 4
 
     def layered(self, buffer: Tensor) -> Tensor:
         """A view [layers, rows, C] of a buffer of the arena or of its moments."""
         layers = len(self.layout.layers)
         return buffer.view(buffer.shape[0], layers, -1).transpose(0, 1)
+
+    @property
+    def gradient(self) -> Gradient:
+        """The gradient of all layers, and its sums of squares."""
+        layers, groups, places = len(self.layout.layers), self.rows // ROWS, self.layout.width // COLUMNS
+        squares = self.squares[: groups * ROWS].view(groups, ROWS * self.squares.shape[1])[:, :places]
+        return Gradient(self.layered(self.grad), squares.unflatten(1, (layers, -1)).transpose(0, 1))
+
+    def clear_gradient(self, slot: Slot) -> None:
+        self.grad[slot.used].zero_()
+        self.squares[slot.stored].zero_()
 
     def refresh(self, slots: Iterable[Slot]) -> None:
         """Update the compute copy of slots whose weights something other than the optimizer wrote."""
@@ -57,4 +70,5 @@ class DeviceArena(Arena):
     def detach(self, slot: Slot) -> None:
         super().detach(slot)
         self.compute_copy[slot.stored].zero_()
+        self.squares[slot.stored].zero_()
         self.touched(slot)

@@ -115,7 +115,7 @@ class DeviceTrainer(Trainer):
         for update in updates:
             # no pass has written its gradient since the last update: what lies there is stale
             if update.slot not in arena.slots_with_gradient:
-                arena.grad[update.slot.used].zero_()
+                arena.clear_gradient(update.slot)
         ranks = [update.slot.rank for update in updates]
         rates = [
             [u.learning_rate, u.weight_decay, 1 - BETAS[0] ** u.step, 1 - BETAS[1] ** u.step, u.max_grad_norm] for u in updates
@@ -128,10 +128,10 @@ class DeviceTrainer(Trainer):
             non_finite.index_add_(0, self._up(np.array(losses.update_indices)), (~torch.isfinite(losses.totals)).float())
             rows = torch.where(non_finite.index_select(0, update_of_row) == 0, rows, -1)
         table = RowTable(rows, update_of_row, firsts, self._up(np.array(rates, np.float32)))
-        master, grad, compute_copy, *moments = (
-            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.compute_copy, *arena.moments.buffers)
+        master, compute_copy, *moments = (
+            arena.layered(buffer) for buffer in (arena.master, arena.compute_copy, *arena.moments.buffers)
         )
-        norms = adamw(master, grad, tuple(moments), compute_copy, table, BETAS, EPS)
+        norms = adamw(master, arena.gradient, tuple(moments), compute_copy, table, BETAS, EPS)
         for update in updates:
             arena.slots_with_gradient.discard(update.slot)
         return list(norms[:, 0])
@@ -166,7 +166,8 @@ class DeviceTrainer(Trainer):
             host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
             result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
         else:  # graphs know the buffers' addresses, which change as the arena grows or shrinks
-            self.graphs.belong_to((self.arena.compute_copy.data_ptr(), self.arena.grad.data_ptr()))
+            arena = self.arena
+            self.graphs.belong_to(tuple(buffer.data_ptr() for buffer in (arena.compute_copy, arena.grad, arena.squares)))
             for larger in self.graphs.larger(shape, mode) if shared else ():
                 wider = tables(batch, spans, accumulate, grain, larger.tokens)
                 if holds(larger.classes, wider.sizes):
@@ -193,7 +194,7 @@ class DeviceTrainer(Trainer):
         compute_copy = self.arena.layered(self.arena.compute_copy)
         if mode == FORWARD:
             return self._fused.evaluate(batch, labels, compute_copy)
-        return self._fused.train(batch, labels, compute_copy, self.arena.layered(self.arena.grad), mode == RECOMPUTED)
+        return self._fused.train(batch, labels, compute_copy, self.arena.gradient, mode == RECOMPUTED)
 
 
 def _graph_tokens(backbone: Backbone) -> int:

@@ -5,6 +5,7 @@ Knows device tensors of one batch; knows no jobs, no host data and no optimizer.
 
 from dataclasses import dataclass
 
+from grouped_lora.gradient import Gradient
 from torch import Tensor
 
 from worker.model.arena_layout import GROUPS, Layout
@@ -51,8 +52,10 @@ class FusedPass:
         self.embedding, self.head, self._gathers = backbone.embedding, backbone.head, backbone.gathers
         self._embedding_scale, self._cap = backbone.embedding_scale, backbone.logit_cap
 
-    def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
-        """Forward and backward. adapters (compute copy) and grad (fp32): [layers, rows, C] views of the arena."""
+    def train(
+        self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Gradient, recompute: bool = False
+    ) -> PassResult:
+        """Forward and backward. adapters: the arena's compute copy, a view [layers, rows, C]; grad: all layers'."""
         saved_layers: list[SavedLayer] = []
         x, h, rstd = self.stack.forward(self.embed(batch), batch, adapters, saved_layers, recompute)
         self._gathers.use(HEAD_UNIT, FORWARD)

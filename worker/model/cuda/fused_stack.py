@@ -16,6 +16,7 @@ from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.gradient import Gradient
 from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
@@ -71,7 +72,7 @@ class StackDims:
 
 
 class FusedStack:
-    """The layers of one backbone over the arena's compute copy and gradient, both [layers, rows, C] (views, any strides).
+    """The layers of one backbone over the arena's compute copy [layers, rows, C] (a view, any strides) and its gradient.
     rotaries: tables of cos and sin, of which each layer takes one. gathers: brings a sharded layer's weights before its
     products are launched."""
 
@@ -167,7 +168,9 @@ class FusedStack:
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
         return (w.q_norm, w.k_norm, self.dims.eps) if w.q_norm is not None and w.k_norm is not None else None
 
-    def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, saved_layers: list[SavedLayer]) -> None:
+    def backward(
+        self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Gradient, saved_layers: list[SavedLayer]
+    ) -> None:
         """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
         for index in range(len(self.layers) - 1, -1, -1):
             kept = saved_layers.pop()
@@ -177,10 +180,10 @@ class FusedStack:
                 saved = self._forward_layer(index, PendingResidual(x), batch, adapters)[1].saved
                 assert saved is not None
             products: list[GradientProduct] = []
-            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], products, saved)
+            dx = self._mlp_backward(index, dx, batch, adapters[index], grad.layer(index), products, saved)
             dx = self._attention_backward(index, dx, batch, adapters[index], products, x, saved)
-            self._streams.launch_gradients(products, grad[index], batch.table)
-        self._streams.launch_gradients([], grad[0], batch.table)
+            self._streams.launch_gradients(products, grad.layer(index), batch.table)
+        self._streams.launch_gradients([], grad.layer(0), batch.table)
 
     def _mlp_backward(
         self,
@@ -188,7 +191,7 @@ class FusedStack:
         dx: Tensor,
         batch: DeviceBatch,
         lora: Tensor,
-        grad: Tensor,
+        grad: Gradient,
         products: list[GradientProduct],
         saved: SavedActivations,
     ) -> Tensor:

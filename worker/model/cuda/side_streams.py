@@ -8,6 +8,7 @@ Beside long products the streams have the default priority.
 from dataclasses import dataclass
 
 import torch
+from grouped_lora.gradient import Gradient
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import WorkTable
@@ -31,7 +32,7 @@ class GradientProduct:
     y_starts: tuple[int, ...] | None = None
     dropout_matrix: int | None = None
 
-    def launch(self, grad: Tensor, table: WorkTable) -> None:
+    def launch(self, grad: Gradient, table: WorkTable) -> None:
         weight_gradient(
             self.of_ranks, self.of_features, grad, table, self.starts, self.widths, self.y_starts, self.dropout_matrix
         )
@@ -84,7 +85,7 @@ class SideStreams:
         """Release the tensors of a pass that ended in an error. The device is idle."""
         self._held, self._s_under_way = [], False
 
-    def launch_gradients(self, gradients: list[GradientProduct], grad: Tensor, table: WorkTable) -> None:
+    def launch_gradients(self, gradients: list[GradientProduct], grad: Gradient, table: WorkTable) -> None:
         """Launch a layer's dA and dB; first wait for those of the call before, whose tensors are then free. Call with an empty
         list after the last layer."""
         if self._late is None:
@@ -92,7 +93,7 @@ class SideStreams:
                 gradient.launch(grad, table)
             return
         self.join()
-        main = torch.cuda.current_stream(grad.device)
+        main = torch.cuda.current_stream(grad.rows.device)
         if self._held:
             main.wait_stream(self._late)
         self._held = gradients
