@@ -89,21 +89,21 @@ def _clip_by_tiles(squares_ptr, rows_ptr, firsts_ptr, rates_ptr, norms_ptr, laye
 
 
 @triton.jit
-def _float_of(number):
-    """A whole number in 0 .. 2^23 - 1 as fp32 by its bits: a conversion has a quarter of an addition's rate."""
-    return (number | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+def _float_of(number, less: tl.constexpr):
+    """A whole number in 0 .. 2^23 - 1 minus the whole number `less`, as fp32 by its bits: a conversion has a quarter of an
+    addition's rate."""
+    return (number | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + less)
 
 
 @triton.jit
 def _decode(code, SIGNED: tl.constexpr):
     """Value in [-1, 1] of an 8-bit code. Unsigned: 0 is 0, 255 is 1, c in 1..254 lies in decade floor(log2(c + 1)) - 1."""
     c = code.to(tl.int32)
-    ordinal = (c & 127) + 1 if SIGNED else c + 1
-    bits = _float_of(ordinal).to(tl.int32, bitcast=True)
+    bits = _float_of(c & 127 if SIGNED else c, -1).to(tl.int32, bitcast=True)  # of the ordinal: one more than the code
     exponent = bits >> 23  # biased: 127 for ordinal 1
     fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)  # of 1 .. 2
     half = ((253 - exponent) << 23).to(tl.float32, bitcast=True)  # 2^-(e + 1): half a cell
-    decade = _float_of(exponent) - (133.0 if SIGNED else 134.0)
+    decade = _float_of(exponent, 133 if SIGNED else 134)
     # The last ordinal would begin a decade above 1, and stands for 1.
     value = tl.minimum(power_of_two(decade * 3.321928094887362) * ((fraction + half) * 0.9 - 0.8), 1.0)
     if SIGNED:
@@ -118,15 +118,17 @@ def _encode(x, SIGNED: tl.constexpr):
 
     1.5 * 2^23 = 12582912 plus a small number is that number rounded, in the sum's low bits.
     """
-    magnitude = tl.minimum(tl.abs(x), 1.0)
+    magnitude = tl.abs(x) if SIGNED else x
     # log10, up to 0.003 off by a parabola through the powers of two: next to an edge either decade's last cell is near.
     bits = magnitude.to(tl.int32, bitcast=True)
     fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
-    log2 = (_float_of(bits >> 23) - 128.6874) + (2.0311 - 0.3437 * fraction) * fraction
-    raised = (tl.minimum(tl.maximum(log2 * 0.30102999566398120, -6.0), -0.01) + 0.5) + 12582912.0  # rounded up
+    log2 = _float_of(bits >> 23, 127) + ((2.0311 - 0.3437 * fraction) * fraction - 1.6874)
+    raised = tl.minimum(tl.maximum(log2 * 0.30102999566398120 + 0.5, -5.5), 0.49) + 12582912.0  # rounded up
     count = ((raised.to(tl.int32, bitcast=True) << 23) + ((133 if SIGNED else 134) << 23)).to(tl.float32, bitcast=True)
     scaled = magnitude * power_of_two((12582912.0 - raised) * 3.321928094887362)
-    place = tl.minimum(tl.maximum((scaled * (1 / 0.9) - 0.1 / 0.9) * count - 0.5, -0.49), count - 1.0)
+    place = (scaled * (1 / 0.9) - 0.1 / 0.9) * count - 0.5
+    if not SIGNED:
+        place = tl.maximum(place, -0.49)  # below the first cell is that cell, not 0
     code = (place + (count + 12582911.0)).to(tl.int32, bitcast=True) & 255
     # Above halfway between the largest value of the last decade and 1.
     if SIGNED:
