@@ -1,22 +1,14 @@
-"""Functions of one hardware instruction each, in fp32, whose results' last bits vary: 2 units in the last place at most.
+"""Functions of one or two hardware instructions, in fp32, whose results are up to 2 units in the last place off.
 
-Triton's own keep denormal numbers, in two to seven more instructions a number; these flush them to zero. So they are for values
-that are added to larger ones, or rounded to fewer bits. The interpreter knows no assembly, and takes the exact functions.
+Triton's own keep denormal numbers, which takes up to eight; these flush them to zero. So they are for results that are added to
+larger numbers or rounded to fewer bits. The interpreter knows no assembly, and takes the exact functions. (tl.exp2 is one
+instruction as it is.)
 """
 
 import triton
 import triton.language as tl
 
 from grouped_lora.tiles import WIDEN
-
-
-@triton.jit
-def power_of_two(x):
-    """2^x."""
-    if WIDEN:
-        return tl.exp2(x)
-    else:
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -23,18 +23,18 @@ class Config:
 
 
 HOPPER = {
-    "shrink_1": Config(128, 4, 5),
+    "shrink_1": Config(64, 4, 5),
     "shrink_2": Config(128, 4, 4),
     "shrink_3": Config(128, 4, 3),
     "shrink_1_wide": Config(64, 8, 3),
     "sum_partials": Config(0, 4, 1, 16),
-    "weight_gradient": Config(64, 4, 4, 32, registers=128),
+    "weight_gradient": Config(128, 4, 4, 32),
     "weight_gradient_wide": Config(64, 8, 2),
     "expand": Config(256, 4, 1),
     "expand_wide": Config(64, 8, 1),
     "norm": Config(128, 8, 3, 16),
     "norm_wide": Config(64, 4, 2, 16),
-    "norm_backward": Config(128, 4, 2, 16),
+    "norm_backward": Config(64, 4, 3, 16),
     "norm_backward_wide": Config(32, 4, 2, 16),
     "norm_backward_bare": Config(512, 8, 1, 16),
     "rotary": Config(0, 4, 2),

@@ -7,7 +7,7 @@ x^3): both are x sigmoid(z), and differ in z alone.
 import triton
 import triton.language as tl
 
-from grouped_lora.approximations import power_of_two, reciprocal
+from grouped_lora.approximations import reciprocal
 
 # What the kernels run, by its name in transformers, and whether it is gelu.
 GATES = {"silu": False, "gelu_pytorch_tanh": True}
@@ -19,7 +19,7 @@ _CUBE = tl.constexpr(0.044715)
 @triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x)."""
-    return reciprocal(1.0 + power_of_two(x * -1.4426950408889634))
+    return reciprocal(1.0 + tl.exp2(x * -1.4426950408889634))
 
 
 @triton.jit

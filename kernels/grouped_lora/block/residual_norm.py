@@ -19,7 +19,7 @@ from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_tokens
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
-WIDE = 512  # columns per iteration of backward's first pass, which only sums
+WIDE = 256  # columns per iteration of backward's first pass, which only sums
 # Backward's second pass is split among programs until a launch has this many; each program reads all columns for the sum, so
 # the split affects time alone, not bits.
 FILLING = 264

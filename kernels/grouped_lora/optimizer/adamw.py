@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora import gradient
-from grouped_lora.approximations import power_of_two, reciprocal, square_root
+from grouped_lora.approximations import reciprocal, square_root
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.gradient import Gradient
 from grouped_lora.launch_configs import config
@@ -105,7 +105,7 @@ def _decode(code, SIGNED: tl.constexpr):
     half = ((253 - exponent) << 23).to(tl.float32, bitcast=True)  # 2^-(e + 1): half a cell
     decade = _float_of(exponent, 133 if SIGNED else 134)
     # The last ordinal would begin a decade above 1, and stands for 1.
-    value = tl.minimum(power_of_two(decade * 3.321928094887362) * ((fraction + half) * 0.9 - 0.8), 1.0)
+    value = tl.minimum(tl.exp2(decade * 3.321928094887362) * ((fraction + half) * 0.9 - 0.8), 1.0)
     if SIGNED:
         value = (value.to(tl.int32, bitcast=True) ^ ((c & 128) << 24)).to(tl.float32, bitcast=True)
         return tl.where(c == 255, 0.0, value)
@@ -125,7 +125,7 @@ def _encode(x, SIGNED: tl.constexpr):
     log2 = _float_of(bits >> 23, 127) + ((2.0311 - 0.3437 * fraction) * fraction - 1.6874)
     raised = tl.minimum(tl.maximum(log2 * 0.30102999566398120 + 0.5, -5.5), 0.49) + 12582912.0  # rounded up
     count = ((raised.to(tl.int32, bitcast=True) << 23) + ((133 if SIGNED else 134) << 23)).to(tl.float32, bitcast=True)
-    scaled = magnitude * power_of_two((12582912.0 - raised) * 3.321928094887362)
+    scaled = magnitude * tl.exp2((12582912.0 - raised) * 3.321928094887362)
     place = (scaled * (1 / 0.9) - 0.1 / 0.9) * count - 0.5
     if not SIGNED:
         place = tl.maximum(place, -0.49)  # below the first cell is that cell, not 0
