@@ -40,8 +40,8 @@ def updates(segments: list[Segment], step: int) -> list[RowUpdate]:
 
 
 def optimizer_rows(backbone: Backbone) -> Iterator[dict[str, Any]]:
-    """Clip and AdamW of 32 adapters, fp32 and 8-bit moments, and the bandwidth of a copy. The gradients' squares are summed by the
-    pass, and count there."""
+    """Clip and AdamW of 32 adapters, fp32 and 8-bit moments, and the bandwidth of a copy. The sums of squares count in the pass
+    that writes them."""
     yield {"what": COPY, "bytes_per_s": copy_bytes_per_s()}
     for name, coded in (("fp32", False), ("8-bit", True)):
         trainer = new_trainer(backbone, ROWS_32, coded)
