@@ -147,11 +147,12 @@ def weight_gradient(
         cfg = config("weight_gradient", part.rank_class)
         # matrices per program: those that share a read of y
         mats_per_program = mats if y_starts is None and part.rank_class <= NARROW else 1
-        tiles = tuple(-(-width // cfg.block_n) for width in widths)
+        columns = cfg.block_n * 2 // y.element_size() if part.rank_class <= NARROW else cfg.block_n
+        tiles = tuple(-(-width // columns) for width in widths)
         _weight_gradient[(tiles[0] if mats_per_program > 1 else sum(tiles), part.spans.shape[0])](
             s, y, grad.rows, squares, table.keys if drop else y, part.spans, s.stride(0),
             y.stride(0), grad.rows.stride(0), squares.stride(0), *triple(y_at), *triple(starts),
             *triple(widths), tiles[0], triple(tiles)[1], dropout_matrix or 0,
-            MATS=mats_per_program, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, SQUARES=grad.squares is not None,
+            MATS=mats_per_program, BT=cfg.block_t, BN=columns, DROP=drop, SQUARES=grad.squares is not None,
             RMAX=table.max_rank, RCLASS=part.rank_class, num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip
