@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+NEAR = 64  # ranks whose rows kernels address by 32 bits from the first
+WIDEST = 2**31 // NEAR  # columns of an arena that they can address so
 ROWS, COLUMNS = 8, 16  # an adapter begins at a multiple of ROWS rows, a matrix and a tile of it at one of COLUMNS columns
 
 

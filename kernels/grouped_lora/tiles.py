@@ -14,6 +14,9 @@ import triton.language as tl
 from grouped_lora import gradient
 
 ROWS, COLUMNS = tl.constexpr(gradient.ROWS), tl.constexpr(gradient.COLUMNS)
+# Up to this rank all of an adapter lies within 2^31 numbers of its first row, in arenas of up to gradient.WIDEST columns: for
+# Llama-3.1-70B it has 12,943,360.
+NEAR = tl.constexpr(gradient.NEAR)
 # The interpreter multiplies the raw bits of bf16 tiles, so under it every operand is widened first.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WIDEN = tl.constexpr(INTERPRETED)
@@ -104,12 +107,13 @@ def _above_16(body: tl.constexpr, operands, share, sizes, RCLASS: tl.constexpr):
 
 
 @triton.jit
-def token_tile(ptr, start, stop, stride, columns, limit, BT: tl.constexpr):
+def token_tile(ptr, start, stop, stride, columns, limit, BT: tl.constexpr, FAR: tl.constexpr = False):
     """Pointers and mask of the tile [T, N] of tokens start .. start + BT (below `stop`) and `columns` (below `limit`).
 
-    The offset of the first token is a 64-bit scalar, those within the tile are 32-bit: they stay the same from block to block.
+    The offset of the first token is a 64-bit scalar, those within the tile are 32-bit, or where FAR 64-bit: they stay the same
+    from block to block.
     """
-    rows = tl.arange(0, BT)
+    rows = tl.arange(0, BT).to(tl.int64) if FAR else tl.arange(0, BT)
     base = ptr + tl.cast(start, tl.int64) * stride
     return base + (rows[:, None] * stride + columns[None, :]), (rows < stop - start)[:, None] & (columns < limit)[None, :]
 
@@ -151,14 +155,15 @@ def store_shrunk(s_ptr, start, stop, stride, rank, tile, BT: tl.constexpr, R: tl
 def load_ranks(w_ptr, stride, column, row0, rank, columns, limit, R: tl.constexpr):
     """The [R, N] tile of A or of B transposed, one arena row per rank: zero beyond the exact rank and beyond `limit`
     columns."""
-    return load_tokens(w_ptr + column, row0, row0 + rank, stride, columns, limit, R)
+    pointers, mask = token_tile(w_ptr + column, row0, row0 + rank, stride, columns, limit, R, R > NEAR)
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
 def store_ranks(grad_ptr, stride, column, row0, rank, columns, limit, tile, accumulate, R: tl.constexpr):
     """Write (or add, when `accumulate` is not 0) the fp32 tile [R, N], zero outside the gradient, to exactly `rank` rows of it.
     Returns the sum of the squares of what is there then."""
-    pointers, mask = token_tile(grad_ptr + column, row0, row0 + rank, stride, columns, limit, R)
+    pointers, mask = token_tile(grad_ptr + column, row0, row0 + rank, stride, columns, limit, R, R > NEAR)
     if accumulate != 0:
         tile += tl.load(pointers, mask=mask, other=0.0)
     tl.store(pointers, tile, mask=mask)

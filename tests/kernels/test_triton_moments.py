@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from grouped_lora.optimizer.adamw import _decode, _encode
+from grouped_lora.optimizer.adamw import _decode, _encode, _inverse
 from grouped_lora.optimizer.blockwise_8bit import BLOCK, code_map, encode
 
 from tests.kernels.triton_case import DEVICE
@@ -36,6 +36,29 @@ def test_every_value_of_the_map_has_its_code_and_back(signed: bool) -> None:
     codes, values = coded(code_map(signed), signed)
     assert torch.equal(codes, torch.arange(256).to(torch.uint8))
     torch.testing.assert_close(values, code_map(signed), rtol=1e-5, atol=0.0)
+
+
+def test_no_rounding_makes_the_largest_negative_number_zero() -> None:
+    below = -torch.tensor([1.0, *(1.0 + step * 2.0**-23 for step in range(1, 8))])
+    codes, values = coded(below * 0.999999, True)  # as _inverse scales them
+    assert codes.tolist() == [254] * 8
+    assert (values < -0.99).all()
+
+
+@triton.jit
+def _scaled(scale_ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    scale = tl.load(scale_ptr + at)
+    tl.store(out_ptr + at, scale * _inverse(scale))
+
+
+def test_a_blocks_extreme_is_at_most_1_by_its_own_scale() -> None:
+    generator = torch.Generator().manual_seed(9)
+    scale = (1.0 + torch.rand(2**16, generator=generator)) * 2.0 ** torch.randint(-100, 100, (2**16,), generator=generator)
+    found = torch.zeros_like(scale).to(DEVICE)
+    _scaled[(1,)](scale.to(DEVICE), found, N=2**16)
+    assert found.max() <= 1.0
+    assert found.min() > 0.99999
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -4,6 +4,7 @@ Runs under Triton's interpreter on the CPU, and compiled where there is a CUDA d
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -235,3 +236,16 @@ def test_swiglu_sums_downs_s_over_pieces_and_without_adapters_is_plain() -> None
     assert none is None
     gate, up = gate_up.double().chunk(2, 1)
     close(bare, lambda kind: (silu(gate) * up).to(kind), torch.float32)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="NOT RUN: a file of 9 GB without content is the host's")
+def test_rows_of_a_wide_adapter_are_found_in_an_arena_of_more_than_2_31_numbers(tmp_path: Path) -> None:
+    rank, width = 200, 2**31 // 190 // 16 * 16  # its last rows begin beyond 2^31 numbers from its first
+    span = Span(0, 5, 0, rank, 1.0)
+    table, s, y = work_table([span], 5, DEVICE), torch.randn(5, 1, 256), torch.randn(5, 64)
+    sparse = torch.from_file(str(tmp_path / "arena"), shared=True, size=rank * width, dtype=torch.float32)
+    rows = sparse.view(rank, width)[:, :64]
+    weight_gradient(s, y, Gradient(rows), table, (0,), (64,))
+    torch.testing.assert_close(rows, s[:, 0, :rank].T @ y)
+    x = expand(s, rows, 0, 64, table)
+    torch.testing.assert_close(x, s[:, 0, :rank] @ rows, rtol=1e-4, atol=1e-4)

@@ -141,8 +141,9 @@ def _encode(x, SIGNED: tl.constexpr):
 
 @triton.jit
 def _inverse(scale):
-    """1 / scale, finite for the smallest scales, too."""
-    return 1.0 / tl.maximum(scale, 1.2e-38)
+    """1 / scale less a millionth, finite for the smallest scales, too. An extreme times its hardware reciprocal may be above 1,
+    and a number below -1 would get the code beyond the last negative one, which is 0's."""
+    return 0.999999 / tl.maximum(scale, 1.2e-38)
 
 
 @triton.jit

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from contract.job_config import MODULES
 from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, SlotOwnershipError, rows_for
 from worker.model.arena_layout import ALIGN, Layout, Target
+from worker.model.cuda import device_arena
+from worker.model.cuda.device_arena import DeviceArena
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
@@ -90,6 +92,38 @@ def test_a_snapshot_is_a_copy_and_comes_back_elsewhere() -> None:
     assert arena.snapshot(one, moments=False).exp_avg is None
     with pytest.raises(ValueError, match="shape"):
         arena.restore(arena.attach(6, 6), state)
+
+
+def test_the_gradients_squares_move_with_their_adapter_and_are_left_to_nobody() -> None:
+    arena = DeviceArena(TARGETS, 44, "cpu", torch.float32)
+
+    def noted(slot: Slot) -> torch.Tensor:
+        """[layers, places] of the adapter's sums."""
+        squares = arena.gradient.squares
+        assert squares is not None
+        assert squares.shape == (2, arena.rows // 8, arena.layout.width // 32)
+        return squares[:, slot.row // 8]
+
+    slots = [arena.attach(rank, rank) for rank in (8, 20, 5)]
+    for place, slot in enumerate(slots):
+        noted(slot).copy_(torch.arange(noted(slot).numel()).view_as(noted(slot)) + 1000.0 * (place + 1))
+    kept = [noted(slot).clone() for slot in slots]
+    arena.detach(slots[0])
+    arena.grow(101)
+    arena.compact()
+    arena.shrink(3)
+    assert slots[1].row == 0
+    assert torch.equal(noted(slots[1]), kept[1])
+    assert torch.equal(noted(slots[2]), kept[2])
+    arena.detach(slots[1])
+    arena.clear_gradient(slots[2])
+    assert not arena.squares.any()
+
+
+def test_a_base_whose_rows_kernels_cannot_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_arena, "WIDEST", 100)
+    with pytest.raises(ValueError, match=r"numbers a rank; kernels address 100 at most"):
+        DeviceArena(TARGETS, 8, "cpu", torch.float32)
 
 
 def test_growing_keeps_places_and_contents() -> None:

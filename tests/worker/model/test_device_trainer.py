@@ -143,7 +143,8 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits(
         for place, segments in enumerate(passes):
             losses = trainer.train(segments)
             found = [value.clone() for loss in losses for value in (loss.total, loss.hits)]
-            seen[place].append(found + [trainer.arena.grad[slot.used].clone() for slot in slots])
+            arena = trainer.arena
+            seen[place].append(found + [part[slot.stored].clone() for slot in slots for part in (arena.grad, arena.squares)])
             trainer.discard_gradients(slots)
     captured = sum(size <= trainer.graph_tokens for size in sizes)
     assert len(trainer.captured) == captured

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from weakref import WeakSet
 
 import torch
-from grouped_lora.gradient import COLUMNS, ROWS, Gradient
+from grouped_lora.gradient import COLUMNS, ROWS, WIDEST, Gradient
 from torch import Tensor
 
 from worker.model.arena import AdapterState, Arena, Slot
@@ -26,6 +26,8 @@ class DeviceArena(Arena):
         self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, eight_bit: bool = False
     ) -> None:
         super().__init__(targets, rows, device, eight_bit=eight_bit)
+        if self.layout.width > WIDEST:
+            raise ValueError(f"adapters of this base have {self.layout.width} numbers a rank; kernels address {WIDEST} at most")
         self.compute_copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
         self.squares = torch.zeros(rows, -(-self.layout.width // (COLUMNS * ROWS)), device=device)
         self.slots_with_gradient: WeakSet[Slot] = WeakSet()

@@ -83,8 +83,8 @@ class RankCollectives:
         return int(counts)
 
     def share(self, memory: GatherMemory) -> None:
-        """Map every rank's memory into the others, instead of what was shared before, where they are GPUs of one host and can; all
-        ranks come, with as much allocated. Raises GatherFailed where some ranks did, and others did not."""
+        """Map every rank's memory into the others, instead of what was shared before, where they are GPUs of one host and can.
+        All ranks come, with as much allocated. Raises GatherFailed where some ranks did, and others did not."""
         self.unshare()
         if self._several_hosts or self._device.type == "cpu" or self.most(int(memory.pool is None)):
             return
