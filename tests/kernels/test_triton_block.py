@@ -7,11 +7,10 @@ from grouped_lora.block.cross_entropy import cross_entropy, span_sums
 from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
-from grouped_lora.gradient import Gradient
 from grouped_lora.optimizer.adamw import adamw
 from grouped_lora.products.shrink import shrink
 
-from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, rows_of
+from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, rows_of, with_squares
 
 EPS = 1e-5
 
@@ -206,7 +205,7 @@ def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
             optimizer.step()
         c1, c2 = 1 - 0.9**step, 1 - 0.999**step
         table = rows_of(spans, [[1e-2, 0.1, c1, c2, 1.0], [3e-3, 0.0, c1, c2, float("inf")], [1e-2, 0.0, c1, c2, 1.0]])
-        norms = adamw(state, Gradient(grad.to(DEVICE)), moments, copy, table)
+        norms = adamw(state, with_squares(grad.to(DEVICE), spans), moments, copy, table)
     for s, p in zip(spans[:2], parameters[:2], strict=True):
         close(state[:, s.row : s.row + s.rank].cpu(), p.detach().to, torch.float32)
     assert state[:, 30:33].isnan().all()
@@ -242,8 +241,8 @@ def test_eight_bit_moments_stay_on_the_dynamic_code_and_follow_fp32() -> None:
     for step in range(1, 6):
         grad = (torch.randn(1, 6, width, generator=generator) * torch.rand(width, generator=generator) ** 2).to(DEVICE)
         table = rows_of(spans, [[1e-2, 0.0, 1 - 0.9**step, 1 - 0.999**step, float("inf")]])
-        adamw(exact, Gradient(grad), moments, copy, table)
-        adamw(coarse, Gradient(grad), (*codes, *scales), copy, table)
+        adamw(exact, with_squares(grad, spans), moments, copy, table)
+        adamw(coarse, with_squares(grad, spans), (*codes, *scales), copy, table)
     from_code = stored(codes[0], scales[0], True)[0, 1 : 1 + rank], stored(codes[1], scales[1], False)[0, 1 : 1 + rank]
     for got, want in zip(from_code, (moments[0], moments[1]), strict=True):
         assert ((got - want[0, 1 : 1 + rank].double().cpu()).norm() / want[0, 1 : 1 + rank].double().cpu().norm()) < 0.05

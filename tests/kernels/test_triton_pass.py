@@ -89,7 +89,9 @@ class Step:
 
     def norms_off(self) -> float:
         """Relative error of the adapters' norms, as AdamW takes them from the sums of squares, against their gradients'."""
-        norms = clip_scales(self.arena.gradient, rows_of(list(self.spans), [[0.0, 0.0, 1.0, 1.0, 1.0]] * len(self.spans)))
+        squares = self.arena.gradient.squares
+        assert squares is not None
+        norms = clip_scales(squares, rows_of(list(self.spans), [[0.0, 0.0, 1.0, 1.0, 1.0]] * len(self.spans)))
         return error(
             norms[:, 0], torch.stack([self.arena.grad[s.row : s.row + s.rank].nan_to_num().double().norm() for s in self.spans])
         )

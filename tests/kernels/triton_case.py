@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from grouped_lora.adapter_spans import Span
 from grouped_lora.dropout import keep_mask, threshold, token_keys
+from grouped_lora.gradient import ROWS, Gradient
 from grouped_lora.optimizer.adamw import RowTable
 from grouped_lora.work_table import work_table
 
@@ -88,6 +89,14 @@ def rows_of(spans: list[Span], rates: list[list[float]]) -> RowTable:
         *(torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (rows, owner, firsts)),
         torch.tensor(rates, device=DEVICE),
     )
+
+
+def with_squares(rows: torch.Tensor, spans: list[Span]) -> Gradient:
+    """The gradient `rows` [layers, rows, C] of all layers, with the sums of squares as passes leave them, each in one place."""
+    squares = torch.zeros(rows.shape[0], -(-rows.shape[1] // ROWS), 1, device=rows.device)
+    for span in spans:
+        squares[:, span.row // ROWS, 0] = rows[:, span.row : span.row + span.rank].square().sum((1, 2))
+    return Gradient(rows, squares)
 
 
 def own(x: torch.Tensor, span: Span, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy. Parameters and moments
-are read and written once, gradients read once, or twice where their squares were not summed as they were written (gradient.py).
+"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy. Gradients are read once;
+parameters and moments are read and written once.
 
 Knows rows and their adapters. Knows no matrices and no layers beyond the arena's shape [layers, rows, C]. An adapter's gradient
-norm is summed in two stages of fixed order: its bits are the same alone and packed. Moments are fp32, or 8-bit codes in blocks
-of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7 decades, where
-decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed form from the code's own bits.
+norm is summed from its tiles' sums of squares (gradient.py) in one order: its bits are the same alone and packed. Moments are
+fp32, or 8-bit codes in blocks of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization,
+sections 2.1-2.2): 7 decades, where decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed
+form from the code's own bits.
 """
 
 from dataclasses import dataclass
@@ -37,45 +38,9 @@ class RowTable:
 
 @Kernel
 @triton.jit
-def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, C, tiles, BN: tl.constexpr):
-    entry = tl.program_id(0)
-    tile = tl.program_id(1)
-    row = tl.load(rows_ptr + entry)
-    if row < 0:
-        return
-    columns = tile * BN + tl.arange(0, BN)
-    base = g_ptr + tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride
-    g = tl.load(base + columns, mask=columns < C, other=0.0)
-    tl.store(out_ptr + (entry * tl.num_programs(2) + tl.program_id(2)) * tiles + tile, tl.sum(g * g, 0))
-
-
-@triton.jit
-def _store_norm(rates_ptr, norms_ptr, adapter, squares):
-    norm = tl.sqrt(tl.sum(squares, 0))
-    largest = tl.load(rates_ptr + adapter * 5 + 4)
-    tl.store(norms_ptr + adapter * 2, norm)
-    # As torch's clip_grad_norm_: a NaN norm makes this adapter's step NaN, and no other's.
-    scale = largest / (norm + 1e-6)
-    tl.store(norms_ptr + adapter * 2 + 1, tl.where(scale < 1.0, scale, tl.where(norm == norm, 1.0, norm)))
-
-
-@Kernel
-@triton.jit
-def _clip(partial_ptr, firsts_ptr, rates_ptr, norms_ptr, per_row, BN: tl.constexpr):
-    adapter = tl.program_id(0)
-    first = tl.load(firsts_ptr + adapter).to(tl.int64) * per_row
-    last = tl.load(firsts_ptr + adapter + 1).to(tl.int64) * per_row
-    total = tl.zeros((BN,), tl.float32)
-    for at in range(first, last, BN):
-        index = at + tl.arange(0, BN)
-        total += tl.load(partial_ptr + index, mask=index < last, other=0.0)
-    _store_norm(rates_ptr, norms_ptr, adapter, total)
-
-
-@Kernel
-@triton.jit
-def _clip_by_tiles(squares_ptr, rows_ptr, firsts_ptr, rates_ptr, norms_ptr, layer_stride, group_stride, layers, places,
-                   BN: tl.constexpr):  # fmt: skip
+def _clip(
+    squares_ptr, rows_ptr, firsts_ptr, rates_ptr, norms_ptr, layer_stride, group_stride, layers, places, BN: tl.constexpr
+):
     adapter = tl.program_id(0)
     row = tl.load(rows_ptr + tl.load(firsts_ptr + adapter))
     total = tl.zeros((BN,), tl.float32)
@@ -85,7 +50,12 @@ def _clip_by_tiles(squares_ptr, rows_ptr, firsts_ptr, rates_ptr, norms_ptr, laye
             for at in range(0, places, BN):
                 index = at + tl.arange(0, BN)
                 total += tl.load(base + index, mask=index < places, other=0.0)
-    _store_norm(rates_ptr, norms_ptr, adapter, total)
+    norm = tl.sqrt(tl.sum(total, 0))
+    largest = tl.load(rates_ptr + adapter * 5 + 4)
+    tl.store(norms_ptr + adapter * 2, norm)
+    # As torch's clip_grad_norm_: a NaN norm makes this adapter's step NaN, and no other's.
+    scale = largest / (norm + 1e-6)
+    tl.store(norms_ptr + adapter * 2 + 1, tl.where(scale < 1.0, scale, tl.where(norm == norm, 1.0, norm)))
 
 
 @triton.jit
@@ -222,24 +192,14 @@ def _adamw8(
     tl.store(v_ptr + at, _encode(v * _inverse(v_scale)[:, None], False).to(tl.uint8), mask=mask)
 
 
-def clip_scales(grad: Gradient, table: RowTable) -> torch.Tensor:
-    """norms [A, 2] fp32 of all layers' gradient: each adapter's global gradient norm and its clip factor."""
-    rows, squares = grad.rows, grad.squares
-    layers, _, width = rows.shape
-    norms = torch.empty((table.rates.shape[0], 2), dtype=torch.float32, device=rows.device)
-    if squares is not None:
-        _clip_by_tiles[(table.rates.shape[0],)](
-            squares, table.rows, table.firsts, table.rates, norms, squares.stride(0), squares.stride(1), layers,
-            squares.shape[2], BN=4096, num_warps=8,
-        )  # fmt: skip
-        return norms
-    cfg = config("adamw")
-    tiles = -(-width // cfg.block_n)
-    partial = torch.zeros((table.rows.shape[0], layers * tiles), dtype=torch.float32, device=rows.device)
-    _squares[(table.rows.shape[0], tiles, layers)](
-        rows, table.rows, partial, rows.stride(0), rows.stride(1), width, tiles, BN=cfg.block_n, num_warps=cfg.warps
-    )
-    _clip[(table.rates.shape[0],)](partial, table.firsts, table.rates, norms, layers * tiles, BN=1024, num_warps=4)
+def clip_scales(squares: torch.Tensor, table: RowTable) -> torch.Tensor:
+    """norms [A, 2] fp32: each adapter's global gradient norm and its clip factor, from all layers' sums of squares."""
+    layers, _, places = squares.shape
+    norms = torch.empty((table.rates.shape[0], 2), dtype=torch.float32, device=squares.device)
+    _clip[(table.rates.shape[0],)](
+        squares, table.rows, table.firsts, table.rates, norms, squares.stride(0), squares.stride(1), layers, places, BN=4096,
+        num_warps=8,
+    )  # fmt: skip
     return norms
 
 
@@ -254,11 +214,13 @@ def adamw(
 ) -> torch.Tensor:
     """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
 
-    master, grad.rows [layers, rows, C] fp32 and compute_copy share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
-    shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [layers, rows, ceil(C / 256)] fp32.
+    master, grad.rows [layers, rows, C] fp32 and compute_copy share their strides; grad has its squares. moments: exp_avg and
+    exp_avg_sq, fp32 of that shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [layers, rows,
+    ceil(C / 256)] fp32.
     """
     layers, _, width = master.shape
-    norms = clip_scales(grad, table)
+    assert grad.squares is not None
+    norms = clip_scales(grad.squares, table)
     cfg = config("adamw" if len(moments) == 2 else "adamw8")
     grid = (table.rows.shape[0], -(-width // cfg.block_n), layers)
     if len(moments) == 2:
