@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from rq.exceptions import StopRequested
+from sqlalchemy.exc import OperationalError
 
 from service.background import queue_worker
 from service.background.stopping import stop_all
@@ -70,6 +71,28 @@ def test_what_does_not_end_is_given_back_within_one_limit_for_all():
     for work in works:
         work._asked.wait(PATIENCE)
         until(lambda done=work.done: done)
+
+
+class NoDatabase(OneRow):
+    """Its database does not answer a sweep."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Barrier(1))
+        self.asked, self.asked_again = threading.Event(), threading.Event()
+
+    def sweep(self) -> None:
+        (self.asked_again if self.asked.is_set() else self.asked).set()
+        raise OperationalError("select 1", {}, ConnectionError("no server is there"))
+
+
+def test_a_courier_asks_a_database_that_is_away_once_for_each_time_that_it_is_woken():
+    courier = NoDatabase()
+    courier.wake()
+    assert courier.asked.wait(PATIENCE)
+    assert not courier.asked_again.wait(0.3), "it asks on end, and logs as often"
+    courier.wake()
+    assert courier.asked_again.wait(PATIENCE)
+    courier.close()
 
 
 @pytest.fixture
