@@ -90,13 +90,13 @@ class ClaimCourier(ABC, Generic[Claimed]):
         done, swept = 0, -math.inf
         while True:
             with self._changed:
-                if self._stopping:
-                    return done
                 self._look = False  # before the database is asked: whoever finds none waits to be woken
             if time.monotonic() - swept >= _SWEEP_SECONDS:
                 self.sweep()
                 swept = time.monotonic()
             with self._changed:
+                if self._stopping:
+                    return done
                 free = self.slots - len(self._in_flight)
             taken = self.take(free) if free > 0 else Taken[Claimed]([])
             for claimed in taken.rows:
