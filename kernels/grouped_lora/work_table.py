@@ -6,6 +6,7 @@ token ranges, arena rows and ranks. Knows no layers, no matrices and no losses. 
 captured graph can be replayed with other contents: programs beyond the last entry find an empty range and return.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from grouped_lora.dropout import threshold
 BLOCK_T = 64
 SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, accumulate (1: add to the gradient), dropout's threshold
 BLOCK_COLUMNS = 3  # span, first token, end
+BLOCK_STEP = 16  # in which a class's blocks grow at least where no other number is given
 TILE_WIDTHS = (16, 32, 64, 128, 256)
 NARROW = 64  # ranks up to it are one class, and share a launch
 # Tokens without an adapter are cut into spans of this length, so that programs which walk a span stay balanced.
@@ -137,10 +139,18 @@ def tile_width(rank: int) -> int:
     raise ValueError(f"rank {rank} is above {TILE_WIDTHS[-1]}, the largest rank a kernel takes")
 
 
+def usual_blocks(tokens: int, spans: int) -> int:
+    """How many blocks so many spans of `tokens` tokens in all have nearly always. The last block of each is half full on
+    average, so there are half as many blocks as spans more than the tokens fill; and three standard deviations here."""
+    return math.ceil(tokens / BLOCK_T + spans / 2 + 3 * math.sqrt(spans / 12))
+
+
 def host_table(
-    spans: Sequence[Span], tokens: int, accumulate: Sequence[bool] = (), span_step: int = 1, block_step: int = 1
+    spans: Sequence[Span], tokens: int, accumulate: Sequence[bool] = (), span_step: int = 1, block_step: int | None = 1
 ) -> HostTable:
-    """The table of one pass; each class's sizes are rounded up to multiples of the steps, so that they repeat.
+    """The table of one pass; each class's sizes are rounded up to multiples of the steps, so that they repeat. block_step
+    None: a table of one class has as many blocks as its tokens and spans have nearly always, so that these two determine its
+    size; of several, each has a multiple of about half the pass's blocks.
 
     No larger than that: an idle program occupies an SM slot for about a microsecond, and a launch has one program per entry and
     column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of
@@ -162,7 +172,10 @@ def host_table(
             entries.append((span.start, span.stop, span.row, span.rank, int(accumulates), drop_threshold, span.kept_scale))
         cursor = span.stop
     unadapted(tokens)
-    parts = [_class_part(own, span_step, block_step) for own in _by_class(entries)]
+    classes = _by_class(entries)
+    usual = tokens if block_step is None and len(classes) == 1 else None
+    step = max(BLOCK_STEP, tokens // (2 * BLOCK_T) // BLOCK_STEP * BLOCK_STEP) if block_step is None else block_step
+    parts = [_class_part(own, span_step, step, usual) for own in classes]
     spans_of, scales_of, blocks_of, sizes = zip(*parts, strict=True)
     return HostTable(np.concatenate(spans_of), np.concatenate(scales_of), np.concatenate(blocks_of), sizes)
 
@@ -179,9 +192,9 @@ def _by_class(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _class_part(
-    entries: Sequence[Entry], span_step: int, block_step: int
+    entries: Sequence[Entry], span_step: int, block_step: int, tokens: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, ClassSize]:
-    """(spans, scales, blocks, size) of one class."""
+    """(spans, scales, blocks, size) of one class. tokens: of the only one, whose blocks are as many as they usually are."""
     blocks = [
         (index, at, min(at + BLOCK_T, stop))
         for index, (start, stop, *_) in enumerate(entries)
@@ -191,7 +204,11 @@ def _class_part(
     scales = np.zeros(table.shape[0], np.float32)
     for index, entry in enumerate(entries):
         table[index], scales[index] = entry[:SPAN_COLUMNS], entry[SPAN_COLUMNS]
-    block_table = np.zeros((-(-max(len(blocks), 1) // block_step) * block_step, BLOCK_COLUMNS), np.int32)
+    capacity = -(-max(len(blocks), 1) // block_step) * block_step
+    if tokens is not None:
+        usual = usual_blocks(tokens, len(table))
+        capacity = usual if len(blocks) <= usual else tokens // BLOCK_T + len(table)
+    block_table = np.zeros((capacity, BLOCK_COLUMNS), np.int32)
     block_table[: len(blocks)] = np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS)
     width = tile_width(max((entry[3] for entry in entries), default=0))
     return table, scales, block_table, ClassSize(width, table.shape[0], block_table.shape[0])

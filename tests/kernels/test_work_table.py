@@ -1,5 +1,7 @@
 """The work table's rank classes: every token in exactly one block, spans found by attention, no launch for nobody."""
 
+import random
+
 import pytest
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.sequence_table import sequence_blocks
@@ -71,6 +73,31 @@ def test_narrow_adapters_have_the_table_that_they_have_without_a_wide_neighbour(
     assert narrow.blocks.equal(alone.on("cpu").blocks)
     assert beside.sizes[1] == ClassSize(256, 1, 1)
     assert wide.blocks.tolist() == [[0, 75, 108]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 16, 40])
+def test_a_table_of_one_class_is_sized_by_its_tokens_and_spans(count: int) -> None:
+    draw, tokens, sizes = random.Random(count), 64 * count + 2048, set[ClassSize]()
+    for _ in range(200):
+        cuts = sorted(draw.sample(range(1, tokens), count - 1))
+        adapters = spans(*((b - a, 16) for a, b in zip([0, *cuts], [*cuts, tokens], strict=True)))
+        table = host_table(adapters, tokens, span_step=4, block_step=None)
+        assert [at for start, stop, _, _ in walked(table) for at in range(start, stop)] == list(range(tokens))
+        sizes.update(table.sizes)
+    assert len(sizes) <= 2, "the second where there are more blocks than usual"
+    assert min(size.blocks for size in sizes) < tokens / BLOCK_T + count / 2 + 12
+
+
+def test_a_table_with_more_blocks_than_usual_has_room_for_any() -> None:
+    adapters = spans(*[(BLOCK_T + 1, 16)] * 24)
+    (size,) = host_table(adapters, 24 * (BLOCK_T + 1), block_step=None).sizes
+    assert size == ClassSize(16, 24, 48)
+
+
+def test_blocks_of_several_classes_are_multiples_of_about_half_a_pass() -> None:
+    (narrow, wide) = host_table(spans((3000, 16), (3100, 200)), 6100, block_step=None).sizes
+    assert (narrow.blocks, wide.blocks) == (64, 64)
+    assert [size.blocks for size in host_table(spans((700, 16), (300, 200)), 1000, block_step=None).sizes] == [16, 16]
 
 
 def test_a_table_in_a_larger_ones_capacity_gives_the_same_work() -> None:
