@@ -27,8 +27,9 @@ from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape
 from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import PassResult
-from worker.model.cuda.pass_graphs import Launch, PassGraphs, PassMode
+from worker.model.cuda.pass_graphs import Launcher, PassGraphs, PassMode
 from worker.model.flat_batch import Segment
 
 PASSES, STAY = 600, 60
@@ -39,8 +40,9 @@ REPLAYED, LAUNCHED, CAPTURED = "replayed", "launched", "captured"
 class Timed(PassGraphs):
     """Times each pass by what became of it. emptied: every capture empties the caches."""
 
-    def __init__(self, device: torch.device, emptied: bool) -> None:
-        super().__init__(device)
+    def __init__(self, trainer: DeviceTrainer, emptied: bool) -> None:
+        embedding = trainer.backbone.embedding
+        super().__init__(embedding.device, trainer.graph_tokens, embedding.shape[1], embedding.dtype)
         self._emptied = emptied
         self.times, self.padded = defaultdict[str, list[float]](list), 0
 
@@ -51,11 +53,11 @@ class Timed(PassGraphs):
         super().waste(shape, mode, larger)
         self.padded += 1
 
-    def run(self, shape: BatchShape, host: Tensor, mode: PassMode, launch: Launch) -> PassResult:
+    def run(self, shape: BatchShape, host: Tensor, labels: Labels, mode: PassMode, launcher: Launcher) -> PassResult:
         before, known = len(self.shapes), shape in self.shapes
         torch.cuda.synchronize()
         began = time.perf_counter()
-        result = super().run(shape, host, mode, launch)
+        result = super().run(shape, host, labels, mode, launcher)
         torch.cuda.synchronize()
         kind = CAPTURED if len(self.shapes) > before else REPLAYED if known else LAUNCHED
         self.times[kind].append((time.perf_counter() - began) * 1e3)
@@ -75,7 +77,7 @@ def companies(seed: int) -> list[list[int]]:
 def arm(backbone: Backbone, name: str, sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
     arena = DeviceArena(backbone.targets, 64, "cuda", torch.bfloat16)
     trainer, rows = DeviceTrainer(backbone, arena), Rows(LLAMA_1B.vocabulary)
-    trainer.graphs = timed = Timed(backbone.device, emptied=name == EMPTIED)
+    trainer.graphs = timed = Timed(trainer, emptied=name == EMPTIED)
     slots = [arena.attach(16, 32.0) for _ in sizes[0]]
     for slot in slots:
         arena.master[slot.used].normal_(std=0.02)

@@ -57,7 +57,7 @@ def calls() -> list[Measured]:
     arena.refresh(slots)
     table = tables(flat, spans, (False,) * 32)
     shape = BatchShape.of(flat, table)
-    batch, _ = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
+    batch = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
     fused = FusedPass(backbone, arena.layout, 4096)
     sh, t, work, ranks = fused.stack.dims, shape.tokens, batch.table, sum(span.rank for span in spans)
     copy, grad = arena.layered(arena.compute_copy), arena.gradient

@@ -19,6 +19,7 @@ from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.label_batch import upload_labels
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import FlatBatch, Segment
 
@@ -155,7 +156,8 @@ def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callab
     spans, _ = spans_of(fed, flat.ranges)
     table = tables(flat, (), ())
     shape = BatchShape.of(flat, table)
-    base, labels = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
+    base = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
+    labels = upload_labels(flat, shape.tokens, base.tokens.device)
     arena = trainer.arena
     fused = FusedPass(trainer.backbone, arena.layout, 4096)
     columns = fused.stack.dims.columns

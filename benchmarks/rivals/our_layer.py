@@ -40,7 +40,7 @@ class OurLayer(Contestant):
         self._layer = OneLayer(stack.layers, stack.final_norm, stack.dims, stack.rotaries)
         table = tables(cell.flat, spans, (False,) * len(spans), cell.grain)
         shape = BatchShape.of(cell.flat, table, cell.grain)
-        self._batch, _ = unpack(shape, torch.from_numpy(fill(shape, cell.flat, table)).to(cell.device))
+        self._batch = unpack(shape, torch.from_numpy(fill(shape, cell.flat, table)).to(cell.device))
         self._x, self._dy = (self._padded(part, shape.tokens) for part in (cell.x, cell.dy))
         arena = cell.arena
         self._adapters, self._grad = arena.layered(arena.compute_copy), arena.gradient

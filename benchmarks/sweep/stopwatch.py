@@ -12,8 +12,8 @@ from benchmarks.sweep.device_clock import DeviceClock
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.training_loop import Executor
-from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.cuda.pass_graphs import PassGraphs
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 
@@ -30,8 +30,8 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
 )
 REPLAYED, LAUNCHED, UPDATED = "replayed passes", "launched passes", "updates"
 _ON_DEVICE: tuple[tuple[type, str, str], ...] = (
-    (CapturedGraphs, "replay", REPLAYED),
-    (DeviceTrainer, "_launch", LAUNCHED),
+    (PassGraphs, "_replay", REPLAYED),
+    (DeviceTrainer, "launch", LAUNCHED),
     (DeviceTrainer, "_update", UPDATED),
 )
 _SAMPLED = 40  # one of so many training passes is stored, to be measured again alone

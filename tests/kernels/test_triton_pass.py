@@ -4,8 +4,13 @@ In float64, since such a small random model makes a hundred times as much of eve
 up to 1.2e-5 off, and two such errors, each within the bound, need not be within it of each other.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from grouped_lora.optimizer.adamw import clip_scales
@@ -18,12 +23,15 @@ from tests.kernels.triton_case import DEVICE, error, rows_of
 from tests.worker.model import tiny
 from worker.model.arena import Arena, rows_for
 from worker.model.backbone import Backbone
+from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
-from worker.model.cuda.device_trainer import spans_of
+from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.flat_batch import Dropout, FlatBatch, Segment
+from worker.model.cuda.label_batch import upload_labels
+from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassMode
+from worker.model.flat_batch import Dropout, Example, FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 
 CLOSE = 2e-5
@@ -67,9 +75,10 @@ class Step:
         if larger:
             wider = tables(self.flat, spans, (False,) * len(spans), tokens=shape.tokens + 96)
             classes = tuple(ClassSize(size.rank_class, size.spans + 3, size.blocks + 5) for size in wider.sizes)
-            table, (tokens, labels) = wider.padded(classes), (shape.tokens + 96, shape.labels + 64)
-            shape = BatchShape(tokens, labels, 2 * shape.segments, 2 * shape.sequences, classes, shape.has_dropout)
-        return unpack(shape, torch.from_numpy(fill(shape, self.flat, table)).to(DEVICE))
+            table = wider.padded(classes)
+            shape = BatchShape(shape.tokens + 96, 2 * shape.sequences, classes, shape.has_dropout)
+        batch = unpack(shape, torch.from_numpy(fill(shape, self.flat, table)).to(DEVICE))
+        return batch, upload_labels(self.flat, shape.tokens, torch.device(DEVICE))
 
     def truth(self) -> tuple[Tensor, Tensor]:
         """Sums of log-probabilities, and the gradient [rows, W], by the plain path in float64."""
@@ -144,6 +153,51 @@ def test_a_pass_in_a_larger_bucket_equals_the_plain_path() -> None:
     assert error(result.sums[: len(sums)], sums) < CLOSE
     assert not result.sums[len(sums) :].any()
     assert step.off(grad) < CLOSE
+
+
+class Recalled(CapturedGraphs[Any, Any]):
+    """Graphs of a device without any: what is captured is called again."""
+
+    def _recorded(self, inputs: Tensor, run: Callable[[], Any], warm: Any, rest: Callable[[], Any] | None) -> Any:
+        first, later = SimpleNamespace(replay=run), SimpleNamespace(replay=rest)
+        return SimpleNamespace(graph=first, inputs=inputs, result=None, rest=later)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN: test_device_trainer.py compares real graphs")
+@pytest.mark.parametrize("mode", [SAVED, RECOMPUTED, FORWARD])
+def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_before(mode: PassMode) -> None:
+    """Its labels are those of its own pass, of which there may be more or fewer than when its bucket was captured; the gradient
+    of places without a label is zero, whatever was there."""
+    first = Step(NARROW, 0.0, (8, 20))
+    trainer = DeviceTrainer(first.backbone, first.arena)
+    trainer.graphs._captured = Recalled(first.backbone.device, 4)
+    few = FlatBatch.of([replace(s, examples=[_fewer_labels(one) for one in s.examples]) for s in first.segments])
+    assert few.size == first.flat.size
+    assert 0 < few.label_bounds[-1] < first.flat.label_bounds[-1]
+    table = tables(first.flat, first.spans, (False,) * len(first.spans))
+    shape = BatchShape.of(first.flat, table)
+    assert shape == BatchShape.of(few, table)
+
+    def taken(flat: FlatBatch, launched: bool) -> list[Tensor]:
+        first.arena.grad.zero_()
+        host, labels = torch.from_numpy(fill(shape, flat, table)), upload_labels(flat, shape.tokens, first.backbone.device)
+        run = trainer.launch if launched else partial(trainer.graphs.run, launcher=trainer)
+        result = run(shape, host, labels, mode)
+        return [result.sums.clone(), result.hits.clone(), first.arena.grad.clone()]
+
+    wanted = {id(flat): taken(flat, launched=True) for flat in (first.flat, few)}
+    for flat in (first.flat, first.flat, first.flat, few, first.flat, few, few):
+        found = taken(flat, launched=False)
+        assert all(map(torch.equal, found, wanted[id(flat)]))
+        assert bool(found[2].any()) == (mode != FORWARD)
+    assert trainer.captured == [shape]
+
+
+def _fewer_labels(example: Example) -> Example:
+    """The same tokens; every second label, and the last, which says how long the example is on the axis."""
+    mask = example.loss_mask & (np.arange(len(example.loss_mask)) % 2 == 0)
+    mask[np.flatnonzero(example.loss_mask)[-1]] = True
+    return replace(example, loss_mask=mask)
 
 
 @pytest.mark.slow

@@ -46,9 +46,9 @@ def made(monkeypatch):
     class Noted(DeviceTrainer):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            self.graphs = Counted(self.backbone.device)
             trainers.append(self)
 
+    monkeypatch.setattr("worker.model.cuda.device_trainer.PassGraphs", Counted)
     monkeypatch.setattr("worker.replicas.base_loader.DeviceTrainer", Noted)
     return trainers
 

@@ -13,7 +13,7 @@ from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER, FORWARD, MAX_GRAPHS, SAVED, PassGraphs
 
-SHAPE = BatchShape(1024, 256, 4, 8, (ClassSize(32, 4, 16),))
+SHAPE = BatchShape(1024, 8, (ClassSize(32, 4, 16),))
 HOST = torch.zeros(1, dtype=torch.int32)
 
 
@@ -24,52 +24,70 @@ class Unrecorded(CapturedGraphs[Any, Any]):
         super().__init__(torch.device("cpu"), most)
         self._did = did
 
-    def _recorded(self, inputs: torch.Tensor, run: Any, warm: Any) -> Any:
+    def _recorded(self, inputs: torch.Tensor, run: Any, warm: Any, rest: Any) -> Any:
         self._did["captured"] += 1
         self._did["warmed up"] += warm is not None
-        graph = type("Graph", (), {"replay": lambda _: self._did.update(["replayed"])})()
-        return captured_graphs._Graph(graph, inputs.clone(), None)
+        graph, later = (
+            type("Graph", (), {"replay": lambda _, kind=kind: self._did.update([kind])})() for kind in ("replayed", "backward")
+        )
+        return captured_graphs._Graph(graph, inputs.clone(), None, later if rest is not None else None)
 
 
 class Counted(PassGraphs):
-    """Counts what became of passes: "launched", "captured" or "replayed"; and captures that were warmed up."""
+    """Counts what became of passes: "launched", "captured" or "replayed", the last with a "loss" and after it a "backward" if
+    there is one; and captures that were warmed up."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
+        super().__init__(torch.device("cpu"), 2048, 4, torch.float32)
         self.did = Counter[str]()
         self._captured = Unrecorded(MAX_GRAPHS, self.did)
 
     def launch(self, *_: Any) -> Any:
         self.did["launched"] += 1
 
+    def launch_loss(self, h: torch.Tensor, labels: Any, out: torch.Tensor | None) -> Any:
+        assert out is None or out.shape[0] == h.shape[0] + 1
+        self.did["loss"] += 1
+
+    def pass_of(self, shape: BatchShape, mode: Any = SAVED) -> None:
+        self.run(shape, HOST, None, mode, self)  # type: ignore[arg-type]
+
     def shared(self, shape: BatchShape) -> BatchShape:
         """A pass of several tasks; the bucket in which it ran."""
         for larger in self.larger(shape, SAVED):
             self.waste(shape, SAVED, larger)
-            self.run(larger, HOST, SAVED, self.launch)
+            self.pass_of(larger)
             return larger
-        self.run(shape, HOST, SAVED, self.launch)
+        self.pass_of(shape)
         return shape
 
     def capture(self, shape: BatchShape) -> None:
         for _ in range(CAPTURE_AFTER):
-            self.run(shape, HOST, SAVED, self.launch)
+            self.pass_of(shape)
         assert shape in self.shapes
 
 
 def test_the_third_pass_of_a_bucket_captures_it() -> None:
     graphs = Counted()
     for _ in range(5):
-        graphs.run(SHAPE, HOST, SAVED, graphs.launch)
-    replayed = 5 - (CAPTURE_AFTER - 1)
-    assert graphs.did == {"launched": CAPTURE_AFTER - 1, "captured": 1, "warmed up": 1, "replayed": replayed}
+        graphs.pass_of(SHAPE)
+    times = 5 - (CAPTURE_AFTER - 1)
+    replayed = dict.fromkeys(("replayed", "loss", "backward"), times)
+    assert graphs.did == {"launched": CAPTURE_AFTER - 1, "captured": 1, "warmed up": 1, **replayed}
+
+
+def test_a_pass_without_a_backward_is_one_graph_and_its_loss() -> None:
+    graphs = Counted()
+    for _ in range(CAPTURE_AFTER):
+        graphs.pass_of(SHAPE, FORWARD)
+    assert (graphs.did["replayed"], graphs.did["loss"], graphs.did["backward"]) == (1, 1, 0)
 
 
 def test_a_capture_warms_up_unless_a_graph_that_takes_no_less_is_there() -> None:
     graphs = Counted()
-    for shape in (SHAPE, replace(SHAPE, tokens=800), replace(SHAPE, labels=64), replace(SHAPE, tokens=1280)):
+    for shape in (SHAPE, replace(SHAPE, tokens=800), replace(SHAPE, tokens=1280)):
         graphs.capture(shape)
-    assert graphs.did["captured"] == 4
+    assert graphs.did["captured"] == 3
     assert graphs.did["warmed up"] == 2, "the first, and the one with more tokens"
 
 
@@ -86,7 +104,7 @@ def test_the_graphs_that_were_used_last_are_kept() -> None:
 
 
 def test_a_larger_bucket_takes_passes_until_they_have_wasted_what_a_capture_costs() -> None:
-    graphs, smaller = Counted(), replace(SHAPE, tokens=800, labels=200)  # a pass of SHAPE is 0.28 longer
+    graphs, smaller = Counted(), replace(SHAPE, tokens=800)  # a pass of SHAPE is 0.28 longer
     graphs.capture(SHAPE)
     found = [graphs.shared(smaller) for _ in range(12)]
     assert found[:8] == [SHAPE] * 8, "eight times 0.28 is above 2"
@@ -97,9 +115,9 @@ def test_a_larger_bucket_takes_passes_until_they_have_wasted_what_a_capture_cost
 
 def test_of_larger_buckets_the_least_padded_takes_a_pass() -> None:
     graphs = Counted()
-    for tokens, labels in ((1536, 256), (1024, 512), (1280, 256)):
-        graphs.capture(replace(SHAPE, tokens=tokens, labels=labels))
-    assert [shape.tokens for shape in graphs.larger(SHAPE, SAVED)] == [1280, 1536], "twice the labels is no less than a launch"
+    for tokens in (1536, 1664, 1280):
+        graphs.capture(replace(SHAPE, tokens=tokens))
+    assert [shape.tokens for shape in graphs.larger(SHAPE, SAVED)] == [1280, 1536], "1664 is no less than a launch"
     assert list(graphs.larger(SHAPE, FORWARD)) == []
 
 
@@ -107,13 +125,11 @@ def test_of_larger_buckets_the_least_padded_takes_a_pass() -> None:
     "change",
     [
         {"tokens": 1056},
-        {"labels": 320},
-        {"segments": 8},
         {"sequences": 16},
         {"classes": (ClassSize(64, 4, 16),)},
         {"classes": (ClassSize(32, 4, 16), ClassSize(128, 4, 16))},
         {"has_dropout": True},
-        {"tokens": 512, "labels": 64},  # launching it costs no more
+        {"tokens": 512},  # launching it costs no more
     ],
 )
 def test_a_bucket_takes_no_pass_that_does_not_fit_or_costs_as_much_as_launching(change: dict[str, Any]) -> None:

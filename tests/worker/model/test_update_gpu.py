@@ -57,6 +57,7 @@ class Begun:
 
     def __init__(self, ahead: bool) -> None:
         self.trainer, self.ahead = device_trainer(llama(), 256), ahead
+        self.trainer.graph_tokens = 0  # a capture waits for the device
         torch.manual_seed(0)
         self.jobs = job_steps(self.trainer, Rows(300), 1, 4)
 

@@ -21,7 +21,7 @@ from worker.model.arena import Slot
 from worker.model.cuda.device_batch import Grain, token_bucket
 from worker.model.cuda.upload_buffer import UploadLayout
 
-GRAIN = Grain(2, 2, 8, 16)  # sequences come and go: few buckets, which repeat
+GRAIN = Grain(2, 8, 16)  # sequences come and go: few buckets, which repeat
 
 
 @dataclass(frozen=True)

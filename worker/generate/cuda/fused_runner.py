@@ -61,7 +61,7 @@ class FusedRunner:
         self._trainer.arena.refresh(slots)
         table = tables(flat, spans, ())
         shape = BatchShape.of(flat, table)
-        batch, labels = unpack(shape, self._up(fill(shape, flat, table)))
+        batch = unpack(shape, self._up(fill(shape, flat, table)))
         pages, places = np.zeros((2, shape.tokens), np.int64)
         size = self._cache.page_tokens
         for sequence, (start, stop) in zip(sequences, flat.sequences(), strict=True):
@@ -70,7 +70,7 @@ class FusedRunner:
             places[start:stop] = own % size
         cached = CachedBatch(**vars(batch), pages=self._up(pages), places=self._up(places))
         _, h, _ = self._stack.forward(self._fused.embed(cached), cached, self._adapters(), None)
-        return self._logits(h[labels.indices[: len(sequences)].long()])
+        return self._logits(h[self._up(flat.label_indices.numpy())])
 
     def _decode(self, sequences: list[Sequence]) -> Tensor:
         spans, slots = adapter_spans(sequences)

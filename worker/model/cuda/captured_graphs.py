@@ -19,9 +19,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _Graph(Generic[Result]):
+    """rest: what is launched after something that is not captured."""
+
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     result: Result
+    rest: torch.cuda.CUDAGraph | None = None
 
 
 class CapturedGraphs(Generic[Key, Result]):
@@ -62,15 +65,35 @@ class CapturedGraphs(Generic[Key, Result]):
         found.graph.replay()
         return found.result
 
-    def capture(self, key: Key, inputs: Tensor, run: Callable[[], Result], warm: Callable[[], object] | None) -> None:
-        """Capture `run`, which reads `inputs`. Its kernels were launched before. warm: makes the same launches without harm,
-        once, so that the pool can grow from what they leave in the allocator's cache; None where the pool holds the memory of a
-        graph that takes no less: then caches, on which what is launched next depends, stay as they are."""
+    def replay_rest(self, key: Key) -> None:
+        """After `replay` of this key."""
+        rest = self._graphs[key].rest
+        assert rest is not None, "a rest was captured, too"
+        rest.replay()
+
+    def capture(
+        self,
+        key: Key,
+        inputs: Tensor,
+        run: Callable[[], Result],
+        warm: Callable[[], object] | None,
+        rest: Callable[[], object] | None = None,
+    ) -> None:
+        """Capture `run`, which reads `inputs`, and what of it is launched later, `rest`. Their kernels were launched before.
+        warm: makes the same launches without harm, once, so that the pool can grow from what they leave in the allocator's
+        cache; None where the pool holds the memory of a graph that takes no less: then caches, on which what is launched next
+        depends, stay as they are."""
         if len(self._graphs) == self._most:
             self._graphs.popitem(last=False)
-        self._graphs[key] = self._recorded(inputs, run, warm)
+        self._graphs[key] = self._recorded(inputs, run, warm, rest)
 
-    def _recorded(self, inputs: Tensor, run: Callable[[], Result], warm: Callable[[], object] | None) -> _Graph[Result]:
+    def _recorded(
+        self,
+        inputs: Tensor,
+        run: Callable[[], Result],
+        warm: Callable[[], object] | None,
+        rest: Callable[[], object] | None,
+    ) -> _Graph[Result]:
         # PyTorch's default capture stream belongs to the device that captured first.
         self._stream = self._stream or torch.cuda.Stream(self._device)
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -85,7 +108,12 @@ class CapturedGraphs(Generic[Key, Result]):
             recording = torch.cuda.graph(graph, self._pool, self._stream, _ERRORS)
         with _no_collection(), recording:
             result = run()
-        return _Graph(graph, inputs, result)
+        if rest is None:
+            return _Graph(graph, inputs, result)
+        later = torch.cuda.CUDAGraph()
+        with _no_collection(), _recording(later, self._pool, self._stream):
+            rest()
+        return _Graph(graph, inputs, result, later)
 
 
 @contextmanager

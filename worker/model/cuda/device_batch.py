@@ -1,22 +1,19 @@
 """A flat batch as one upload: every number a pass reads, packed into one int32 buffer whose shape repeats.
 
-Knows FlatBatch and the kernels' tables; knows no weights and no trainer. Padding fills the token axis up to the bucket's size
-with tokens of no adapter, and the labels with rows of weight 0, so that a captured graph accepts any batch of its bucket.
+Knows FlatBatch and the kernels' tables; knows no weights, no labels (label_batch.py) and no trainer. Padding fills the token
+axis up to the bucket's size with tokens of no adapter, so that a captured graph accepts any batch of its bucket.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 
 import numpy as np
-import torch
 from grouped_lora import Span
 from grouped_lora.block.sequence_table import BLOCK, SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
 from grouped_lora.work_table import ClassSize, HostTable, WorkTable, holds, host_table
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.upload_buffer import UploadLayout
 from worker.model.flat_batch import FlatBatch
 
@@ -30,20 +27,18 @@ def bucket(count: int, steps: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class Grain:
-    """How fine buckets are. steps, labels: of tokens and of labels, an octave; spans, blocks: in which work tables grow."""
+    """How fine buckets are. steps: of tokens, an octave; spans, blocks: in which work tables grow, as of host_table."""
 
     steps: int
-    labels: int
     spans: int
-    blocks: int
+    blocks: int | None
 
 
-FINE = Grain(32, 32, 4, 16)  # padding of at most 1/32 above 1,024 tokens
-# Twice the tail, in far fewer buckets, which repeat: 7 instead of 48 in 160 steps of 32 adapters on GSM8K's rows.
-COARSE = Grain(16, 4, 8, 64)
-# Of small passes, which are captured: padding of at most 1/8 (5 % on GSM8K's rows), so that few buckets repeat whoever shares
-# the pass. Of 250 passes of nine jobs of batch 2, FINE has 30 % replayed, this 90 %; of three jobs of batch 1, 2, 4: 44, 91 %.
-REPEATED = Grain(8, 2, 4, 16)
+FINE = Grain(32, 1, 1)  # of launched passes: padding of at most 1/32 above 1,024 tokens, and no program without work
+# Of passes that are captured, so that few buckets repeat whoever shares the pass: twice the padding, and four times, where
+# passes have fewer tokens and so differ more.
+COARSE = Grain(16, 8, None)
+REPEATED = Grain(8, 4, None)
 
 
 TAIL_PART = 512  # tokens of padding that attend to each other, a multiple of BLOCK: a longer part would take quadratic time
@@ -78,19 +73,15 @@ class BatchShape:
     """What a pass's launches depend on. classes: the work table's rank classes. has_dropout: whether any adapter has."""
 
     tokens: int
-    labels: int
-    segments: int
     sequences: int
     classes: tuple[ClassSize, ...]
     has_dropout: bool = False
 
     @classmethod
     def of(cls, batch: FlatBatch, table: HostTable, grain: Grain = FINE) -> "BatchShape":
-        """The bucket of a batch: tokens and labels by `grain`, segments and sequences in powers of two."""
+        """The bucket of a batch: tokens by `grain`, sequences in powers of two."""
         return cls(
             tokens=token_bucket(batch.size, grain),
-            labels=bucket(batch.label_bounds[-1], grain.labels, 64),
-            segments=_power(len(batch.ranges)),
             sequences=_power(len(batch.bounds)),
             classes=table.sizes,
             has_dropout=batch.keys is not None,
@@ -104,22 +95,18 @@ class BatchShape:
         """Whether a batch of the other bucket fits this one's buffer, with launches for its ranks; on this one's longer axis
         its work table may still have too many entries."""
 
-        def sizes(shape: BatchShape) -> tuple[int, ...]:
-            return shape.tokens, shape.labels, shape.segments, shape.sequences
-
-        fits = all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
+        fits = self.tokens >= other.tokens and self.sequences >= other.sequences
         return fits and self.has_dropout == other.has_dropout and holds(self.classes, other.classes)
 
     def padding_of(self, other: "BatchShape") -> float:
-        """How much longer at most a pass of this bucket takes than one of the other, as a fraction: a token takes time in the
-        layers, a label in the head."""
-        return max(self.tokens / other.tokens, self.labels / other.labels) - 1
+        """How much longer at most a pass of this bucket takes than one of the other, as a fraction."""
+        return self.tokens / other.tokens - 1
 
     def takes_as_much_as(self, other: "BatchShape") -> bool:
         """Whether a pass of this shape takes no less memory than one of the other in the same mode."""
 
         def sizes(shape: BatchShape) -> tuple[int, ...]:
-            return shape.tokens, shape.labels, shape.classes[-1].rank_class, len(shape.classes), shape.has_dropout
+            return shape.tokens, shape.classes[-1].rank_class, len(shape.classes), shape.has_dropout
 
         return all(own >= its for own, its in zip(sizes(self), sizes(other), strict=True))
 
@@ -129,10 +116,6 @@ def _layout(shape: BatchShape) -> UploadLayout:
     fields = {
         "tokens": (shape.tokens,),
         "positions": (shape.tokens,),
-        "label_indices": (shape.labels,),
-        "label_tokens": (shape.labels,),
-        "loss_weights": (shape.labels,),
-        "label_bounds": (shape.segments + 1,),
         "attention": (shape.attention_blocks, SEQUENCE_COLUMNS),
         "keys": (shape.tokens if shape.has_dropout else 0,),
     }
@@ -148,14 +131,8 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     layout = _layout(shape)
     flat = layout.empty()
     put = partial(layout.put, flat)
-    labels = batch.label_bounds[-1]
-    counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
     put("tokens", batch.tokens.numpy()[: batch.size])
     put("positions", batch.positions.numpy()[: batch.size])
-    put("label_indices", np.concatenate([batch.label_indices.numpy(), np.full(shape.labels - labels, shape.tokens)]))
-    put("label_tokens", batch.label_tokens.numpy())
-    put("loss_weights", np.repeat(np.array([segment.loss_weight for segment in batch.segments]), counts))
-    put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
     layout.put_table(flat, table)
     bounds = (*batch.bounds, *range(batch.size + TAIL_PART, shape.tokens, TAIL_PART))
     bounds = (*bounds, shape.tokens) if shape.tokens > batch.size else bounds
@@ -165,12 +142,9 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     return flat
 
 
-def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
+def unpack(shape: BatchShape, flat: Tensor) -> DeviceBatch:
     """Views of an uploaded buffer."""
     layout = _layout(shape)
     field = partial(layout.field, flat)
     table = layout.table(flat, field("keys") if shape.has_dropout else None)
-    labels = Labels(
-        field("label_indices"), field("label_tokens"), field("loss_weights").view(torch.float32), field("label_bounds")
-    )
-    return DeviceBatch(field("tokens"), field("positions"), SequenceTable(field("attention")), table), labels
+    return DeviceBatch(field("tokens"), field("positions"), SequenceTable(field("attention")), table)

@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.optimizer.adamw import RowTable, adamw
-from grouped_lora.work_table import holds
+from grouped_lora.work_table import HostTable, holds
 from torch import Tensor
 
 from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, BatchShape, Grain, fill, tables, unpack
-from worker.model.cuda.fused_pass import FusedPass, PassResult
+from worker.model.cuda.fused_head import Labels
+from worker.model.cuda.fused_pass import ForwardDone, FusedPass, PassResult
+from worker.model.cuda.label_batch import upload_labels
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassGraphs, PassMode
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
@@ -59,7 +61,8 @@ class DeviceTrainer(Trainer):
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = _graph_tokens(backbone)
-        self.graphs = PassGraphs(backbone.device)
+        embedding = backbone.embedding
+        self.graphs = PassGraphs(backbone.device, self.graph_tokens, embedding.shape[1], embedding.dtype)
 
     @property
     def captured(self) -> list[BatchShape]:
@@ -163,8 +166,8 @@ class DeviceTrainer(Trainer):
         table = tables(batch, spans, accumulate, grain)
         shape = BatchShape.of(batch, table, grain)
         if shape.tokens > self.graph_tokens:
-            host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), mode)
+            host, labels = self._uploads(shape, batch, table)
+            result = self.launch(shape, host.to(self.backbone.device, non_blocking=True), labels, mode)
         else:  # graphs know the buffers' addresses, which change as the arena grows or shrinks
             arena = self.arena
             self.graphs.belong_to(tuple(buffer.data_ptr() for buffer in (arena.compute_copy, arena.grad, arena.squares)))
@@ -174,11 +177,11 @@ class DeviceTrainer(Trainer):
                     self.graphs.waste(shape, mode, larger)
                     shape, table = larger, wider.padded(larger.classes)
                     break
-            host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-            result = self.graphs.run(shape, host, mode, self._launch)
+            host, labels = self._uploads(shape, batch, table)
+            result = self.graphs.run(shape, host, labels, mode, self)
         if mode != FORWARD:
             self.arena.slots_with_gradient.update(slots)
-        sums, hits = result.sums.neg(), result.hits.clone()  # a graph's next replay overwrites its results
+        sums, hits = result.sums.neg(), result.hits
         counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
         found = {place: LossSum(sums[at], counts[at], hits[at]) for at, place in enumerate(order)}
         return [found[place] for place in range(len(segments))]
@@ -189,12 +192,37 @@ class DeviceTrainer(Trainer):
             return FINE
         return COARSE if tokens > GRAPH_TOKENS else REPEATED
 
-    def _launch(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> PassResult:
-        batch, labels = unpack(shape, flat)
-        compute_copy = self.arena.layered(self.arena.compute_copy)
+    def _uploads(self, shape: BatchShape, batch: FlatBatch, table: HostTable) -> tuple[Tensor, Labels]:
+        """The pass's buffer in pinned memory, and its labels on their way to the device."""
+        host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
+        return host, upload_labels(batch, shape.tokens, self.backbone.device)
+
+    def launch(self, shape: BatchShape, flat: Tensor, labels: Labels, mode: PassMode) -> PassResult:
+        """A whole pass. flat: its uploaded buffer."""
+        batch = unpack(shape, flat)
         if mode == FORWARD:
-            return self._fused.evaluate(batch, labels, compute_copy)
-        return self._fused.train(batch, labels, compute_copy, self.arena.gradient, mode == RECOMPUTED)
+            return self._fused.evaluate(batch, labels, self._adapters)
+        return self._fused.train(batch, labels, self._adapters, self.arena.gradient, mode == RECOMPUTED)
+
+    def launch_hidden(self, shape: BatchShape, flat: Tensor) -> Tensor:
+        """The final hidden states [T, D] of a pass without a backward."""
+        return self._fused.hidden(unpack(shape, flat), self._adapters)
+
+    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[Tensor, ForwardDone]:
+        """The final hidden states [T, D], and what the backward reads."""
+        return self._fused.forward(unpack(shape, flat), self._adapters, mode == RECOMPUTED)
+
+    def launch_loss(self, h: Tensor, labels: Labels, out: Tensor | None) -> PassResult:
+        """out [T + 1, D]: where the gradient of h [T, D] is written; None: there is none."""
+        return self._fused.loss(h, labels, out is not None, out)[0]
+
+    def launch_backward(self, done: ForwardDone) -> None:
+        """done: with dh."""
+        self._fused.backward(done, self._adapters, self.arena.gradient)
+
+    @property
+    def _adapters(self) -> Tensor:
+        return self.arena.layered(self.arena.compute_copy)
 
 
 def _graph_tokens(backbone: Backbone) -> int:

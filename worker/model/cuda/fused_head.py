@@ -25,17 +25,20 @@ class Labels:
 
 
 def head_loss(
-    h: Tensor, head: Tensor, labels: Labels, with_gradient: bool, cap: float | None = None
+    h: Tensor, head: Tensor, labels: Labels, with_gradient: bool, cap: float | None = None, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(sums, hits, dh): sums [segments] fp32 of log-probabilities; hits [segments] fp32, how many labels are their logits'
     argmax; dh [T, D] of Σ -loss_weight · logp, or None.
 
-    h [T, D] final hidden states, head [V, D]. cap: the logits' soft cap; None: they have none.
+    h [T, D] final hidden states, head [V, D]. cap: the logits' soft cap; None: they have none. out [T + 1, D]: where dh is
+    written, if not to memory of its own.
     """
     count, tokens = labels.indices.shape[0], h.shape[0]
     logp, hits = torch.empty((2, count), dtype=torch.float32, device=h.device)
     # One row more than there are tokens takes what padding labels write.
-    dh = torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device) if with_gradient else None
+    dh = None
+    if with_gradient:
+        dh = out.zero_() if out is not None else torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device)
     indices = labels.indices.long()
     picked = h.index_select(0, indices.clamp(max=tokens - 1))
     for start in range(0, count, CHUNK_LABELS):

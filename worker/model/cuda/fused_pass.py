@@ -1,6 +1,8 @@
 """One pass of a flat batch through the backbone on CUDA: embedding, stack, head, and backward into the arena's gradient.
 
-Knows device tensors of one batch; knows no jobs, no host data and no optimizer. Nothing here waits for the device.
+Its three parts can be launched one by one: forward and backward depend on the batch's bucket alone, so they may be captured
+(pass_graphs.py), the head and the loss on its labels. Knows device tensors of one batch; knows no jobs, no host data and no
+optimizer. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,18 @@ class PassResult:
 
     sums: Tensor
     hits: Tensor
+
+
+@dataclass
+class ForwardDone:
+    """What a forward leaves for its backward. x, rstd: of the final norm. layers: what each layer's backward reads. dh [T, D]:
+    the gradient of the final hidden states, once it is known. The backward takes them out, so that their memory is free."""
+
+    batch: DeviceBatch
+    x: Tensor | None
+    rstd: Tensor
+    layers: list[SavedLayer]
+    dh: Tensor | None = None
 
 
 def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
@@ -56,23 +70,41 @@ class FusedPass:
         self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Gradient, recompute: bool = False
     ) -> PassResult:
         """Forward and backward. adapters: the arena's compute copy, a view [layers, rows, C]; grad: all layers'."""
-        saved_layers: list[SavedLayer] = []
-        x, h, rstd = self.stack.forward(self.embed(batch), batch, adapters, saved_layers, recompute)
-        self._gathers.use(HEAD_UNIT, FORWARD)
-        sums, hits, dh = head_loss(h, self.head, labels, True, self._cap)
+        h, done = self.forward(batch, adapters, recompute)
+        result, done.dh = self.loss(h, labels, with_gradient=True)
         del h
-        assert dh is not None
-        dx = self.stack.final_backward(dh, x, rstd, batch)
-        del dh, x
-        self.stack.backward(dx, batch, adapters, grad, saved_layers)
-        return PassResult(sums, hits)
+        self.backward(done, adapters, grad)
+        return result
 
     def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
         """Forward alone."""
-        _, h, _ = self.stack.forward(self.embed(batch), batch, adapters, None)
+        return self.loss(self.hidden(batch, adapters), labels, with_gradient=False)[0]
+
+    def hidden(self, batch: DeviceBatch, adapters: Tensor) -> Tensor:
+        """The final hidden states [T, D]; nothing is kept for a backward."""
+        return self.stack.forward(self.embed(batch), batch, adapters, None)[1]
+
+    def forward(self, batch: DeviceBatch, adapters: Tensor, recompute: bool) -> tuple[Tensor, ForwardDone]:
+        """The final hidden states [T, D], and what `backward` reads; with `recompute` each layer's input alone."""
+        layers: list[SavedLayer] = []
+        x, h, rstd = self.stack.forward(self.embed(batch), batch, adapters, layers, recompute)
+        return h, ForwardDone(batch, x, rstd, layers)
+
+    def loss(
+        self, h: Tensor, labels: Labels, with_gradient: bool, out: Tensor | None = None
+    ) -> tuple[PassResult, Tensor | None]:
+        """The pass's result, and the gradient [T, D] of h. out: as of head_loss."""
         self._gathers.use(HEAD_UNIT, FORWARD)
-        sums, hits, _ = head_loss(h, self.head, labels, False, self._cap)
-        return PassResult(sums, hits)
+        sums, hits, dh = head_loss(h, self.head, labels, with_gradient, self._cap, out)
+        return PassResult(sums, hits), dh
+
+    def backward(self, done: ForwardDone, adapters: Tensor, grad: Gradient) -> None:
+        """Write the adapters' gradients. done: with dh."""
+        assert done.dh is not None, "the loss comes before the backward"
+        assert done.x is not None, "a forward has one backward"
+        dx = self.stack.final_backward(done.dh, done.x, done.rstd, done.batch)
+        done.dh = done.x = None
+        self.stack.backward(dx, done.batch, adapters, grad, done.layers)
 
     def embed(self, batch: DeviceBatch) -> Tensor:
         """The first layer's input, [T, D]."""

@@ -2,19 +2,22 @@
 
 A pass of a bucket that is not captured is launched, which wastes about one replayed pass; a capture costs about two. So a
 bucket is captured once its passes have wasted as much as that: the ski-rental rule, never worse than twice the best in
-hindsight. Knows shapes and how to launch a pass; knows no adapters and no tasks.
+hindsight. Of a training pass forward and backward are captured, two graphs; the head between them is launched each time, over
+exactly the pass's labels: they would be a second dimension of buckets, with padding of its own. Knows shapes and who launches a
+pass; knows no adapters and no tasks.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape
-from worker.model.cuda.fused_pass import PassResult
+from worker.model.cuda.fused_head import Labels
+from worker.model.cuda.fused_pass import ForwardDone, PassResult
 
 MAX_GRAPHS = 64
 PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
@@ -25,15 +28,28 @@ LAUNCH_WASTES, CAPTURE_COSTS, MOST_PADDING = 1.0, 2.0, 0.6
 CAPTURE_AFTER = 3  # passes of a bucket, the last of which captures it, where no other bucket takes one
 assert (CAPTURE_AFTER - 1) * LAUNCH_WASTES == CAPTURE_COSTS
 
-Launch = Callable[[BatchShape, Tensor, PassMode], PassResult]
+
+class Launcher(Protocol):
+    """Launches a pass from its uploaded buffer, as a whole or in parts. The loss takes where to write the gradient of h; None:
+    there is none."""
+
+    def launch(self, shape: BatchShape, flat: Tensor, labels: Labels, mode: PassMode) -> PassResult: ...
+    def launch_hidden(self, shape: BatchShape, flat: Tensor) -> Tensor: ...
+    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[Tensor, ForwardDone]: ...
+    def launch_loss(self, h: Tensor, labels: Labels, out: Tensor | None) -> PassResult: ...
+    def launch_backward(self, done: ForwardDone) -> None: ...
 
 
 class PassGraphs:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._captured = CapturedGraphs[tuple[BatchShape, PassMode], PassResult](device, MAX_GRAPHS)
+    """most_tokens: of a pass. width, dtype: of hidden states."""
+
+    def __init__(self, device: torch.device, most_tokens: int, width: int, dtype: torch.dtype) -> None:
+        self._device, self._most_tokens, self._width, self._dtype = device, most_tokens, width, dtype
+        self._captured = CapturedGraphs[tuple[BatchShape, PassMode], None](device, MAX_GRAPHS)
         self._wasted = defaultdict[tuple[BatchShape, PassMode], float](float)  # replayed passes, of buckets not captured
         self._launched = set[tuple[BatchShape, PassMode]]()
+        # [2, T + 1, D], which all graphs share: hidden states as a forward left them, and their gradient
+        self._ends: Tensor | None = None
 
     @property
     def shapes(self) -> list[BatchShape]:
@@ -46,6 +62,7 @@ class PassGraphs:
 
     def forget(self) -> None:
         self._captured.forget()
+        self._ends = None
 
     def larger(self, shape: BatchShape, mode: PassMode) -> Iterator[BatchShape]:
         """Captured buckets that may take a pass of `shape` for less than launching it costs, the least padded first; none where
@@ -60,32 +77,66 @@ class PassGraphs:
         """A pass of `shape` is replayed in the bucket `larger`."""
         self._wasted[shape, mode] += larger.padding_of(shape)
 
-    def run(self, shape: BatchShape, host: Tensor, mode: PassMode, launch: Launch) -> PassResult:
-        """A pass from its buffer in pinned memory: launched, by `launch` from the uploaded buffer, or replayed. Its bucket is
-        captured if that is due; it was launched before, so that its kernels are compiled and loaded."""
+    def run(self, shape: BatchShape, host: Tensor, labels: Labels, mode: PassMode, launcher: Launcher) -> PassResult:
+        """A pass from its buffer in pinned memory and its labels on the device: launched, or replayed. Its bucket is captured
+        if that is due; it was launched before, so that its kernels are compiled and loaded."""
         key = (shape, mode)
         if key not in self._captured:
             if self._wasted[key] < CAPTURE_COSTS or key not in self._launched:
                 self._wasted[key] += LAUNCH_WASTES
                 self._launched.add(key)
-                return launch(shape, host.to(self._device, non_blocking=True), mode)
+                return launcher.launch(shape, host.to(self._device, non_blocking=True), labels, mode)
             del self._wasted[key]
-            self._capture(key, host, launch)
-        return self._captured.replay(key, host)
+            self._capture(key, host, launcher)
+        return self._replay(key, host, labels, launcher)
 
-    def _capture(self, key: tuple[BatchShape, PassMode], host: Tensor, launch: Launch) -> None:
+    def _replay(self, key: tuple[BatchShape, PassMode], host: Tensor, labels: Labels, launcher: Launcher) -> PassResult:
+        shape, mode = key
+        self._captured.replay(key, host)
+        h, gradient = self._shared_ends(shape)
+        if mode == FORWARD:
+            return launcher.launch_loss(h[:-1], labels, None)
+        result = launcher.launch_loss(h[:-1], labels, gradient)
+        self._captured.replay_rest(key)
+        return result
+
+    def _shared_ends(self, shape: BatchShape) -> tuple[Tensor, Tensor]:
+        """Where a pass of this bucket has its hidden states and their gradient, [T + 1, D] each."""
+        if self._ends is None:
+            size = 2, self._most_tokens + 1, self._width
+            self._ends = torch.empty(size, dtype=self._dtype, device=self._device)
+        h, gradient = self._ends[:, : shape.tokens + 1]
+        return h, gradient
+
+    def _capture(self, key: tuple[BatchShape, PassMode], host: Tensor, launcher: Launcher) -> None:
         (shape, mode), inputs = key, host.to(self._device)
+        (h, gradient), done = self._shared_ends(shape), list[ForwardDone]()
+
+        def forward() -> None:
+            if mode == FORWARD:
+                h[:-1].copy_(launcher.launch_hidden(shape, inputs))
+                return
+            found, state = launcher.launch_forward(shape, inputs, mode)
+            h[:-1].copy_(found)
+            done.append(state)
+
+        def backward() -> None:
+            state = done.pop()
+            state.dh = gradient[:-1]
+            launcher.launch_backward(state)
 
         def warm() -> None:
             """A training pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches."""
             if mode != FORWARD:
                 inputs.zero_()
-            launch(shape, inputs, mode)
+            forward()
+            if mode != FORWARD:
+                backward()
 
         held = self._pool_holds(shape, mode)
-        self._captured.capture(key, inputs, lambda: launch(shape, inputs, mode), None if held else warm)
+        self._captured.capture(key, inputs, forward, None if held else warm, None if mode == FORWARD else backward)
 
     def _pool_holds(self, shape: BatchShape, mode: PassMode) -> bool:
         """Whether a pass that took no less memory was captured before, so that this one finds its memory in the pool: no fewer
-        tokens and labels, adapters as wide, dropout if this one has it, and activations saved if this one saves them."""
+        tokens, adapters as wide, dropout if this one has it, and activations saved if this one saves them."""
         return any(of in (mode, SAVED) and known.takes_as_much_as(shape) for known, of in self._captured)
