@@ -13,7 +13,7 @@ Of the search's seconds by part, parking, loading and storing are wall time of t
 passes together are device time, measured in the search itself. base, lora and loss divide that of the passes as a sample of
 them does, which is measured again with adapters and without. Idle is what the device left of the loop's wall time for
 training, evaluation and bookkeeping. It is the least: of a pass that is launched kernel by kernel, the device's waits for the
-host inside it count as work; of a replayed graph there are none.
+host inside it count as work; of a replayed one, only those for its head, which is launched between two graphs.
 
 One thing differs from the product: no checkpoint is taken while the search runs, since the storage that would take the bytes
 is a stand-in inside this process. Rows are real text under a tokenizer smaller than the shape's vocabulary. The result file is

@@ -19,7 +19,8 @@ def _capturing() -> bool:
 
 class DeviceClock:
     """`event` makes an object like torch.cuda.Event. A span ends when its last kernel does, and begins when the device reaches
-    it: of work that is launched kernel by kernel it holds the device's waits for the host in between, of a replayed graph none.
+    it: of work that is launched kernel by kernel it holds the device's waits for the host in between, of a replayed graph
+    none. A replayed pass is two graphs, between which its head is launched.
     """
 
     def __init__(self, event: Callable[[], Any] = _event) -> None:

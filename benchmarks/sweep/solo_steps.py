@@ -1,4 +1,5 @@
-"""Our own trainer with one job at a time, at each batch size and rank: steps whose pass and update are captured CUDA graphs.
+"""Our own trainer with one job at a time, at each batch size and rank: steps whose pass, but for its head, and update are
+captured CUDA graphs.
 
 What packing and early exit gain over the same kernels without either. It favours the job alone: its graphs are captured before
 they are timed, no loss is read, and nothing is evaluated, loaded or stored.

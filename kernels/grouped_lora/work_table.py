@@ -150,11 +150,11 @@ def host_table(
 ) -> HostTable:
     """The table of one pass; each class's sizes are rounded up to multiples of the steps, so that they repeat. block_step
     None: a table of one class has as many blocks as its tokens and spans have nearly always, so that these two determine its
-    size; of several, each has a multiple of about half the pass's blocks.
+    size; of several classes, each has a multiple of a quarter to half of the pass's blocks.
 
-    No larger than that: an idle program occupies an SM slot for about a microsecond, and a launch has one program per entry and
-    column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of
-    overwriting them. Raises ValueError where spans overlap or leave the step.
+    Larger tables repeat more often and cost more: an idle program occupies an SM slot for about a microsecond, and a launch has
+    one program per entry and column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient
+    rows instead of overwriting them. Raises ValueError where spans overlap or leave the step.
     """
     flags = list(accumulate) or [False] * len(spans)
     entries: list[Entry] = []

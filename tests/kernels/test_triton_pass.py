@@ -30,7 +30,7 @@ from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.cuda.label_batch import upload_labels
-from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassMode
+from worker.model.cuda.pass_graphs import CAPTURE_AFTER, FORWARD, RECOMPUTED, SAVED, PassMode
 from worker.model.flat_batch import Dropout, Example, FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 
@@ -178,7 +178,7 @@ def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_be
     shape = BatchShape.of(first.flat, table)
     assert shape == BatchShape.of(few, table)
 
-    def taken(flat: FlatBatch, launched: bool) -> list[Tensor]:
+    def taken(flat: FlatBatch, launched: bool) -> list[Tensor]:  # in the bucket `shape`
         first.arena.grad.zero_()
         host, labels = torch.from_numpy(fill(shape, flat, table)), upload_labels(flat, shape.tokens, first.backbone.device)
         run = trainer.launch if launched else partial(trainer.graphs.run, launcher=trainer)
@@ -186,11 +186,17 @@ def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_be
         return [result.sums.clone(), result.hits.clone(), first.arena.grad.clone()]
 
     wanted = {id(flat): taken(flat, launched=True) for flat in (first.flat, few)}
-    for flat in (first.flat, first.flat, first.flat, few, first.flat, few, few):
+    for flat in (first.flat, first.flat, first.flat, few, first.flat, few):
         found = taken(flat, launched=False)
         assert all(map(torch.equal, found, wanted[id(flat)]))
         assert bool(found[2].any()) == (mode != FORWARD)
-    assert trainer.captured == [shape]
+    own, wider = (shape, table), tables(first.flat, first.spans, (False,) * len(first.spans), tokens=shape.tokens + 64)
+    shape, table = replace(shape, tokens=shape.tokens + 64, classes=wider.sizes), wider
+    for _ in range(CAPTURE_AFTER):
+        taken(first.flat, launched=False)
+    assert trainer.captured == [own[0], shape]
+    shape, table = own
+    assert all(map(torch.equal, taken(few, launched=False), wanted[id(few)])), "the other bucket has written to the same memory"
 
 
 def _fewer_labels(example: Example) -> Example:

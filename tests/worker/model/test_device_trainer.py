@@ -128,9 +128,9 @@ def test_graphs_follow_an_arena_that_grows_and_segments_of_one_slot_are_one() ->
         assert error(trainer.arena.grad[slot.used], grad) < 0.02
 
 
-@pytest.mark.parametrize("make", [llama, gemma2])
+@pytest.mark.parametrize(("make", "recompute"), [(llama, False), (gemma2, False), (llama, True)])
 def test_buckets_that_come_often_are_captured_and_keep_their_bits(
-    make: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], PreTrainedModel], recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, emptied, empty_cache = device_trainer(make()), list[None](), torch.cuda.empty_cache
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: (emptied.append(None), empty_cache()))
@@ -141,7 +141,7 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits(
     seen: list[list[list[Tensor]]] = [[] for _ in passes]
     for _ in range(CAPTURE_AFTER + 3):
         for place, segments in enumerate(passes):
-            losses = trainer.train(segments)
+            losses = trainer.train(segments, recompute)
             found = [value.clone() for loss in losses for value in (loss.total, loss.hits)]
             arena = trainer.arena
             seen[place].append(found + [part[slot.stored].clone() for slot in slots for part in (arena.grad, arena.squares)])
@@ -152,6 +152,14 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits(
     for rounds in seen:
         for later in rounds[1:]:
             assert all(torch.equal(one, other) for one, other in zip(later, rounds[0], strict=True))
+
+
+def test_evaluations_that_come_often_are_captured_and_keep_their_bits() -> None:
+    trainer = device_trainer(llama())
+    segments = [Segment(slot, examples(index), 0.01) for index, slot in enumerate(fill_slots(trainer))]
+    found = [[loss.total.item() for loss in trainer.evaluate(segments)] for _ in range(CAPTURE_AFTER + 2)]
+    assert len(trainer.captured) == 1
+    assert found == [found[0]] * len(found)
 
 
 def test_a_pass_of_several_tasks_runs_in_a_captured_bucket_that_holds_it() -> None:

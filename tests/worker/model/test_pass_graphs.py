@@ -38,7 +38,7 @@ class Counted(PassGraphs):
     there is one; and captures that were warmed up."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), 2048, 4, torch.float32)
+        super().__init__(torch.device("cpu"), 4096, 4, torch.float32)
         self.did = Counter[str]()
         self._captured = Unrecorded(MAX_GRAPHS, self.did)
 

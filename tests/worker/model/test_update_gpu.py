@@ -9,6 +9,7 @@ import torch
 from benchmarks.consecutive_steps import job_steps
 from benchmarks.llama_shapes import Rows
 from tests.worker.model.device_case import device_trainer, examples, fill_slots, llama
+from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import StepLosses
 from worker.model.row_optimizer import RowUpdate
@@ -28,10 +29,12 @@ def test_nothing_in_a_step_waits_for_the_device(graph_tokens: int) -> None:
         trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
         trainer.update([RowUpdate(slot, 1e-3, 0.0, number, 1.0) for slot in slots])
 
-    take(1)
+    for number in range(1, CAPTURE_AFTER + 1):
+        take(number)
+    assert len(trainer.captured) == (1 if graph_tokens else 0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        take(2)
+        take(CAPTURE_AFTER + 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -1,4 +1,4 @@
-"""A flat batch as one upload: every number a pass reads, packed into one int32 buffer whose shape repeats.
+"""A flat batch as one upload: every number that forward and backward read, packed into one int32 buffer whose shape repeats.
 
 Knows FlatBatch and the kernels' tables; knows no weights, no labels (label_batch.py) and no trainer. Padding fills the token
 axis up to the bucket's size with tokens of no adapter, so that a captured graph accepts any batch of its bucket.
@@ -34,7 +34,9 @@ class Grain:
     blocks: int | None
 
 
-FINE = Grain(32, 1, 1)  # of launched passes: padding of at most 1/32 above 1,024 tokens, and no program without work
+# Of launched passes: padding of at most 1/32 above 1,024 tokens, and few programs without work. Multiples of 4, so that each
+# class's part of a table begins on 16 bytes: by that kernels are compiled.
+FINE = Grain(32, 4, 4)
 # Of passes that are captured, so that few buckets repeat whoever shares the pass: twice the padding, and four times, where
 # passes have fewer tokens and so differ more.
 COARSE = Grain(16, 8, None)
@@ -70,7 +72,8 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a pass's launches depend on. classes: the work table's rank classes. has_dropout: whether any adapter has."""
+    """What the launches of forward and backward depend on. classes: the work table's rank classes. has_dropout: whether any
+    adapter has."""
 
     tokens: int
     sequences: int

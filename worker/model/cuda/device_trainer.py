@@ -1,4 +1,4 @@
-"""The trainer on a GPU: plain/trainer.py's interface over the fused pass, one upload a micro-batch, graphs for small ones.
+"""The trainer on a GPU: plain/trainer.py's interface over the fused pass, graphs for small micro-batches.
 
 Nothing here waits for the device. Kernel launches limit small passes, so each of their buckets is captured once as a CUDA graph
 and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has the crossover).

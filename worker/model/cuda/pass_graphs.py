@@ -102,6 +102,7 @@ class PassGraphs:
 
     def _shared_ends(self, shape: BatchShape) -> tuple[Tensor, Tensor]:
         """Where a pass of this bucket has its hidden states and their gradient, [T + 1, D] each."""
+        assert shape.tokens <= self._most_tokens, "longer passes are launched"
         if self._ends is None:
             size = 2, self._most_tokens + 1, self._width
             self._ends = torch.empty(size, dtype=self._dtype, device=self._device)
