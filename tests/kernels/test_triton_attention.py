@@ -80,12 +80,14 @@ def test_a_sequence_has_the_same_bits_alone_and_among_nan() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_adapters_join_the_gradient_that_comes_in(dtype: torch.dtype, dropout: float) -> None:
-    case = Case((17, 0, 1, 129, 30), width=2 * SIZE + 9, dtype=dtype, tail=21, dropout=dropout)
+@pytest.mark.parametrize(("size", "dropout"), [(SIZE, 0.0), (SIZE, 0.25), (136, 0.25)])  # the last is joined by two parts
+def test_adapters_join_the_gradient_that_comes_in(dtype: torch.dtype, size: int, dropout: float) -> None:
+    if size > LARGE_HEAD and dtype == torch.float32 and DEVICE == "cuda":
+        pytest.skip("NOT RUN: heads of 256 in fp32 are interpreted alone: they exceed a GPU's shared memory")
+    case = Case((17, 0, 1, 129, 30), width=2 * size + 9, dtype=dtype, tail=21, dropout=dropout)
     bounds = [0, 5, 17, 18, 18 + 129, case.total - 21, case.total]  # the first adapter has two sequences
     sequences = SequenceTable(torch.from_numpy(sequence_blocks(bounds, 12, case.table.spans.cpu().numpy())).to(DEVICE))
-    qkv, dout, ds = case.tokens(4 * SIZE), case.tokens(2 * SIZE), case.shrunk(1)
+    qkv, dout, ds = case.tokens(4 * size), case.tokens(2 * size), case.shrunk(1)
     out, lse = attention(qkv, sequences, (2, 1), SCALE)
     joined = dout.clone()
     dqkv = attention_backward(
@@ -95,8 +97,8 @@ def test_adapters_join_the_gradient_that_comes_in(dtype: torch.dtype, dropout: f
         part = slice(span.start, span.stop)
 
         def plain(kind: torch.dtype, span: Span = span, part: slice = part) -> torch.Tensor:
-            product = ds[part, 0, : span.rank].to(kind) @ case.rows(span)[:, 4 : 4 + 2 * SIZE].to(kind)
-            return dout[part].to(kind) + product * case.seen(span, 9, 2 * SIZE, kind)
+            product = ds[part, 0, : span.rank].to(kind) @ case.rows(span)[:, 4 : 4 + 2 * size].to(kind)
+            return dout[part].to(kind) + product * case.seen(span, 9, 2 * size, kind)
 
         close(joined[part], plain, dtype)
     assert torch.equal(joined[-21:], dout[-21:])

@@ -29,7 +29,7 @@ from grouped_lora.block.sequence_table import BLOCK, SequenceTable
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import LARGE_HEAD, config
-from grouped_lora.tiles import WorkShare, by_rank, load_ranks, load_shrunk, mma, share_of_span
+from grouped_lora.tiles import WorkShare, by_rank, load_ranks, load_shrunk, mma, share_of_span, token_tile
 from grouped_lora.work_table import WorkTable
 
 
@@ -67,19 +67,31 @@ class _JoinSizes(NamedTuple):
 
 @triton.jit
 def _join(p, share, sizes, R: tl.constexpr):
-    """Add the adapter's part to dout, in place."""
+    """Add the adapter's part to dout, in place; by parts of a large head, since all of A at rank 256 is 128 KB."""
     B: tl.constexpr = sizes.heads.B
     BD: tl.constexpr = sizes.heads.BD
-    stride: tl.constexpr = sizes.heads.HQ * sizes.heads.D
-    columns = tl.arange(0, BD)
+    WIDTH: tl.constexpr = BD if BD < 128 else 128
     ds = load_shrunk(p.ds_ptr, sizes.RMAX, 0, share.start, share.end, share.rank, B, R)
-    a = load_ranks(p.a_ptr, p.a_stride, p.local, share.row0, share.rank, columns, sizes.heads.D, R)
-    y = mma(ds, a, tl.zeros((B, BD), tl.float32))
+    for first in tl.static_range(0, BD, WIDTH):
+        _join_columns(p, share, sizes, ds, first, WIDTH, R)
+
+
+@triton.jit
+def _join_columns(p, share, sizes, ds, first: tl.constexpr, WIDTH: tl.constexpr, R: tl.constexpr):
+    """The columns of the head from `first` on."""
+    B: tl.constexpr = sizes.heads.B
+    stride: tl.constexpr = sizes.heads.HQ * sizes.heads.D
+    left: tl.constexpr = sizes.heads.D - first
+    local = p.local + first
+    columns = tl.arange(0, WIDTH)
+    a = load_ranks(p.a_ptr, p.a_stride, local, share.row0, share.rank, columns, left, R)
+    y = mma(ds, a, tl.zeros((B, WIDTH), tl.float32))
     if sizes.DROP:
         keys = load_keys(p.keys_ptr, share.start, share.end, B)
-        y = tl.where(keep_mask(keys, p.matrix, columns + p.local, share.drop_threshold), y, 0.0)
-    dout = load_rows(p.dout_ptr, share.start, share.end, stride, p.local, sizes.heads)
-    store_rows(p.dout_ptr, share.start, share.end, stride, p.local, y + dout.to(tl.float32), sizes.heads)
+        y = tl.where(keep_mask(keys, p.matrix, columns + local, share.drop_threshold), y, 0.0)
+    pointers, mask = token_tile(p.dout_ptr + local, share.start, share.end, stride, columns, left, B)
+    dout = tl.load(pointers, mask=mask, other=0.0)
+    tl.store(pointers, (y + dout.to(tl.float32)).to(dout.dtype), mask=mask)
 
 
 @triton.jit
