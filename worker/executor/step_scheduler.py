@@ -14,12 +14,13 @@ from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
-# that replicas train before they meet again, unless a command or a thread waits for that: a meeting that costs some 20 ms is
-# then about 1 % of the time
-_APART_SECONDS = 2.0
-# of a step of one replica that is launched ahead: beside a longer one what its host does is little, and a command would wait
-# for two such steps
-_SHORT_SECONDS = 0.25
+# that replicas train before they meet again, unless a command or a thread waits for that: what their steps differ by evens out,
+# in tokens and in the passes that one of them captures
+_APART_SECONDS = 5.0
+_AHEAD_SECONDS = 2.0  # of one replica, which waits for no other: its losses are told sooner
+# of a step of several replicas, and of one, that is launched ahead: a command would wait for two longer ones, and beside those
+# what a host does is little
+_SHORT_SECONDS, _SHORT_ALONE_SECONDS = 1.0, 0.25
 
 
 class StepScheduler:
@@ -67,11 +68,12 @@ class StepScheduler:
         if replicas.under_way(placement):
             self._whole = frozenset()
             return 1
-        ahead = replicas.launches_ahead and all(run.job.reference is None for run in runs)
-        pays = replicas.count > 1 or (ahead and self._step_seconds <= _SHORT_SECONDS)
-        if not pays or replicas.sharded or others or self._whole != last or not self._step_seconds:
+        several = replicas.count > 1
+        pays = several or (replicas.launches_ahead and all(run.job.reference is None for run in runs))
+        short = 0 < self._step_seconds <= (_SHORT_SECONDS if several else _SHORT_ALONE_SECONDS)
+        if not pays or not short or replicas.sharded or others or self._whole != last:
             return 1
-        most = max(1, int(_APART_SECONDS / self._step_seconds))
+        most = max(1, int((_APART_SECONDS if several else _AHEAD_SECONDS) / self._step_seconds))
         return min(run.steps_until_due(most) for run in runs)
 
     def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:

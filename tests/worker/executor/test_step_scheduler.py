@@ -175,8 +175,8 @@ def test_beside_nobody_nothing_is_told() -> None:
     ("replicas", "sharded", "ahead", "others", "seconds", "expected"),
     [
         (2, False, False, False, 0.02, 6),  # until a job is looked at
-        (2, False, False, False, 0.6, 3),  # for two seconds
-        (2, False, False, False, 3.0, 1),
+        (2, False, False, False, 0.9, 5),  # for five seconds
+        (2, False, False, False, 1.1, 1),  # a command would wait for two
         (1, False, False, False, 0.02, 1),
         (1, False, True, False, 0.02, 6),
         (1, False, True, False, 0.6, 1),  # a command would wait for two

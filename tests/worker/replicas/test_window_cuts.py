@@ -40,7 +40,8 @@ class Watched:
         self.next_pause = 0  # that followed
         self.holds = False
         self._taken = 0  # in this window, by rank 0
-        monkeypatch.setattr("worker.executor.step_scheduler._APART_SECONDS", 600.0)  # however slow these steps are
+        for name in ("_APART_SECONDS", "_SHORT_SECONDS"):  # however slow these steps are
+            monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 600.0)
         launch, steps, send = Replica._launch, Replicas.step, RankProcess._send
         pause, paused_after = RankProcess.pause, RankProcess.paused_after
 
