@@ -17,7 +17,8 @@ class Nccl:
     """What a build without CUDA lacks."""
 
     class Options:
-        config = SimpleNamespace()
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(cta_policy=0)
 
 
 class Refusing:
@@ -58,9 +59,11 @@ def test_memory_that_nccl_does_not_map_is_said_and_gathered_all_the_same(
     memory.pool = object()  # type: ignore[assignment]
     monkeypatch.setattr("torch.distributed.new_group", lambda **given: made.append(given))
     monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
-    monkeypatch.setattr(RankCollectives, "_backend", Refusing())
+    monkeypatch.setattr(RankCollectives, "_backends", [Refusing()])
     monkeypatch.setattr(alone, "_device", torch.device("cuda"))
     alone.share(memory)
     warned = "does not map the ranks' memory into each other, so gathers take longer: NCCL error" in caplog.text
-    assert warned == (len(made) == 1) == (not alone._several_hosts)
+    configs = [vars(given["pg_options"].config) for given in made]
+    assert configs == ([] if alone._several_hosts else [{"cta_policy": 0, "min_ctas": 16, "max_ctas": 16}, {"cta_policy": 2}])
+    assert warned == (not alone._several_hosts)
     assert gathers(alone)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.worker.model.shard_ranks import Case, Ranks, reference
+from worker.model.sharding.weight_shards import BACKWARD, FORWARD, WeightShards, layer_unit
 
 UNEVEN = (((9, 4), (3,)), (), ((5,),), ((2, 2), (8,), (6, 1)))  # passes of four ranks, in lengths of rows
 PAIR = UNEVEN[2:]
@@ -87,6 +88,35 @@ def test_each_layer_is_gathered_once_a_direction_and_the_turning_point_is_free(t
         prefetched = 1  # backward's end brings the embedding, for the next pass
         found = [seen.gathers for seen in two.run(Case("llama3_rope", passes, (0, 1, 2, 3, 4), ends=True))]
         assert found == [evaluation + training + prefetched] * 2
+
+
+def test_while_resident_layers_compute_the_buffer_before_them_is_filled():
+    """Layers 1, 2, 4 and 5 of 6 are sharded: the layers whose gathers each use begins, and by what."""
+    shards, begun = WeightShards(0, 1, torch.device("cpu")), list[tuple[str | None, bool]]()
+    for layer in (1, 2, 4, 5):
+        shards.add(layer_unit(layer), [torch.zeros(8)], lambda whole, first, starts: None)
+    shards.allocate()
+
+    class Collectives:
+        def gather(self, whole, part, by_engines):
+            second = whole.data_ptr() != shards._buffers[0].data_ptr()
+            begun.append((shards._holds[second], by_engines))
+            return lambda: None
+
+    shards.collectives = Collectives()
+
+    def begun_by(layers, direction) -> dict[int, list[int]]:
+        found = {}
+        for layer in layers:
+            begun.clear()
+            shards.use(layer_unit(layer), direction)
+            assert {by_engines for _, by_engines in begun} <= {direction == BACKWARD}
+            found[layer] = [int(unit.split()[1]) for unit, _ in begun]
+        return found
+
+    for first in ([1, 2], []):  # a pass begins with what the last one ended with
+        assert begun_by(range(6), FORWARD) == {0: [], 1: first, 2: [4], 3: [5], 4: [], 5: []}
+        assert begun_by(range(5, -1, -1), BACKWARD) == {5: [], 4: [2], 3: [1], 2: [], 1: [], 0: []}
 
 
 def test_a_rank_that_ends_fails_the_others_at_once():

@@ -43,10 +43,10 @@ def gathered(monkeypatch) -> list[str]:
     """The units that rank 0 gathers."""
     seen, real = [], WeightShards._begin
 
-    def begin(self, unit):
+    def begin(self, unit, direction):
         if self._holds[self._place(unit)] != unit:
             seen.append(unit)
-        real(self, unit)
+        real(self, unit, direction)
 
     monkeypatch.setattr(WeightShards, "_begin", begin)
     return seen

@@ -48,7 +48,8 @@ class Gathers(Protocol):
     """What a pass does before it reads a part of the base; nothing where all of it is resident. Units by their names."""
 
     def use(self, unit: str, direction: Direction) -> None:
-        """The unit's weights are read from now on, until the next `use`. On a GPU: by the current stream."""
+        """The unit's weights are read from now on, until the next `use`. On a GPU: by the current stream. A pass says so of
+        resident layers, too: the buffer of the unit before them is free then."""
 
     def use_in_backward(self, x_TK: Tensor, unit: str) -> Tensor:
         """The same tensor, before whose gradient goes on into the unit its weights are gathered."""
@@ -103,6 +104,7 @@ class WeightShards:
         self._buffers: list[Tensor] = []
         self._holds: list[str | None] = [None, None]  # the unit that each buffer has, or is about to
         self._landing: list[Finish | None] = [None, None]
+        self._last: tuple[int, Direction] | None = None  # place in the order, and direction, of the unit that was last used
         self._expected: int | None = None  # passes that `together` waits for still
 
     # ---- loading -----------------------------------------------------------------------------------------------------
@@ -150,16 +152,21 @@ class WeightShards:
     # ---- passes ------------------------------------------------------------------------------------------------------
 
     def use(self, unit: str, direction: Direction) -> None:
-        if unit not in self._units:
-            return
-        self._begin(unit)
-        self._finish(self._place(unit))
-        following = self._order.index(unit) + direction
-        if 0 <= following < len(self._order):
-            self._begin(self._order[following])
+        sharded = unit in self._units
+        if sharded:
+            self._begin(unit, direction)
+            self._finish(self._place(unit))
+            self._last = self._order.index(unit), direction
+        if self._last is None or self._last[1] != direction:
+            return  # resident layers before the first sharded one: both buffers hold what is read next
+        # while a resident layer computes, the buffer of the unit before it takes the one after the next
+        for ahead in (1,) if sharded else (1, 2):
+            following = self._last[0] + ahead * direction
+            if 0 <= following < len(self._order):
+                self._begin(self._order[following], direction)
 
     def use_in_backward(self, x_TK: Tensor, unit: str) -> Tensor:
-        if unit not in self._units or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return x_TK
         used: Tensor = _UseInBackward.apply(x_TK, self, unit)
         return used
@@ -208,14 +215,16 @@ class WeightShards:
     def _place(self, unit: str) -> int:
         return self._order.index(unit) % 2
 
-    def _begin(self, unit: str) -> None:
+    def _begin(self, unit: str, direction: Direction) -> None:
         place = self._place(unit)
         if self._holds[place] == unit:
             return
         assert self.collectives is not None, "ranks are connected before they run"
         self._finish(place)  # of a unit that was prefetched and not read
         self._holds[place], part = unit, self._units[unit].part
-        self._landing[place] = self.collectives.gather(self._buffers[place][: part.nbytes * self.world], part)
+        whole = self._buffers[place][: part.nbytes * self.world]
+        # forward is bound by gathers, backward, which computes layers anew, by products (NUMERICS, "Gathers of 70B")
+        self._landing[place] = self.collectives.gather(whole, part, by_engines=direction == BACKWARD)
 
     def _finish(self, place: int) -> None:
         landing, self._landing[place] = self._landing[place], None
