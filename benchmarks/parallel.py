@@ -5,9 +5,9 @@
 Over real HTTP with default settings, one process a GPU; only the weights are drawn on the devices instead of read. A cell is a
 shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
 neither evaluations nor checkpoints. `busy` is the part of it that the devices spend in steps of their own: a low one tells a
-device that waits from one that is slow. Replicas that meet after several steps end them all at once, as far as can be seen
-from outside: each counts as an equal part of that time. The gate is the kernels' own, and that every width trains the same: the
-first losses of every job that stepped at both. The result file is written anew after each cell.
+device that waits from one that is slow. Replicas tell of several steps at once, about every second: each counts as an equal
+part of that time. The gate is the kernels' own, and that every width trains the same: the first losses of every job that
+stepped at both. The result file is written anew after each cell.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from tests.worker.fleet import JOIN_TOKEN, Fleet
 from tests.worker.placer import placer
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
+from worker.executor.step_counter import StepCounter
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, PlacementEnded, Stop
 from worker.replicas.packed_step import Stepped
@@ -59,8 +60,8 @@ WIDTHS = (1, 2, 4, 8)
 @dataclass
 class Cell:
     """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job that stepped, its first.
-    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work). met: the last step of each
-    window."""
+    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work). told: the last step of each
+    telling."""
 
     seconds: float
     times: list[float] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Cell:
     losses: dict[int, list[float]] = field(default_factory=dict)
     device_seconds: list[float] = field(default_factory=list)
     width: int = 1  # devices
-    met: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
 
     def note(self, steps: Sequence[Stepped]) -> None:
         """Steps that ended just now, one after another in equal times."""
@@ -83,13 +84,13 @@ class Cell:
             for key, loss in stepped.losses.items():
                 if len(self.losses.setdefault(key.job, [])) < COMPARED:
                     self.losses[key.job].append(loss)
-        self.met.append(len(self.times) - 1)
+        self.told.append(len(self.times) - 1)
 
     @property
     def warm(self) -> int | None:
-        """The last step of the warmup, once that is over: as the replicas meet, since within a window the first step, which may
-        have compiled a kernel, counts as long as the last."""
-        late = (place for place in self.met if place >= WARM_STEPS and self.times[place] >= self.times[0] + WARM_SECONDS)
+        """The last step of the warmup, once that is over: as steps are told, since of these the first, which may have compiled
+        a kernel, counts as long as the last."""
+        late = (place for place in self.told if place >= WARM_STEPS and self.times[place] >= self.times[0] + WARM_SECONDS)
         return next(late, None)
 
     @property
@@ -158,21 +159,24 @@ def trained(
         api_url=url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device="cuda", worker_checkpoint_seconds=36000
     )
     cells = {placement.placement_id: Cell(seconds, width=len(placement.device_indexes)) for placement in placed}
-    waiting, real = list(placed), Replicas.step
+    waiting, real, real_step = list(placed), StepCounter.count, Replicas.step
 
     began = time.monotonic()
 
     def step(self: Replicas, *args: Any) -> Any:
-        steps, unrunnable = real(self, *args)
+        steps, unrunnable = real_step(self, *args)
         if unrunnable:
             raise RuntimeError(f"jobs could not run: {unrunnable}")
-        (key,) = {key.placement for key in steps[0].losses}
-        if not cells[key].times:
-            print(f"{key}: the first step ended after {time.monotonic() - began:.0f} s", flush=True)
-        cells[key].note(steps)
-        if cells[key].done:
-            executor.handle_command(Detach(placement_id=key))
         return steps, unrunnable
+
+    def count(self: StepCounter, steps: Sequence[Stepped]) -> None:
+        real(self, steps)
+        for key in {key.placement for stepped in steps for key in stepped.losses}:  # one, or none
+            if not cells[key].times:
+                print(f"{key}: the first step ended after {time.monotonic() - began:.0f} s", flush=True)
+            cells[key].note(steps)
+            if cells[key].done:
+                executor.handle_command(Detach(placement_id=key))
 
     def tell(news: ExecutorProgress | PlacementEnded) -> None:
         if isinstance(news, PlacementEnded):
@@ -187,14 +191,14 @@ def trained(
         placement = waiting.pop(0)
         executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
 
-    Replicas.step = step  # type: ignore[method-assign]
+    StepCounter.count, Replicas.step = count, step  # type: ignore[method-assign]
     try:
         with PlacementLink(url) as link:
             executor = Executor(settings, link, tell)
             attach_next()
             executor.run()
     finally:
-        Replicas.step = real  # type: ignore[method-assign]
+        StepCounter.count, Replicas.step = real, real_step  # type: ignore[method-assign]
     return cells
 
 

@@ -28,6 +28,11 @@ class CheckpointPolicy:
         """Schedule the task's first checkpoint."""
         task.checkpoint_due = boot_now() + self._seconds
 
+    def awaited(self, tasks: Iterable[PlacementRun]) -> bool:
+        """Whether one of these tasks is due."""
+        now = boot_now()
+        return any(not task.checkpointing and now >= task.checkpoint_due for task in tasks)
+
     def take(self, tasks: Iterable[PlacementRun], store: AdapterStore, now: bool = False) -> None:
         """Checkpoint the tasks that are due or leaving, or every task with anything new if `now`.
 

@@ -14,10 +14,9 @@ from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
-# that replicas train before they meet again, unless a command or a thread waits for that: what their steps differ by evens out,
-# in tokens and in the passes that one of them captures
-_APART_SECONDS = 5.0
-_AHEAD_SECONDS = 2.0  # of one replica, which waits for no other: its losses are told sooner
+# that replicas train before they meet again, unless a command, a checkpoint or a thread waits for that: what their steps differ
+# by has evened out then, in tokens and in the passes that one of them captures. Their losses are told meanwhile
+_APART_SECONDS = 30.0
 # of a step of several replicas, and of one, that is launched ahead: a command would wait for two longer ones, and beside those
 # what a host does is little
 _SHORT_SECONDS, _SHORT_ALONE_SECONDS = 1.0, 0.25
@@ -73,7 +72,7 @@ class StepScheduler:
         short = 0 < self._step_seconds <= (_SHORT_SECONDS if several else _SHORT_ALONE_SECONDS)
         if not pays or not short or replicas.sharded or others or self._whole != last:
             return 1
-        most = max(1, int((_APART_SECONDS if several else _AHEAD_SECONDS) / self._step_seconds))
+        most = max(1, int(_APART_SECONDS / self._step_seconds))
         return min(run.steps_until_due(most) for run in runs)
 
     def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:

@@ -32,6 +32,7 @@ from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
 from worker.executor.preparation.round_proposals import RoundProposals
 from worker.executor.rung_ranks import at_boundary, certain_ranks
+from worker.executor.step_counter import StepCounter
 from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
 from worker.policy.adapter_memory_model import Capacity
@@ -66,6 +67,7 @@ class Executor:
         self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._completions = Completions(link, self._cache, self._inbox.put)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
+        self._counter = StepCounter(self._attached, self._scheduler, self._generation)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._recheck_admission = False  # whether waiting jobs may find room
         self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
@@ -108,13 +110,11 @@ class Executor:
     def _run_inbox(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
         busy = self._active() or self._recheck_admission or self._to_rank or self._baselines or self._texts or self._completions
-        try:
+        with contextlib.suppress(queue.Empty):
             callback = self._inbox.get_nowait() if busy else self._inbox.get(timeout=_IDLE_SECONDS)
             while True:
                 callback()
                 callback = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
         if not self._active():  # else its steps report; a turn that scores texts or answers is progress too
             self._attached.progress()
         self._attached.expire()
@@ -149,8 +149,12 @@ class Executor:
         """The replicas of this base: those that are there, or new ones."""
         if self._replicas is None or self._replicas.loaded is not loaded:
             parts = (loaded, capacities, self._scratch, self._cache, self._generation.give_way)
-            self._replicas = Replicas(*parts, wanted=lambda: self._attached.expires or not self._inbox.empty())
+            self._replicas = Replicas(*parts, self._something_waits, self._counter.count)
         return self._replicas
+
+    def _something_waits(self) -> bool:
+        """Whether the replicas are to meet: for a command, for a lease that has run out, or for a checkpoint."""
+        return not self._inbox.empty() or self._attached.expires or self._checkpoint_policy.awaited(self._attached.open)
 
     def _advance_baseline(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
@@ -196,19 +200,15 @@ class Executor:
         placements = {task.key: task.placement for task in self._attached.training}
         others = bool(self._baselines or self._texts or self._completions)
         runs, slices, count = self._scheduler.choose(replicas, placements, runs, others)
+        self._counter.begin()
         steps, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, count, self._attached.progress)
-        for stepped in steps:
-            self._scheduler.record(stepped, self._attached.__getitem__)
-            self._generation.trained(stepped.seconds)
-            self._recheck_admission |= stepped.grew
-        for placement in dict.fromkeys(key.placement for stepped in steps for key in stepped.losses):
-            self._attached[placement].trained(steps)
+        self._counter.count(steps)
+        self._recheck_admission |= self._counter.grew
         self._fail_unrunnable(replicas, unrunnable)
-        last = {key: loss for stepped in steps for key, loss in stepped.losses.items()}
-        for key, loss in last.items():
+        for key, loss in self._counter.losses.items():
             if (verdict := non_finite_verdict("train_loss", loss)) is not None:
                 self._end_job(replicas, self._attached[key.placement][key.job], verdict)
-        return set(last)
+        return set(self._counter.losses)
 
     def _fail_unrunnable(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
         """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""

@@ -31,6 +31,7 @@ _REFIT_STEPS = 16  # measured steps between two fits of the model
 _COMPANY = 0.05  # what a step of several tasks counts beside one of a task alone, where it is asked what tasks take alone
 _KEPT = 0.998  # of what was seen alone, with each step in company: half after 350
 _THROUGHPUT_SHARE = 0.97  # of an endless pass's throughput: longer passes are not sought
+StepsInAll = Callable[[int, Sequence[Stepped]], int]  # with how many steps were begun, and those whose losses are read
 Pending = Callable[[], T]  # work that has begun, or begins when its result is asked for
 Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
 
@@ -123,13 +124,12 @@ class Replica:
         slices: int | None,
         count: int,
         on_progress: OnProgress,
-        in_all: Callable[[int], int] | None = None,
+        in_all: StepsInAll | None = None,
     ) -> Pending[tuple[list[Stepped], Unrunnable]]:
         """Begin the next so many slices (None: all) of these tasks' steps, `count` times. jobs: each with the number of its
-        first step. in_all: asked between two steps, with how many were begun: how many it will be; None: `count`. Here they run
-        when the caller asks for the result; a remote rank runs them at once. The result leaves out the jobs whose update cannot
-        be made or for which memory does not suffice, and says why; a job whose loss is not finite takes no further step."""
-        return lambda: self._steps(jobs, slices, count, on_progress, in_all or (lambda taken: count))
+        first step. in_all: asked between two steps how many it will be. Here they run when the caller asks for the result. That
+        leaves out jobs whose update cannot be made or that find no memory, and says why; one whose loss is not finite stops."""
+        return lambda: self._steps(jobs, slices, count, on_progress, in_all or (lambda begun, taken: count))
 
     def begin_evaluation(
         self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
@@ -143,11 +143,11 @@ class Replica:
         slices: int | None,
         count: int,
         on_progress: OnProgress,
-        in_all: Callable[[int], int],
+        in_all: StepsInAll,
     ) -> tuple[list[Stepped], Unrunnable]:
         steps, unrunnable, going_on = list[Stepped](), Unrunnable(), list(jobs)
         ahead, begun, unread = count > 1 and self._may_launch_ahead(jobs), 0, None
-        while not begun or (going_on and begun < count and begun < in_all(begun)):
+        while not begun or (going_on and begun < count and begun < in_all(begun, steps)):
             latest, lost = self._launch([(job, number + begun) for job, number in going_on], slices, on_progress, ahead, unread)
             begun += 1
             if unread is not None:

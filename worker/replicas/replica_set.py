@@ -57,10 +57,11 @@ class Replicas:
         cache: NodeCache,
         give_way: Callable[[], bool],
         wanted: Callable[[], bool] = lambda: False,
+        on_steps: Callable[[list[Stepped]], None] = lambda steps: None,
     ) -> None:
         """give_way: frees what others than jobs hold on the first device; whether there was anything. wanted: whether something
-        waits until the replicas have met; asked between two of several steps."""
-        self.loaded, self._wanted = loaded, wanted
+        waits until the replicas have met; asked between two of several steps. on_steps: takes some of them meanwhile."""
+        self.loaded, self._wanted, self.on_steps = loaded, wanted, on_steps
         failed = loaded.failed_passes(scratch)
         self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
@@ -202,10 +203,21 @@ class Replicas:
     ) -> tuple[list[Stepped], Unrunnable]:
         """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once, and `count` times before they
         meet again: less often where something waits for that. jobs: each with the number of its first step. Jobs that lack
-        memory are left out. `seconds` of each: its part of the time until the last replica was done."""
-        began, wanted = time.monotonic(), self._next(jobs)
+        memory are left out. The result lacks the steps that `on_steps` was given meanwhile. `seconds` of each: its part of the
+        time until the last replica was done, or had said so."""
+        since, wanted = time.monotonic(), self._next(jobs)
         at_work = self._at_work(wanted)
-        window = StepWindow(count, [each.rank for each in at_work if isinstance(each, RemoteReplica)], self._wanted)
+
+        def merged(each: Iterable[Sequence[Stepped]]) -> list[Stepped]:
+            nonlocal since
+            steps = [_merged([stepped for stepped in parts if stepped is not None], wanted) for parts in zip_longest(*each)]
+            began, since = since, time.monotonic()
+            for stepped in steps:
+                stepped.seconds = (since - began) / len(steps)
+            return steps
+
+        ranks = [each.rank for each in at_work if isinstance(each, RemoteReplica)]
+        window = StepWindow(count, ranks, self._wanted, lambda each: self.on_steps(merged(each)))
         begun = [
             replica.begin_steps(list(own.values()), slices, count, on_progress)
             if isinstance(replica, RemoteReplica)
@@ -213,16 +225,10 @@ class Replicas:
             for replica, own in at_work.items()
         ]
         own_part = [begun.pop()()] if self.first in at_work else []
-        window.await_others(len(own_part[0][0]) if own_part else 0)
+        window.await_others(own_part[0][0] if own_part else None)
         results = own_part + _results(begun)
         unrunnable = {key: why for _, lost in results for key, why in lost.items()}
-        steps = [
-            _merged([stepped for stepped in parts if stepped is not None], wanted)
-            for parts in zip_longest(*(steps for steps, _ in results))
-        ]
-        for stepped in steps:
-            stepped.seconds = (time.monotonic() - began) / len(steps)
-        return steps, unrunnable
+        return merged(steps[window.told :] for steps, _ in results), unrunnable
 
     def _next(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[JobKey, tuple[TrainingJob, int]]:
         """The jobs that step now: while a replica is in the midst of a task's step, its jobs elsewhere wait for it."""

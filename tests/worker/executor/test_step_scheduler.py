@@ -38,7 +38,7 @@ class Job(str):
 
 
 def run(key: str) -> Any:
-    return SimpleNamespace(key=JobKey(key, 0), job=Job(key), step=0, steps_until_due=lambda most: min(most, 6))
+    return SimpleNamespace(key=JobKey(key, 0), job=Job(key), step=0, steps_until_due=lambda most: min(most, 60))
 
 
 def placement(key: str) -> Any:
@@ -174,11 +174,11 @@ def test_beside_nobody_nothing_is_told() -> None:
 @pytest.mark.parametrize(
     ("replicas", "sharded", "ahead", "others", "seconds", "expected"),
     [
-        (2, False, False, False, 0.02, 6),  # until a job is looked at
-        (2, False, False, False, 0.9, 5),  # for five seconds
+        (2, False, False, False, 0.02, 60),  # until a job is looked at
+        (2, False, False, False, 0.9, 33),  # for half a minute
         (2, False, False, False, 1.1, 1),  # a command would wait for two
         (1, False, False, False, 0.02, 1),
-        (1, False, True, False, 0.02, 6),
+        (1, False, True, False, 0.02, 60),
         (1, False, True, False, 0.6, 1),  # a command would wait for two
         (1, False, True, True, 0.02, 1),
         (2, True, True, False, 0.02, 1),
@@ -227,6 +227,6 @@ def test_under_dpo_one_replica_takes_no_steps_in_a_row() -> None:
     shared, one = Shared(), run("a")
     shared.replicas = Costs(launches_ahead=True)
     shared.steps("a", 0.02, 2)
-    assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [one])[2] == 6  # type: ignore[arg-type]
+    assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [one])[2] == 60  # type: ignore[arg-type]
     one.job.reference = "known"
     assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [one])[2] == 1  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("measured_once")
 
 def however_slow(monkeypatch):
     """Steps of this machine are: as many are taken as there are until a job is looked at."""
-    for name in ("_APART_SECONDS", "_AHEAD_SECONDS", "_SHORT_SECONDS", "_SHORT_ALONE_SECONDS"):
+    for name in ("_APART_SECONDS", "_SHORT_SECONDS", "_SHORT_ALONE_SECONDS"):
         monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 600.0)
 
 

@@ -1,4 +1,4 @@
-"""Steps between two meetings of replicas that are cut short, since a command or a thread waits for the meeting."""
+"""Steps between two meetings of replicas: told meanwhile, and cut short where a command or a thread waits for the meeting."""
 
 import os
 import signal
@@ -14,6 +14,7 @@ from tests.worker.replicas.ahead_rank import launch_ahead
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import JOB, wide
 from worker.executor.placement.placement_lease import LeaseNotHeld
+from worker.executor.step_counter import StepCounter
 from worker.model.plain.trainer import Trainer
 from worker.replicas.device_replica import Replica
 from worker.replicas.ranks.call_turns import CallTurns
@@ -126,8 +127,8 @@ def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatc
     await_others, asked, watched.holds = StepWindow.await_others, [], True
 
     def wait(window, taken):
-        if taken < window._count > 1 and len(asked) < 2:
-            asked.append(taken)
+        if len(taken or ()) < window._count > 1 and len(asked) < 2:
+            asked.append(len(taken or ()))
             watched.executor._inbox.put(lambda: None)
         os.kill(watched.rank.pid, signal.SIGCONT)
         await_others(window, taken)
@@ -230,6 +231,7 @@ def rank(paused: int | None, told: list, answered: int = 0) -> SimpleNamespace:
     """paused: after so many steps; None: it has answered, after so many."""
     return SimpleNamespace(
         awaited=False,
+        taken=[],
         pause=lambda: told.append("pause"),
         paused_after=lambda: paused,
         answered=([None] * answered, {}, {}),
@@ -237,33 +239,100 @@ def rank(paused: int | None, told: list, answered: int = 0) -> SimpleNamespace:
     )
 
 
+def untold(steps) -> None:
+    raise AssertionError("nothing was taken")
+
+
 def test_all_take_as_many_steps_as_any_has_taken():
     told, wanted = [], []
-    window = StepWindow(20, [rank(7, told), rank(4, told)], lambda: bool(wanted))
-    assert window.steps_in_all(3) == 20
+    window = StepWindow(20, [rank(7, told), rank(4, told)], lambda: bool(wanted), untold)
+    assert window.steps_in_all(3, []) == 20
     wanted.append("a command")
-    assert window.steps_in_all(5) == 7
+    assert window.steps_in_all(5, []) == 7
     assert told == ["pause", "pause", 7, 7]
-    assert window.steps_in_all(6) == 7, "it is cut once"
+    assert window.steps_in_all(6, []) == 7, "it is cut once"
     assert len(told) == 4
 
 
 def test_where_a_rank_is_through_all_take_all_steps():
     told = []
-    window = StepWindow(20, [rank(None, told, answered=20), rank(18, told)], lambda: True)
-    assert window.steps_in_all(17) == 20
+    window = StepWindow(20, [rank(None, told, answered=20), rank(18, told)], lambda: True, untold)
+    assert window.steps_in_all(17, []) == 20
     assert told == ["pause", "pause", 20]
 
 
 def test_a_rank_whose_jobs_have_ended_keeps_none_at_work():
     told = []
-    window = StepWindow(20, [rank(None, told, answered=2), rank(4, told)], lambda: True)
-    assert window.steps_in_all(5) == 5
+    window = StepWindow(20, [rank(None, told, answered=2), rank(4, told)], lambda: True, untold)
+    assert window.steps_in_all(5, []) == 5
     assert told == ["pause", "pause", 5]
 
 
 def test_a_window_of_one_step_is_not_cut():
-    window = StepWindow(1, [rank(0, told := [])], lambda: True)
-    assert window.steps_in_all(0) == 1
-    window.await_others(1)
+    window = StepWindow(1, [rank(0, told := [])], lambda: True, untold)
+    assert window.steps_in_all(0, []) == 1
+    window.await_others([None])
     assert told == []
+
+
+def test_the_steps_that_all_have_taken_are_told_now_and_then(monkeypatch):
+    now, told = [100.0], []
+    monkeypatch.setattr("worker.replicas.ranks.step_window.time.monotonic", lambda: now[0])
+    heard = [SimpleNamespace(awaited=False, taken=[], answers_within=lambda seconds: False) for _ in range(2)]
+    window = StepWindow(90, heard, lambda: False, told.append)
+    own = ["a0", "a1", "a2"]
+    heard[0].taken, heard[1].taken = ["b0", "b1"], ["c0", "c1", "c2"]
+    assert window.steps_in_all(4, own) == 90
+    assert told == [], "not yet"
+    now[0] += 1.0
+    window.steps_in_all(4, own)
+    assert told == [[["a0", "a1"], ["b0", "b1"], ["c0", "c1"]]]
+    window.steps_in_all(5, own)
+    now[0] += 1.0
+    window.steps_in_all(6, [*own, "a3"])
+    assert window.told == 2, "one has taken no more"
+    heard[0].taken.append("b2")
+    now[0] += 1.0
+    window.steps_in_all(7, [*own, "a3"])
+    assert told[1:] == [[["a2"], ["b2"], ["c2"]]]
+
+
+@pytest.mark.parametrize("rates", [[3e-3, 1e-3, 1e-2], [1e20, 1e-3], [1e-3, 1e20]])
+def test_steps_told_meanwhile_are_those_of_one_after_another(fleet, placing, tmp_path, watched, monkeypatch, rates):
+    """One job's loss stops being finite, on the first replica or on the second."""
+    told, count, step, within, steps_in_all = [], StepCounter.count, Replicas.step, [False], StepWindow.steps_in_all
+
+    def counted(counter, steps):
+        told.extend(steps if within[-1] else [])
+        count(counter, steps)
+
+    def window(replicas, *order):
+        within.append(True)
+        try:
+            return step(replicas, *order)
+        finally:
+            within.pop()
+
+    def in_step(running, begun, taken):
+        """However slow the other rank is: it has told of as many steps, or is through."""
+        for rank in running._ranks:
+            while len(rank.taken) < begun - 1 and not rank.answers_within(1.0):
+                pass
+        return steps_in_all(running, begun, taken)
+
+    launch_ahead(monkeypatch)
+    monkeypatch.setattr(StepWindow, "steps_in_all", in_step)
+    monkeypatch.setattr(StepCounter, "count", counted)
+    monkeypatch.setattr(Replicas, "step", window)
+    monkeypatch.setattr("worker.replicas.ranks.step_window.TELL_SECONDS", 0.0)
+    placement = placing({**JOB, "learning_rate": rates}, **SPEC)
+    reported = watched.run(wide(placement))
+    assert len(told) >= STEPS - 4 or 1e20 in rates, "what is told ends with the first job"
+    monkeypatch.setattr(StepCounter, "count", count)
+    (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
+    assert reported.curves == narrow.curves
+    assert adapters(reported) == adapters(narrow) != {}
+    assert [reported.ended[job].model_dump() for job in range(len(rates))] == [
+        narrow.ended[job].model_dump() for job in range(len(rates))
+    ]
+    assert max(reported.step.values()) == STEPS

@@ -28,6 +28,13 @@ class PassDone:
 
 
 @dataclass(frozen=True)
+class StepsDone:
+    """The next steps of the call under way, as of its result, which then leaves them out."""
+
+    steps: list[Any]
+
+
+@dataclass(frozen=True)
 class Pause:
     """Rank 0 would meet before all steps of the call under way are taken. Void once the call is answered."""
 

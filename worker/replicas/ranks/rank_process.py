@@ -14,7 +14,7 @@ from worker.boot_clock import boot_now
 from worker.policy.activations import Activations
 from worker.replicas.ranks.call_turns import CallTurns
 from worker.replicas.ranks.rank_link import Link, LinkClosed
-from worker.replicas.ranks.rank_messages import Call, CallResult, GoOn, PassDone, Pause, Paused, ReplicaState
+from worker.replicas.ranks.rank_messages import Call, CallResult, GoOn, PassDone, Pause, Paused, ReplicaState, StepsDone
 from worker.replicas.ranks.rank_start import HostRank, LocalRank, RankLost
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
@@ -24,7 +24,8 @@ OnProgress = Callable[[], None]
 
 
 class RankProcess:
-    """`state`: of its replica, as of its last answer."""
+    """`state`: of its replica, as of its last answer. `taken`: what it has told of the steps of the call under way, or of the
+    last one."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class RankProcess:
         answer, with the seconds since its last word; may raise. host: address of its host's agent, and the secret; None: this
         host. Raises RankLost where an agent does not start it."""
         self.number, self.state = int(environment["RANK"]), ReplicaState()
+        self.taken: list[Any] = []
         self._memory, self._on_silence = memory, on_silence
         self._activations: dict[str, Activations] = {}  # tasks', shared with the loop
         self._told: dict[str, Activations] = {}  # the same, as the rank knows them
@@ -69,7 +71,7 @@ class RankProcess:
         except BaseException:
             self._turns.release()
             raise
-        self._on_progress, self._heard = on_progress, None
+        self._on_progress, self._heard, self.taken = on_progress, None, []
 
         def result() -> Any:
             try:
@@ -182,18 +184,21 @@ class RankProcess:
         return answer.result
 
     def _hear(self, seconds: float) -> Paused | None:
-        """Take what it says, until it waits, has answered, or has said nothing for so long."""
+        """Take what it says, for so many seconds, or until it waits or has answered."""
         if self._heard is None:
             self._heard = boot_now()
+        until = boot_now() + seconds
         try:
             while self._answer is None:
-                if not self._link.waits(seconds):
+                if not self._link.waits(max(0.0, until - boot_now())):
                     self._look(boot_now() - self._heard)
                     return None
                 self._heard = boot_now()
                 match self._link.receive():
                     case PassDone():
                         self._on_progress()
+                    case StepsDone() as told:
+                        self.taken += told.steps
                     case Paused() as paused:
                         return paused
                     case CallResult() as answer:

@@ -42,8 +42,10 @@ from worker.replicas.ranks.rank_messages import (
     ReplicaState,
     SliceForecast,
     StepOrder,
+    StepsDone,
 )
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
+from worker.replicas.ranks.step_window import TELL_SECONDS
 from worker.replicas.sharding_choice import ChosenSharding
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
@@ -66,6 +68,7 @@ class RankServer:
         self._dropped: list[int] = []
         self._told_at = 0.0
         self._in_all = 1  # steps of the call under way
+        self._steps_told, self._steps_told_at = 0, 0.0  # of these, and when
         calls: list[Callable[..., Any]] = [
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
             *(self.open_stream, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
@@ -212,17 +215,21 @@ class RankServer:
 
     def steps(self, order: StepOrder) -> tuple[list[Stepped], Unrunnable, dict[str, SliceForecast]]:
         jobs = [(self._jobs[key], number) for key, number in order.jobs]
-        self._in_all = order.count
+        self._in_all, self._steps_told, self._steps_told_at = order.count, 0, time.monotonic()
         steps, unrunnable = self._own.begin_steps(jobs, order.slices, order.count, self._progress, self._steps_in_all)()
         if order.slices is None:
-            return steps, unrunnable, {}
+            return steps[self._steps_told :], unrunnable, {}
         taken = Counter(key for stepped in steps for key in stepped.losses)
         coming = [(key, number + taken[key]) for key, number in order.jobs if key not in unrunnable]
         left = [(key, number) for key, number in coming if number < self._jobs[key].total_steps]
-        return steps, unrunnable, self.forecasts(left)
+        return steps[self._steps_told :], unrunnable, self.forecasts(left)
 
-    def _steps_in_all(self, begun: int) -> int:
-        """So many steps of the call are begun: how many it will be, which rank 0 says where it asks this rank to wait."""
+    def _steps_in_all(self, begun: int, taken: Sequence[Stepped]) -> int:
+        """So many steps of the call are begun, and these are taken: how many it will be, which rank 0 says where it asks this
+        rank to wait."""
+        if time.monotonic() - self._steps_told_at >= TELL_SECONDS:
+            self._link.send(StepsDone(list(taken[self._steps_told :])))
+            self._steps_told, self._steps_told_at = len(taken), time.monotonic()
         if self._link.waits(0):
             self._link.receive()  # a Pause: while a call is under way rank 0 says nothing else
             self._link.send(Paused(begun))

@@ -145,11 +145,11 @@ class RemoteReplica:
         pending = self.rank.begin("steps", order, on_progress=on_progress)
 
         def result() -> tuple[list[Stepped], Unrunnable]:
-            steps, unrunnable, forecasts = pending()
+            rest, unrunnable, forecasts = pending()
             if self.capacity != before:
                 self._forecasts.clear()  # batches may be cut otherwise from now on
             self._forecasts |= forecasts
-            return steps, unrunnable
+            return [*self.rank.taken, *rest], unrunnable
 
         return result
 
