@@ -206,9 +206,9 @@ def _serve(rank: int, world: int, pipe: Connection, kind: str) -> None:
     begun = [0]
     gather = collectives.gather
 
-    def counted(whole: Tensor, part: Tensor, by_engines: bool) -> Any:
+    def counted(whole: Tensor, part: Tensor) -> Any:
         begun[0] += 1
-        return gather(whole, part, by_engines)
+        return gather(whole, part)
 
     collectives.gather = counted  # type: ignore[method-assign]
     read: dict[str, int] = {}

@@ -13,12 +13,9 @@ SECONDS = 20.0
 CPU = torch.device("cpu")
 
 
-class Nccl:
-    """What a build without CUDA lacks."""
-
-    class Options:
-        def __init__(self) -> None:
-            self.config = SimpleNamespace(cta_policy=0)
+def nccl(**config: int) -> SimpleNamespace:
+    """What a build without CUDA lacks, and what NCCL can be told there."""
+    return SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace(**config)))
 
 
 class Refusing:
@@ -51,19 +48,28 @@ def test_a_cpu_has_nothing_to_map(alone: RankCollectives, caplog: pytest.LogCapt
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [({"cta_policy": 0}, {"cta_policy": 2}), ({}, {"min_ctas": 16, "max_ctas": 16})],
+    ids=["engines", "programs"],
+)
 def test_memory_that_nccl_does_not_map_is_said_and_gathered_all_the_same(
-    alone: RankCollectives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alone: RankCollectives,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    known: dict[str, int],
+    told: dict[str, int],
 ) -> None:
     """Between hosts nobody asks NCCL."""
     memory, made = GatherMemory(0, 1, CPU), []
     memory.pool = object()  # type: ignore[assignment]
     monkeypatch.setattr("torch.distributed.new_group", lambda **given: made.append(given))
-    monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", Nccl, raising=False)
-    monkeypatch.setattr(RankCollectives, "_backends", [Refusing()])
+    monkeypatch.setattr("torch.distributed.ProcessGroupNCCL", nccl(**known), raising=False)
+    monkeypatch.setattr(RankCollectives, "_backend", Refusing())
     monkeypatch.setattr(alone, "_device", torch.device("cuda"))
     alone.share(memory)
     warned = "does not map the ranks' memory into each other, so gathers take longer: NCCL error" in caplog.text
-    configs = [vars(given["pg_options"].config) for given in made]
-    assert configs == ([] if alone._several_hosts else [{"cta_policy": 0, "min_ctas": 16, "max_ctas": 16}, {"cta_policy": 2}])
+    assert [vars(given["pg_options"].config) for given in made] == ([] if alone._several_hosts else [told])
+    assert ("by programs instead of copy engines" in caplog.text) == (not known and not alone._several_hosts)
     assert warned == (not alone._several_hosts)
     assert gathers(alone)

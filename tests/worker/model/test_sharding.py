@@ -91,16 +91,15 @@ def test_each_layer_is_gathered_once_a_direction_and_the_turning_point_is_free(t
 
 
 def test_while_resident_layers_compute_the_buffer_before_them_is_filled():
-    """Layers 1, 2, 4 and 5 of 6 are sharded: the layers whose gathers each use begins, and by what."""
-    shards, begun = WeightShards(0, 1, torch.device("cpu")), list[tuple[str | None, bool]]()
+    """Layers 1, 2, 4 and 5 of 6 are sharded: the layers whose gathers each use begins."""
+    shards, begun = WeightShards(0, 1, torch.device("cpu")), list[str | None]()
     for layer in (1, 2, 4, 5):
         shards.add(layer_unit(layer), [torch.zeros(8)], lambda whole, first, starts: None)
     shards.allocate()
 
     class Collectives:
-        def gather(self, whole, part, by_engines):
-            second = whole.data_ptr() != shards._buffers[0].data_ptr()
-            begun.append((shards._holds[second], by_engines))
+        def gather(self, whole, part):
+            begun.append(shards._holds[whole.data_ptr() != shards._buffers[0].data_ptr()])
             return lambda: None
 
     shards.collectives = Collectives()
@@ -110,8 +109,7 @@ def test_while_resident_layers_compute_the_buffer_before_them_is_filled():
         for layer in layers:
             begun.clear()
             shards.use(layer_unit(layer), direction)
-            assert {by_engines for _, by_engines in begun} <= {direction == BACKWARD}
-            found[layer] = [int(unit.split()[1]) for unit, _ in begun]
+            found[layer] = [int(unit.split()[1]) for unit in begun]
         return found
 
     for first in ([1, 2], []):  # a pass begins with what the last one ended with

@@ -43,10 +43,10 @@ def gathered(monkeypatch) -> list[str]:
     """The units that rank 0 gathers."""
     seen, real = [], WeightShards._begin
 
-    def begin(self, unit, direction):
+    def begin(self, unit):
         if self._holds[self._place(unit)] != unit:
             seen.append(unit)
-        real(self, unit, direction)
+        real(self, unit)
 
     monkeypatch.setattr(WeightShards, "_begin", begin)
     return seen

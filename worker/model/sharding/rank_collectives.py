@@ -1,8 +1,8 @@
 """What the ranks of an executor do together: gather equal parts into a buffer, and agree on a count. Knows no weights.
 
 Gloo carries tensors in main memory and every count; NCCL those on GPUs, on a stream of its own beside the current one. On one
-host, where NCCL can map the ranks' memory into each other, they write to each other's buffers: by programs of NCCL's, or by the
-GPUs' copy engines. A rank that ends fails the gathers of all others (gloo notices the closed connection, NCCL its timeout).
+host, where NCCL can map the ranks' memory into each other, the GPUs' copy engines write to each other's buffers. A rank that
+ends fails the gathers of all others (gloo notices the closed connection, NCCL its timeout).
 """
 
 import logging
@@ -21,8 +21,10 @@ log = logging.getLogger(__name__)
 
 COLLECTIVE_SECONDS = 600.0  # after which an operation that a rank does not come to fails
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
-_PROGRAMS = 16  # of a gather between ranks that map each other's memory: fewer leave NVLink idle, more bring nothing
-_NO_PROGRAMS = 2  # NCCL_CTA_POLICY_ZERO, since NCCL 2.28: copy engines alone, where they can
+# Between ranks that map each other's memory: copy engines, which leave all multiprocessors to what computes. An NCCL without
+# them gathers by so many programs: fewer leave NVLink idle, more bring nothing
+_ENGINES = 2  # NCCL_CTA_POLICY_ZERO, since 2.28
+_PROGRAMS = 16
 # torch renamed it in 2.13
 _gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -60,8 +62,7 @@ class RankCollectives:
         self.rank, self.world, self._device = rank, world, device
         self._timeout, self._several_hosts = timedelta(seconds=seconds), several_hosts
         self._shared: GatherMemory | None = None
-        # that gather within shared memory, by programs and by copy engines; none: the default one does
-        self._groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
+        self._group: dist.ProcessGroup | None = None  # that gathers within shared memory; None: the default one
         if store.host == _LOOPBACK:  # a host's own name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK_INTERFACE)
         if interface is not None:
@@ -90,15 +91,14 @@ class RankCollectives:
         self.unshare()
         if self._several_hosts or self._device.type == "cpu" or self.most(int(memory.pool is None)):
             return
-        programs, engines = self._options(), self._options()
-        programs.config.min_ctas = programs.config.max_ctas = _PROGRAMS
-        by_programs = self._group(programs)
-        if hasattr(engines.config, "cta_policy"):
-            engines.config.cta_policy = _NO_PROGRAMS
-            self._groups = by_programs, self._group(engines)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        if hasattr(options.config, "cta_policy"):
+            options.config.cta_policy = _ENGINES
         else:
-            log.warning("this NCCL gathers by no copy engines, so backward passes take longer")
-            self._groups = by_programs, by_programs
+            options.config.min_ctas = options.config.max_ctas = _PROGRAMS
+            log.warning("this NCCL gathers by programs instead of copy engines, which slows what computes beside them")
+        self._group = dist.new_group(timeout=self._timeout, backend="nccl", pg_options=options, device_id=self._device)
         why = self._registered(memory)
         if not self.most(int(why is not None)):
             self._shared = memory
@@ -106,25 +106,12 @@ class RankCollectives:
             raise GatherFailed(f"some ranks map each other's memory and others do not: {why or 'this one does'}")
         else:
             log.warning("NCCL does not map the ranks' memory into each other, so gathers take longer: %s", why)
-            self._groups = None
-
-    def _options(self) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
-        return options
-
-    def _group(self, options: Any) -> dist.ProcessGroup:
-        """All ranks come."""
-        made: dist.ProcessGroup = dist.new_group(
-            timeout=self._timeout, backend="nccl", pg_options=options, device_id=self._device
-        )
-        return made
+            self._group = None
 
     def _registered(self, memory: GatherMemory) -> str | None:
         """None: NCCL has mapped it; else why not."""
         try:
-            for backend in self._backends:
-                backend.register_mem_pool(memory.pool, True)
+            self._backend.register_mem_pool(memory.pool, True)
         except (RuntimeError, TypeError) as error:
             return str(error)
         return None
@@ -133,24 +120,21 @@ class RankCollectives:
         """Unmap what was shared last, before it is freed. Waits for nobody."""
         if self._shared is not None:
             try:
-                for backend in self._backends:
-                    backend.deregister_mem_pool(self._shared.pool)
+                self._backend.deregister_mem_pool(self._shared.pool)
             except RuntimeError as error:  # the group has failed: its memory goes with the process
                 log.warning("NCCL does not unmap the ranks' memory: %s", error)
-        self._shared = self._groups = None
+        self._shared = self._group = None
 
     @property
-    def _backends(self) -> list[Any]:
-        assert self._groups is not None, "only groups that were made for it share memory"
-        return [group._get_backend(self._device) for group in dict.fromkeys(self._groups)]
+    def _backend(self) -> Any:
+        assert self._group is not None, "only a group that was made for it shares memory"
+        return self._group._get_backend(self._device)
 
-    def gather(self, whole: Tensor, part: Tensor, by_engines: bool = False) -> Finish:
+    def gather(self, whole: Tensor, part: Tensor) -> Finish:
         """Begin to gather every rank's `part`, uint8 [n], into `whole`, uint8 [world * n]. On a GPU it starts after what the
-        current stream was given so far, and runs beside what comes later. by_engines: where memory is shared, by copy engines:
-        by itself slower, but products beside it keep all multiprocessors. All ranks ask alike."""
+        current stream was given so far, and runs beside what comes later."""
         if self._stream is not None:
-            group = self._groups[by_engines] if self._groups is not None else None
-            return self._gather_beside(whole, part, self._stream, group)
+            return self._gather_beside(whole, part, self._stream)
         try:
             work = _gather(whole, part, async_op=True)
         except RuntimeError as error:
@@ -165,10 +149,10 @@ class RankCollectives:
 
         return finish
 
-    def _gather_beside(self, whole: Tensor, part: Tensor, stream: torch.cuda.Stream, group: dist.ProcessGroup | None) -> Finish:
+    def _gather_beside(self, whole: Tensor, part: Tensor, stream: torch.cuda.Stream) -> Finish:
         stream.wait_stream(torch.cuda.current_stream(whole.device))  # which may still read what the buffer holds
         with torch.cuda.stream(stream):
-            _gather(whole, part, group=group)
+            _gather(whole, part, group=self._group)
             landed = torch.cuda.Event()
             landed.record(stream)
         return lambda: torch.cuda.current_stream(whole.device).wait_event(landed)

@@ -154,7 +154,7 @@ class WeightShards:
     def use(self, unit: str, direction: Direction) -> None:
         sharded = unit in self._units
         if sharded:
-            self._begin(unit, direction)
+            self._begin(unit)
             self._finish(self._place(unit))
             self._last = self._order.index(unit), direction
         if self._last is None or self._last[1] != direction:
@@ -163,7 +163,7 @@ class WeightShards:
         for ahead in (1,) if sharded else (1, 2):
             following = self._last[0] + ahead * direction
             if 0 <= following < len(self._order):
-                self._begin(self._order[following], direction)
+                self._begin(self._order[following])
 
     def use_in_backward(self, x_TK: Tensor, unit: str) -> Tensor:
         if not torch.is_grad_enabled():
@@ -215,16 +215,14 @@ class WeightShards:
     def _place(self, unit: str) -> int:
         return self._order.index(unit) % 2
 
-    def _begin(self, unit: str, direction: Direction) -> None:
+    def _begin(self, unit: str) -> None:
         place = self._place(unit)
         if self._holds[place] == unit:
             return
         assert self.collectives is not None, "ranks are connected before they run"
         self._finish(place)  # of a unit that was prefetched and not read
         self._holds[place], part = unit, self._units[unit].part
-        whole = self._buffers[place][: part.nbytes * self.world]
-        # forward is bound by gathers, backward, which computes layers anew, by products (NUMERICS, "Gathers of 70B")
-        self._landing[place] = self.collectives.gather(whole, part, by_engines=direction == BACKWARD)
+        self._landing[place] = self.collectives.gather(self._buffers[place][: part.nbytes * self.world], part)
 
     def _finish(self, place: int) -> None:
         landing, self._landing[place] = self._landing[place], None
