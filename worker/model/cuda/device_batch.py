@@ -38,7 +38,7 @@ class Grain:
 # class's part of a table begins on 16 bytes: by that kernels are compiled.
 FINE = Grain(32, 4, 4)
 # Of passes that are captured, so that few buckets repeat whoever shares the pass: twice the padding, and four times, where
-# passes have fewer tokens and so differ more.
+# passes are short: they differ more, and padding costs less beside a capture.
 COARSE = Grain(16, 8, None)
 REPEATED = Grain(8, 4, None)
 

@@ -36,6 +36,7 @@ GRAPH_TOKENS, LAYER_PARAMETERS = 4096, 61e6
 # 71. They are captured in coarse buckets; 8,192 tokens keep about 8 GB of activations on that shape, hence the least memory.
 FAST_GRAPH_TOKENS = 8192
 FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
+_REPEATED_PART = 0.25  # of these tokens: a shorter pass takes so little that a capture is made up for late, so buckets are fewer
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class DeviceTrainer(Trainer):
         """How fine the bucket of a pass of `tokens` tokens is."""
         if tokens > self.graph_tokens:
             return FINE
-        return COARSE if tokens > GRAPH_TOKENS else REPEATED
+        return COARSE if tokens > _REPEATED_PART * self.graph_tokens else REPEATED
 
     def _uploads(self, shape: BatchShape, batch: FlatBatch, table: HostTable) -> tuple[Tensor, Labels]:
         """The pass's buffer in pinned memory, and its labels on their way to the device."""
