@@ -5,8 +5,8 @@
 Over real HTTP with default settings, one process a GPU; only the weights are drawn on the devices instead of read. A cell is a
 shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
 neither evaluations nor checkpoints. `busy` is the part of it that the devices spend in steps of their own: a low one tells a
-device that waits from one that is slow. Replicas tell of several steps at once, about every second: each counts as an equal
-part of that time. The gate is the kernels' own, and that every width trains the same: the first losses of every job that
+device that waits from one that is slow. A cell begins and ends as the replicas meet; in between they tell of several steps at
+once, each of which counts as an equal part of the time since the last telling. The gate is the kernels' own, and that every width trains the same: the first losses of every job that
 stepped at both. The result file is written anew after each cell.
 """
 
@@ -60,8 +60,8 @@ WIDTHS = (1, 2, 4, 8)
 @dataclass
 class Cell:
     """Steps of one placement. times: when each ended. tokens, passes: of each. losses: of each job that stepped, its first.
-    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work). told: the last step of each
-    telling."""
+    device_seconds: of each, what the devices' own steps took, summed over the devices (see Work). met: the last step of each
+    window."""
 
     seconds: float
     times: list[float] = field(default_factory=list)
@@ -70,10 +70,10 @@ class Cell:
     losses: dict[int, list[float]] = field(default_factory=dict)
     device_seconds: list[float] = field(default_factory=list)
     width: int = 1  # devices
-    told: list[int] = field(default_factory=list)
+    met: list[int] = field(default_factory=list)
 
-    def note(self, steps: Sequence[Stepped]) -> None:
-        """Steps that ended just now, one after another in equal times."""
+    def note(self, steps: Sequence[Stepped], met: bool = True) -> None:
+        """Steps that were told of just now, one after another in equal times. met: they are the last ones of a window."""
         now = time.monotonic()
         before = self.times[-1] if self.times else now
         for place, stepped in enumerate(steps, 1):
@@ -84,21 +84,28 @@ class Cell:
             for key, loss in stepped.losses.items():
                 if len(self.losses.setdefault(key.job, [])) < COMPARED:
                     self.losses[key.job].append(loss)
-        self.told.append(len(self.times) - 1)
+        if met:
+            self.met.append(len(self.times) - 1)
 
     @property
     def warm(self) -> int | None:
-        """The last step of the warmup, once that is over: as steps are told, since of these the first, which may have compiled
-        a kernel, counts as long as the last."""
-        late = (place for place in self.told if place >= WARM_STEPS and self.times[place] >= self.times[0] + WARM_SECONDS)
-        return next(late, None)
+        """The last step of the warmup, once that is over: as the replicas meet, since within a window the first step, which may
+        have compiled a kernel, counts as long as the last."""
+        return next((place for place in self.met if self._warm_by(place)), None)
+
+    def _warm_by(self, place: int) -> bool:
+        return place >= WARM_STEPS and self.times[place] >= self.times[0] + WARM_SECONDS
+
+    @property
+    def due(self) -> bool:
+        """Whether the warmup, or the cell, ends when the replicas meet next."""
+        if (first := self.warm) is None:
+            return self._warm_by(len(self.times) - 1)
+        return len(self.times) - 1 - first >= LEAST_STEPS and self.times[-1] - self.times[first] >= self.seconds
 
     @property
     def done(self) -> bool:
-        first = self.warm
-        return first is not None and (
-            len(self.times) - 1 - first >= LEAST_STEPS and self.times[-1] - self.times[first] >= self.seconds
-        )
+        return self.warm is not None and self.due and self.met[-1] == len(self.times) - 1
 
     def row(self) -> dict[str, Any]:
         first = self.warm
@@ -159,12 +166,14 @@ def trained(
         api_url=url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device="cuda", worker_checkpoint_seconds=36000
     )
     cells = {placement.placement_id: Cell(seconds, width=len(placement.device_indexes)) for placement in placed}
-    waiting, real, real_step = list(placed), StepCounter.count, Replicas.step
+    waiting, real, real_step, within = list(placed), StepCounter.count, Replicas.step, [False]
 
     began = time.monotonic()
 
     def step(self: Replicas, *args: Any) -> Any:
+        within[0] = True
         steps, unrunnable = real_step(self, *args)
+        within[0] = False
         if unrunnable:
             raise RuntimeError(f"jobs could not run: {unrunnable}")
         return steps, unrunnable
@@ -174,9 +183,11 @@ def trained(
         for key in {key.placement for stepped in steps for key in stepped.losses}:  # one, or none
             if not cells[key].times:
                 print(f"{key}: the first step ended after {time.monotonic() - began:.0f} s", flush=True)
-            cells[key].note(steps)
+            cells[key].note(steps, met=not within[0])
             if cells[key].done:
                 executor.handle_command(Detach(placement_id=key))
+            elif within[0] and cells[key].due:
+                executor._inbox.put(lambda: None)  # so that the replicas meet
 
     def tell(news: ExecutorProgress | PlacementEnded) -> None:
         if isinstance(news, PlacementEnded):

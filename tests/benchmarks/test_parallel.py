@@ -44,12 +44,12 @@ def test_busy_is_the_part_of_the_time_that_devices_work():
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_warmup_ends_as_steps_are_told():
-    """Steps told at once count as equally long, though the first may have compiled a kernel."""
+def test_the_warmup_ends_as_replicas_meet():
+    """The steps of a window count as equally long, though the first may have compiled a kernel."""
     both = cell({})
-    both.told = [0, 4, 8]
+    both.met = [0, 4, 8]
     assert both.warm == 4
-    both.told = [0]
+    both.met = [0]
     assert both.warm is None
     assert not both.done
 

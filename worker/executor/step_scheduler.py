@@ -17,6 +17,7 @@ _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
 # that replicas train before they meet again, unless a command, a checkpoint or a thread waits for that: what their steps differ
 # by has evened out then, in tokens and in the passes that one of them captures. Their losses are told meanwhile
 _APART_SECONDS = 30.0
+_LEAD_SECONDS = 1.0  # that the fastest may be ahead by then: a command waits until the others have taken as many steps
 # of a step of several replicas, and of one, that is launched ahead: a command would wait for two longer ones, and beside those
 # what a host does is little
 _SHORT_SECONDS, _SHORT_ALONE_SECONDS = 1.0, 0.25
@@ -32,7 +33,8 @@ class StepScheduler:
         self._measured: Sequence[str] = ()  # whose speeds the last choice says something of
         self._chosen: Mapping[str, float] | None = None  # seconds that its slices take alone; None: one task's whole step
         self._replicas = 1
-        self._step_seconds = self._token_seconds = 0.0  # of the last step, and of a token of it on one replica
+        self._step_seconds = self._token_seconds = 0.0  # since the last choice: of a step, and of a token on one replica
+        self._steps, self._seconds, self._tokens = 0, 0.0, 0  # since then
         self._whole: frozenset[JobKey] = frozenset()  # the jobs whose whole step it was; nobody's where tasks take turns
 
     def choose(
@@ -41,6 +43,7 @@ class StepScheduler:
         """Of these active jobs, those whose tasks step now, how many slices of their steps run, and how often. A task alone
         runs its whole step (None), several times where that pays (see _steps_apart). placements: all that train here, also
         those none of whose jobs is active. others: something else has its turn between steps."""
+        self._steps, self._seconds, self._tokens = 0, 0.0, 0
         if self._speeds.keys() - placements.keys():
             self._speeds = {}  # the steps to come show whether that was enough for those who stay
         self._there, self._replicas = list(placements), replicas.count
@@ -72,7 +75,8 @@ class StepScheduler:
         short = 0 < self._step_seconds <= (_SHORT_SECONDS if several else _SHORT_ALONE_SECONDS)
         if not pays or not short or replicas.sharded or others or self._whole != last:
             return 1
-        most = max(1, int(_APART_SECONDS / self._step_seconds))
+        seconds = min(_APART_SECONDS, _LEAD_SECONDS * self._step_seconds / replicas.lead) if replicas.lead else _APART_SECONDS
+        most = max(1, int(seconds / self._step_seconds))
         return min(run.steps_until_due(most) for run in runs)
 
     def record(self, stepped: Stepped, task_of: Callable[[str], PlacementRun]) -> None:
@@ -82,7 +86,10 @@ class StepScheduler:
         seconds = min(stepped.seconds, STALL * sum(alone.values())) if alone else stepped.seconds
         self._count(seconds, alone)
         if tokens := sum(work.tokens for work in stepped.work.values()):
-            self._step_seconds, self._token_seconds = seconds, seconds * self._replicas / tokens
+            # several at a time are told, each as an equal part of the time since: only all of them say how long one takes
+            self._steps, self._seconds, self._tokens = self._steps + 1, self._seconds + seconds, self._tokens + tokens
+            self._step_seconds = self._seconds / self._steps
+            self._token_seconds = self._seconds * self._replicas / self._tokens
         for placement, work in stepped.work.items():
             task_of(placement).slowed(self.slowdown(placement))
             task_of(placement).worked(stepped.seconds, work.tokens / tokens, work)

@@ -56,12 +56,13 @@ class Replicas:
         scratch: ObjectCache,
         cache: NodeCache,
         give_way: Callable[[], bool],
-        wanted: Callable[[], bool] = lambda: False,
-        on_steps: Callable[[list[Stepped]], None] = lambda steps: None,
+        wanted: Callable[[], bool],
+        on_steps: Callable[[list[Stepped]], None],
     ) -> None:
         """give_way: frees what others than jobs hold on the first device; whether there was anything. wanted: whether something
         waits until the replicas have met; asked between two of several steps. on_steps: takes some of them meanwhile."""
-        self.loaded, self._wanted, self.on_steps = loaded, wanted, on_steps
+        self.loaded, self._wanted, self._on_steps = loaded, wanted, on_steps
+        self.lead = 0.0  # seconds a step that the fastest replica took less than the slowest, of late
         failed = loaded.failed_passes(scratch)
         self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
@@ -217,7 +218,7 @@ class Replicas:
             return steps
 
         ranks = [each.rank for each in at_work if isinstance(each, RemoteReplica)]
-        window = StepWindow(count, ranks, self._wanted, lambda each: self.on_steps(merged(each)))
+        window = StepWindow(count, ranks, self._wanted, lambda each: self._on_steps(merged(each)))
         begun = [
             replica.begin_steps(list(own.values()), slices, count, on_progress)
             if isinstance(replica, RemoteReplica)
@@ -228,6 +229,8 @@ class Replicas:
         window.await_others(own_part[0][0] if own_part else None)
         results = own_part + _results(begun)
         unrunnable = {key: why for _, lost in results for key, why in lost.items()}
+        paces = [sum(stepped.seconds for stepped in steps) / len(steps) for steps, _ in results]
+        self.lead = max(paces) - min(paces)
         return merged(steps[window.told :] for steps, _ in results), unrunnable
 
     def _next(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[JobKey, tuple[TrainingJob, int]]:

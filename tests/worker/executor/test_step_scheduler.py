@@ -23,6 +23,7 @@ class Costs:
     sharded: bool = False
     launches_ahead: bool = False
     begun: bool = False
+    lead: float = 0.0
 
     def under_way(self, placement: str) -> bool:
         return self.begun
@@ -202,6 +203,23 @@ def test_replicas_that_have_one_task_meet_after_several_steps(
     assert chosen("ab") == (1, 1), "tasks take turns"
     shared.steps("ab", seconds, 1)
     assert chosen("a") == (None, 1), "the last was a slice"
+
+
+@pytest.mark.parametrize(("lead", "expected"), [(0.0, 60), (0.02, 50), (0.05, 20), (0.09, 11)])
+def test_uneven_replicas_meet_before_one_is_a_second_ahead(lead: float, expected: int) -> None:
+    shared = Shared()
+    shared.replicas = Costs(count=2, lead=lead)
+    shared.steps("a", 0.1, 1)
+    assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [run("a")])[2] == expected  # type: ignore[arg-type]
+
+
+def test_how_long_a_step_takes_is_what_all_of_a_window_took() -> None:
+    """They are told in parts, of which the last may have taken long ago what it was told of just now."""
+    shared = Shared(replicas=2)
+    shared.steps("a", 0.9, 1)
+    for seconds in (1.1, 0.9, 0.1):
+        shared.scheduler.record(Stepped({}, seconds, work={"a": Work(tokens=100)}), lambda _: UNTOLD)
+    assert shared.scheduler.choose(shared.replicas, {"a": placement("a")}, [run("a")])[2] == 40  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -13,6 +13,7 @@ from tests.worker.processes import gone
 from tests.worker.replicas.ahead_rank import launch_ahead
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import JOB, wide
+from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.executor.step_counter import StepCounter
 from worker.model.plain.trainer import Trainer
@@ -41,8 +42,9 @@ class Watched:
         self.next_pause = 0  # that followed
         self.holds = False
         self._taken = 0  # in this window, by rank 0
-        for name in ("_APART_SECONDS", "_SHORT_SECONDS"):  # however slow these steps are
-            monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 600.0)
+        for name in ("_APART_SECONDS", "_SHORT_SECONDS", "_LEAD_SECONDS"):  # however slow these steps are
+            monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 1e9)
+        monkeypatch.setattr("worker.replicas.ranks.step_window.TELL_SECONDS", 1e9)  # so that a window's end has all its steps
         launch, steps, send = Replica._launch, Replicas.step, RankProcess._send
         pause, paused_after = RankProcess.pause, RankProcess.paused_after
 
@@ -121,7 +123,7 @@ def test_a_command_is_heard_within_a_step_and_all_jobs_are_at_one_step_then(
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatch, ahead):
-    """Its one job diverges within a window, which it is heard in, as in the next one."""
+    """Its one job diverges within a window, which ends, and it is heard in the next one."""
     if ahead:
         launch_ahead(monkeypatch)
     await_others, asked, watched.holds = StepWindow.await_others, [], True
@@ -150,6 +152,63 @@ def test_a_command_is_heard_while_another_rank_has_no_job(placing, watched, monk
     count, took = watched.windows[watched.acted]
     assert took < count
     assert max(reported.step.values()) == STEPS
+
+
+def test_a_checkpoint_is_taken_when_it_is_due(placing, watched, monkeypatch):
+    def due() -> None:
+        (task,) = watched.executor._attached.open
+        task.checkpoint_due = 0.0
+
+    taken, keep = [], ArtifactUploader.keep_checkpoint
+
+    def kept(uploader, task, snapshots, stored):
+        taken.append({snapshot.progress.step for snapshot in snapshots})
+        keep(uploader, task, snapshots, stored)
+
+    monkeypatch.setattr(ArtifactUploader, "keep_checkpoint", kept)
+    watched.act, watched.holds = due, True
+    watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
+    (count, took), before = watched.windows[watched.acted], sum(took for _, took in watched.windows[: watched.acted])
+    assert took < count
+    assert taken == [{before + took}]
+    assert len(watched.windows) < 6, "it is taken once"
+
+
+def test_a_rank_whose_jobs_have_ended_ends_the_window():
+    """It is seen where steps are told."""
+    asked = rank(9, told := [])
+    ended = rank(None, told, answered=2)
+    asked.answers_within, ended.answers_within = (lambda seconds: False), (lambda seconds: True)
+    window = StepWindow(20, [ended, asked], lambda: False, untold)
+    assert window.steps_in_all(5, []) == 20
+    window._told_at -= 2.0
+    assert window.steps_in_all(6, []) == 9
+    assert told == ["pause", "pause", 9]
+
+
+def test_a_thread_that_begins_a_call_takes_no_step_away(placing, watched, monkeypatch, fleet, tmp_path):
+    """It waits for its turn, and has it before the loop has looked at what the rank has told."""
+
+    def act() -> None:
+        thread.start()
+        while not watched.rank.awaited:
+            time.sleep(0.001)
+
+    def release(turns) -> None:
+        real(turns)
+        if thread.is_alive() and threading.current_thread() is not thread:
+            thread.join(5.0)
+
+    thread, real = threading.Thread(target=lambda: watched.rank.call("tensors", [])), CallTurns.release
+    launch_ahead(monkeypatch)
+    monkeypatch.setattr("worker.replicas.ranks.step_window.TELL_SECONDS", 0.0)
+    monkeypatch.setattr(CallTurns, "release", release)
+    watched.act, placement = act, placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)
+    reported = watched.run(wide(placement))
+    assert not thread.is_alive()
+    (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
+    assert reported.curves == narrow.curves
+    assert adapters(reported) == adapters(narrow) != {}
 
 
 def test_a_thread_that_waits_to_call_a_rank_is_next(placing, watched):
@@ -327,7 +386,7 @@ def test_steps_told_meanwhile_are_those_of_one_after_another(fleet, placing, tmp
     monkeypatch.setattr("worker.replicas.ranks.step_window.TELL_SECONDS", 0.0)
     placement = placing({**JOB, "learning_rate": rates}, **SPEC)
     reported = watched.run(wide(placement))
-    assert len(told) >= STEPS - 4 or 1e20 in rates, "what is told ends with the first job"
+    assert len(told) >= STEPS // 2, "the last steps of each window are not, nor those that are taken one by one"
     monkeypatch.setattr(StepCounter, "count", count)
     (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
     assert reported.curves == narrow.curves

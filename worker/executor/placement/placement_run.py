@@ -254,8 +254,7 @@ class PlacementRun:
     # ---- losses --------------------------------------------------------------------------------------------------
 
     def trained(self, steps: Sequence[Stepped]) -> None:
-        """Its jobs took these steps one after another, beside others. All is recorded at once: while the replicas meet, no
-        device works."""
+        """Its jobs took these steps one after another, beside others. All is recorded at once: devices may wait for it."""
         events: list[Points] = []
         for key in dict.fromkeys(key for stepped in steps for key in stepped.losses if key.placement == self.key):
             run, taken = self[key.job], [stepped for stepped in steps if key in stepped.losses]

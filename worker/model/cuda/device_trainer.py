@@ -36,7 +36,7 @@ GRAPH_TOKENS, LAYER_PARAMETERS = 4096, 61e6
 # 71. They are captured in coarse buckets; 8,192 tokens keep about 8 GB of activations on that shape, hence the least memory.
 FAST_GRAPH_TOKENS = 8192
 FAST_CAPABILITY, FAST_MEMORY = (9, 0), 64 * 2**30
-_REPEATED_PART = 0.25  # of these tokens: a shorter pass takes so little that a capture is made up for late, so buckets are fewer
+_REPEATED_PART = 0.25  # of these tokens: a shorter pass takes so little that captures pay late, so its buckets are fewer
 
 
 @dataclass(frozen=True)

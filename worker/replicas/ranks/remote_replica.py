@@ -143,13 +143,14 @@ class RemoteReplica:
         self._refer([job for job, _ in jobs])
         order, before = StepOrder([(job.key, number) for job, number in jobs], slices, count), self.capacity
         pending = self.rank.begin("steps", order, on_progress=on_progress)
+        taken = self.rank.taken  # of this call: once its result is there, another thread may begin one
 
         def result() -> tuple[list[Stepped], Unrunnable]:
             rest, unrunnable, forecasts = pending()
             if self.capacity != before:
                 self._forecasts.clear()  # batches may be cut otherwise from now on
             self._forecasts |= forecasts
-            return [*self.rank.taken, *rest], unrunnable
+            return [*taken, *rest], unrunnable
 
         return result
 

@@ -22,8 +22,8 @@ _LOOK_SECONDS = 0.02  # while rank 0 itself has no job
 
 class StepWindow:
     """Of `count` steps, or fewer. ranks: those at work. wanted: whether something waits for the replicas to meet; asked between
-    two steps. It is cut short for a thread that waits to call one of the ranks, too. tell: takes the next steps that all
-    replicas have taken, each replica's; `told`: how many in all."""
+    two steps. It is cut short for a thread that waits to call one of the ranks, too, and where a replica's jobs have all ended.
+    tell: takes the next steps that all replicas have taken, each replica's; `told`: how many in all."""
 
     def __init__(
         self,
@@ -33,23 +33,23 @@ class StepWindow:
         tell: Callable[[Sequence[Sequence[Stepped]]], None],
     ) -> None:
         self._count, self._ranks, self._wanted, self._tell = count, ranks, wanted, tell
-        self._cut = count == 1
+        self._cut, self._idle = count == 1, False
         self.told, self._told_at = 0, time.monotonic()
 
     def steps_in_all(self, begun: int, taken: Sequence[Stepped] | None) -> int:
         """How many steps the replicas take in all, where the one of rank 0 has begun so many, and has taken these; None: it has
         no job. Raises RankLost, and what on_silence raises."""
-        if not self._cut and (self._wanted() or any(rank.awaited for rank in self._ranks)):
-            self._cut = True
-            self._cut_short(begun)
         if time.monotonic() - self._told_at >= TELL_SECONDS:
             self._told_at = time.monotonic()
             self._tell_next(taken)
+        if not self._cut and (self._idle or self._wanted() or any(rank.awaited for rank in self._ranks)):
+            self._cut = True
+            self._cut_short(begun)
         return self._count
 
     def _tell_next(self, taken: Sequence[Stepped] | None) -> None:
-        for rank in self._ranks:
-            rank.answers_within(0)
+        through = [_steps_of(rank) for rank in self._ranks if rank.answers_within(0)]
+        self._idle |= any(steps < self._count for steps in through)
         each = [rank.taken for rank in self._ranks] if taken is None else [taken, *(rank.taken for rank in self._ranks)]
         common = min(map(len, each))
         if common > self.told:
@@ -62,6 +62,7 @@ class StepWindow:
         begun = len(taken or ())
         if begun >= self._count:
             return  # they are about to end, too
+        self._idle |= taken is not None
         for rank in self._ranks:
             while not self._cut and not rank.answers_within(_LOOK_SECONDS):
                 self.steps_in_all(begun, taken)
@@ -70,8 +71,12 @@ class StepWindow:
         for rank in self._ranks:
             rank.pause()
         paused = [(rank, rank.paused_after()) for rank in self._ranks]
-        through = [len(rank.taken) + len(rank.answered[0]) for rank, steps in paused if steps is None]
-        self._count = max([begun, *through, *(steps for _, steps in paused if steps is not None)])
+        self._count = max([begun, *(_steps_of(rank) if steps is None else steps for rank, steps in paused)])
         for rank, steps in paused:
             if steps is not None:
                 rank.go_on(self._count)
+
+
+def _steps_of(rank: RankProcess) -> int:
+    """How many a rank has taken that is through with its call."""
+    return len(rank.taken) + len(rank.answered[0])
