@@ -1,13 +1,13 @@
 """Steps of the real executor on one, two and four GPUs of a node, as many as there are: a replica on each, 32 jobs.
 
-    python -m benchmarks.parallel [--commit HASH] [--cells 1B:2,1B:8,8B:2] [--seconds 6]
+    python -m benchmarks.parallel [--commit HASH] [--cells 1B:2,1B:8,8B:2] [--seconds 30]
 
 Over real HTTP with default settings, one process a GPU; only the weights are drawn on the devices instead of read. A cell is a
 shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
 neither evaluations nor checkpoints. `busy` is the part of it that the devices spend in steps of their own: a low one tells a
 device that waits from one that is slow. A cell begins and ends as the replicas meet; in between they tell of several steps at
-once, each of which counts as an equal part of the time since the last telling. The gate is the kernels' own, and that every width trains the same: the first losses of every job that
-stepped at both. The result file is written anew after each cell.
+once, each of which counts as an equal part of the time since the last telling. The gate is the kernels' own, and that every
+width trains the same: the first losses of every job that stepped at both. The result file is written anew after each cell.
 """
 
 import argparse
@@ -285,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
     parser.add_argument("--cells", default="1B:2,1B:8,8B:2", help="SHAPE:BATCH, separated by commas")
-    parser.add_argument("--seconds", type=float, default=6.0, help="measured in each cell, after the warmup")
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured in each cell, after the warmup")
     given = parser.parse_args()
     batches: dict[str, list[int]] = {}
     for cell in given.cells.split(","):
