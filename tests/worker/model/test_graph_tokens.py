@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from worker.model.cuda import device_trainer
+from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, token_bucket
 
 GB = 2**30
 
@@ -49,3 +50,13 @@ def test_a_sharded_base_captures_nothing() -> None:
 
 def test_without_a_gpu_the_limit_is_that_of_any() -> None:
     assert device_trainer._graph_tokens(backbone(2048, 8192, device="cpu")) == device_trainer.GRAPH_TOKENS
+
+
+def test_the_shorter_passes_are_the_coarser_are_their_buckets() -> None:
+    """By what a capture costs beside them; a launched one has the finest."""
+    trainer = SimpleNamespace(graph_tokens=8192)
+    found = [device_trainer.DeviceTrainer.grain(trainer, tokens) for tokens in (32, 2048, 2049, 8192, 8193)]  # type: ignore[arg-type]
+    assert found == [REPEATED, REPEATED, COARSE, COARSE, FINE]
+    assert [token_bucket(2450, grain) for grain in (REPEATED, COARSE, FINE)] == [2560, 2560, 2496]
+    assert [token_bucket(2300, grain) for grain in (REPEATED, COARSE, FINE)] == [2304, 2304, 2304]
+    assert [token_bucket(2310, grain) for grain in (REPEATED, COARSE, FINE)] == [2560, 2432, 2368]

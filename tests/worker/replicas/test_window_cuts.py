@@ -354,6 +354,10 @@ def test_the_steps_that_all_have_taken_are_told_now_and_then(monkeypatch):
     now[0] += 1.0
     window.steps_in_all(7, [*own, "a3"])
     assert told[1:] == [[["a2"], ["b2"], ["c2"]]]
+    window = StepWindow(90, heard, lambda: False, told.append)
+    now[0] += 1.0
+    window.steps_in_all(0, None)
+    assert told[2:] == [[["b0", "b1", "b2"], ["c0", "c1", "c2"]]], "rank 0 has no job"
 
 
 @pytest.mark.parametrize("rates", [[3e-3, 1e-3, 1e-2], [1e20, 1e-3], [1e-3, 1e20]])

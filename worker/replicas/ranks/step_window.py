@@ -1,10 +1,10 @@
 """The steps that replicas take between two meetings: what rank 0 hears of them meanwhile, and how it cuts them short. All end
 at the same step.
 
-    a rank: StepsDone  now and then, its losses
-    rank 0: Pause   to each rank at work, between two of its own steps
-    a rank: Paused  between two of its steps, with how many it has begun; it waits
-    rank 0: GoOn    to each that waits, with the most that any has begun
+    a rank: StepsDone now and then, its losses
+    rank 0: Pause     to each rank at work, between two of its own steps
+    a rank: Paused    between two of its steps, with how many it has begun; it waits
+    rank 0: GoOn      to each that waits, with the most that any has begun
 
 A device may be at its last two steps then. A rank that has answered its call instead counts with the steps that it took: all of
 them, or fewer where its jobs have ended.
