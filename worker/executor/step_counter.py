@@ -1,6 +1,7 @@
 """Counts the steps that replicas have taken to the tasks whose jobs took them: some while the replicas train on, the rest once
 they have met."""
 
+import math
 from collections.abc import Sequence
 
 from worker.executor.attached_placements import AttachedPlacements
@@ -21,6 +22,11 @@ class StepCounter:
         """The replicas begin their next steps."""
         self.losses: dict[JobKey, float] = {}
         self.grew = False
+
+    @property
+    def decides(self) -> bool:
+        """Whether something follows from these steps at once: the end of a job whose loss is not finite, or room for others."""
+        return self.grew or not all(map(math.isfinite, self.losses.values()))
 
     def count(self, steps: Sequence[Stepped]) -> None:
         """All replicas have taken these steps, one after another."""

@@ -149,7 +149,7 @@ class Executor:
         """The replicas of this base: those that are there, or new ones."""
         if self._replicas is None or self._replicas.loaded is not loaded:
             parts = (loaded, capacities, self._scratch, self._cache, self._generation.give_way)
-            self._replicas = Replicas(*parts, self._something_waits, self._counter.count)
+            self._replicas = Replicas(*parts, lambda: self._counter.decides or self._something_waits(), self._counter.count)
         return self._replicas
 
     def _something_waits(self) -> bool:

@@ -1,5 +1,6 @@
 """Steps between two meetings of replicas: told meanwhile, and cut short where a command or a thread waits for the meeting."""
 
+import math
 import os
 import signal
 import threading
@@ -17,7 +18,9 @@ from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.executor.step_counter import StepCounter
 from worker.model.plain.trainer import Trainer
+from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica
+from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.call_turns import CallTurns
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
 from worker.replicas.ranks.step_window import StepWindow
@@ -131,8 +134,9 @@ def test_a_command_is_heard_while_rank_0_has_no_job(placing, watched, monkeypatc
     def wait(window, taken):
         if len(taken or ()) < window._count > 1 and len(asked) < 2:
             asked.append(len(taken or ()))
-            watched.executor._inbox.put(lambda: None)
-        os.kill(watched.rank.pid, signal.SIGCONT)
+            watched.executor._inbox.put(lambda: None)  # and rank 1 goes on once it is asked to pause
+        else:
+            os.kill(watched.rank.pid, signal.SIGCONT)
         await_others(window, taken)
 
     monkeypatch.setattr(StepWindow, "await_others", wait)
@@ -170,8 +174,7 @@ def test_a_checkpoint_is_taken_when_it_is_due(placing, watched, monkeypatch):
     watched.run(wide(placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)))
     (count, took), before = watched.windows[watched.acted], sum(took for _, took in watched.windows[: watched.acted])
     assert took < count
-    assert taken == [{before + took}]
-    assert len(watched.windows) < 6, "it is taken once"
+    assert taken == [{before + took}], "it is taken once"
 
 
 def test_a_rank_whose_jobs_have_ended_ends_the_window():
@@ -184,6 +187,32 @@ def test_a_rank_whose_jobs_have_ended_ends_the_window():
     window._told_at -= 2.0
     assert window.steps_in_all(6, []) == 9
     assert told == ["pause", "pause", 9]
+
+
+@pytest.mark.parametrize(("slowest", "cut"), [(10, False), (7, True)])
+def test_a_window_ends_where_one_replica_is_far_ahead(monkeypatch, slowest, cut):
+    now, told = [100.0], []
+    monkeypatch.setattr("worker.replicas.ranks.step_window.time", SimpleNamespace(monotonic=lambda: now[0]))
+    slow = rank(slowest + 1, told)
+    slow.answers_within, slow.taken = (lambda seconds: False), [None] * slowest
+    window = StepWindow(90, [slow], lambda: False, lambda each: None)
+    now[0] += 10.0
+    assert window.steps_in_all(12, [None] * 11) == (12 if cut else 90)
+    assert told == (["pause", 12] if cut else [])
+
+
+def test_what_was_told_that_decides_ends_the_window() -> None:
+    """A loss that is not finite, or micro-batches that may be longer."""
+    nobody = SimpleNamespace(record=lambda *told: None, trained=lambda seconds: None)
+    tasks = {"task": SimpleNamespace(trained=lambda steps: None)}
+    counter, key = StepCounter(tasks, nobody, nobody), JobKey("task", 0)
+    for stepped, decides in ((Stepped({key: 1.0}, 1.0), False), (Stepped({key: 1.0}, 1.0, grew=True), True)):
+        counter.count([stepped])
+        assert counter.decides is decides
+    counter.begin()
+    assert not counter.decides
+    counter.count([Stepped({key: math.nan}, 1.0)])
+    assert counter.decides
 
 
 def test_a_thread_that_begins_a_call_takes_no_step_away(placing, watched, monkeypatch, fleet, tmp_path):
@@ -206,6 +235,7 @@ def test_a_thread_that_begins_a_call_takes_no_step_away(placing, watched, monkey
     watched.act, placement = act, placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **SPEC)
     reported = watched.run(wide(placement))
     assert not thread.is_alive()
+    monkeypatch.setattr(Trainer, "launches_ahead", False)
     (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}
@@ -336,7 +366,7 @@ def test_a_window_of_one_step_is_not_cut():
 
 def test_the_steps_that_all_have_taken_are_told_now_and_then(monkeypatch):
     now, told = [100.0], []
-    monkeypatch.setattr("worker.replicas.ranks.step_window.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("worker.replicas.ranks.step_window.time", SimpleNamespace(monotonic=lambda: now[0]))
     heard = [SimpleNamespace(awaited=False, taken=[], answers_within=lambda seconds: False) for _ in range(2)]
     window = StepWindow(90, heard, lambda: False, told.append)
     own = ["a0", "a1", "a2"]
@@ -379,7 +409,7 @@ def test_steps_told_meanwhile_are_those_of_one_after_another(fleet, placing, tmp
     def in_step(running, begun, taken):
         """However slow the other rank is: it has told of as many steps, or is through."""
         for rank in running._ranks:
-            while len(rank.taken) < begun - 1 and not rank.answers_within(1.0):
+            while len(rank.taken) < begun - 1 and not rank.answers_within(0.01):
                 pass
         return steps_in_all(running, begun, taken)
 
@@ -390,8 +420,9 @@ def test_steps_told_meanwhile_are_those_of_one_after_another(fleet, placing, tmp
     monkeypatch.setattr("worker.replicas.ranks.step_window.TELL_SECONDS", 0.0)
     placement = placing({**JOB, "learning_rate": rates}, **SPEC)
     reported = watched.run(wide(placement))
-    assert len(told) >= STEPS // 2, "the last steps of each window are not, nor those that are taken one by one"
+    assert len(told) >= (STEPS // 2 if len(rates) == 3 else 1), "the last steps of each window are not"
     monkeypatch.setattr(StepCounter, "count", count)
+    monkeypatch.setattr(Trainer, "launches_ahead", False)
     (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}

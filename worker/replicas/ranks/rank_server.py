@@ -227,7 +227,7 @@ class RankServer:
     def _steps_in_all(self, begun: int, taken: Sequence[Stepped]) -> int:
         """So many steps of the call are begun, and these are taken: how many it will be, which rank 0 says where it asks this
         rank to wait."""
-        if time.monotonic() - self._steps_told_at >= TELL_SECONDS:
+        if len(taken) > self._steps_told and time.monotonic() - self._steps_told_at >= TELL_SECONDS:
             self._link.send(StepsDone(list(taken[self._steps_told :])))
             self._steps_told, self._steps_told_at = len(taken), time.monotonic()
         if self._link.waits(0):

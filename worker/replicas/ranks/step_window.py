@@ -18,12 +18,14 @@ from worker.replicas.ranks.rank_process import RankProcess
 
 TELL_SECONDS = 1.0  # at least, between two tellings of steps
 _LOOK_SECONDS = 0.02  # while rank 0 itself has no job
+_MOST_AHEAD = 3.0  # seconds that the furthest may have told of more than the last; a telling may be a second old
 
 
 class StepWindow:
     """Of `count` steps, or fewer. ranks: those at work. wanted: whether something waits for the replicas to meet; asked between
-    two steps. It is cut short for a thread that waits to call one of the ranks, too, and where a replica's jobs have all ended.
-    tell: takes the next steps that all replicas have taken, each replica's; `told`: how many in all."""
+    two steps. It is cut short for a thread that waits to call one of the ranks, too, where a replica's jobs have all ended, and
+    where one is far ahead. tell: takes the next steps that all replicas have taken, each replica's; `told`: how many in all,
+    never the last one."""
 
     def __init__(
         self,
@@ -33,8 +35,9 @@ class StepWindow:
         tell: Callable[[Sequence[Sequence[Stepped]]], None],
     ) -> None:
         self._count, self._ranks, self._wanted, self._tell = count, ranks, wanted, tell
-        self._cut, self._idle = count == 1, False
-        self.told, self._told_at = 0, time.monotonic()
+        self._cut, self._uneven = count == 1, False
+        self.told, self._began = 0, time.monotonic()
+        self._told_at = self._began
 
     def steps_in_all(self, begun: int, taken: Sequence[Stepped] | None) -> int:
         """How many steps the replicas take in all, where the one of rank 0 has begun so many, and has taken these; None: it has
@@ -42,16 +45,18 @@ class StepWindow:
         if time.monotonic() - self._told_at >= TELL_SECONDS:
             self._told_at = time.monotonic()
             self._tell_next(taken)
-        if not self._cut and (self._idle or self._wanted() or any(rank.awaited for rank in self._ranks)):
+        if not self._cut and (self._uneven or self._wanted() or any(rank.awaited for rank in self._ranks)):
             self._cut = True
             self._cut_short(begun)
         return self._count
 
     def _tell_next(self, taken: Sequence[Stepped] | None) -> None:
         through = [_steps_of(rank) for rank in self._ranks if rank.answers_within(0)]
-        self._idle |= any(steps < self._count for steps in through)
         each = [rank.taken for rank in self._ranks] if taken is None else [taken, *(rank.taken for rank in self._ranks)]
-        common = min(map(len, each))
+        least, most = min(map(len, each)), max(1, *map(len, each), *through)
+        ahead = (most - least) / most * (time.monotonic() - self._began)
+        self._uneven |= ahead > _MOST_AHEAD or any(steps < self._count for steps in through)
+        common = min(least, self._count - 1)
         if common > self.told:
             self._tell([steps[self.told : common] for steps in each])
             self.told = common
@@ -62,7 +67,7 @@ class StepWindow:
         begun = len(taken or ())
         if begun >= self._count:
             return  # they are about to end, too
-        self._idle |= taken is not None
+        self._uneven |= taken is not None
         for rank in self._ranks:
             while not self._cut and not rank.answers_within(_LOOK_SECONDS):
                 self.steps_in_all(begun, taken)
@@ -79,4 +84,5 @@ class StepWindow:
 
 def _steps_of(rank: RankProcess) -> int:
     """How many a rank has taken that is through with its call."""
-    return len(rank.taken) + len(rank.answered[0])
+    answered = rank.answered
+    return len(rank.taken) + (0 if isinstance(answered, Exception) else len(answered[0]))
