@@ -22,9 +22,10 @@ from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives, open_store, reach_store
-from worker.model.sharding.weight_shards import FORWARD, Sharding, WeightShards
+from worker.model.sharding.weight_shards import BACKWARD, FORWARD, Direction, Sharding, WeightShards, layer_unit
 
 SECONDS = 600.0
+LATE_CYCLES = 1_000_000_000  # of a GPU, about half a second
 ON_GPU = {"fused llama": device_case.llama, "fused qwen3": device_case.qwen}  # of shapes that the fused layers take, in bf16
 
 
@@ -41,6 +42,7 @@ class Case:
     precision: Any = "bf16"
     recompute: bool = False
     alone: bool = False  # rank 0 runs a pass of the base that nobody else has
+    late: bool = False  # rank 0's GPU comes late to what the last backward prefetches
     folder: str | None = None
     dtype: torch.dtype = torch.float32  # of the computation, on a model that is read
 
@@ -146,6 +148,18 @@ def reference(case: Case, rank: int, kind: str = "cpu") -> Seen:
     return run(trainer_of(backbone_of(case, kind)), rank, case, Seen())
 
 
+def come_late(shards: WeightShards) -> None:
+    """Keep the GPU busy before it computes a backward's last layer, and so before it gathers what is prefetched then."""
+    use = shards.use
+
+    def late(unit: str, direction: Direction) -> None:
+        if (unit, direction) == (layer_unit(0), BACKWARD):
+            torch.cuda._sleep(LATE_CYCLES)
+        use(unit, direction)
+
+    shards.use = late  # type: ignore[method-assign]
+
+
 def units_of(shards: WeightShards) -> dict[str, str]:
     """All ranks ask at the same time."""
     found = {}
@@ -221,6 +235,8 @@ def _serve(rank: int, world: int, pipe: Connection, kind: str) -> None:
         assert backbone.shards is not None
         backbone.shards.connect(collectives)
         backbone.shards.accompany = lambda: None
+        if case.late and rank == 0:
+            come_late(backbone.shards)
         trainer, seen, begun[0] = trainer_of(backbone), Seen(read=dict(read)), 0
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in backbone.tensors()}
         seen.held_bytes = sum(storages.values())

@@ -30,6 +30,7 @@ def two_gpus() -> Iterator[Ranks]:
     "case",
     [
         pytest.param(Case("fused llama", UNEVEN, ALL, ends=True), id="bf16"),
+        pytest.param(Case("fused llama", UNEVEN, ALL, ends=True, late=True), id="bf16, one unmaps first"),
         pytest.param(Case("fused qwen3", UNEVEN, (0, 2), recompute=True), id="bf16, partly, recomputed"),
         pytest.param(Case("fused llama", UNEVEN, ALL, precision="nf4", recompute=True), id="nf4, recomputed"),
         pytest.param(Case("fused llama", UNEVEN, ALL, ends=True, precision="nf4_double"), id="nf4_double"),

@@ -117,7 +117,7 @@ class RankCollectives:
         return None
 
     def unshare(self) -> None:
-        """Unmap what was shared last, before it is freed. Waits for nobody."""
+        """Unmap what was shared last, before it is freed: gathers have landed, or the ranks failed. Waits for nobody."""
         if self._shared is not None:
             try:
                 self._backend.deregister_mem_pool(self._shared.pool)

@@ -59,7 +59,7 @@ class Gathers(Protocol):
 
     def together(self, own: int, backward: bool, on_progress: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it this rank runs `own` passes of one kind. All ranks come, agree on the most, and run empty passes at its
-        end up to that number."""
+        end up to that number. What the current stream is given afterwards runs once every gather has landed."""
 
 
 class AllResident:
@@ -209,6 +209,9 @@ class WeightShards:
                 with self.one_pass(backward):
                     self.run_empty_pass(backward)
                 on_progress()
+            # a backward has prefetched the embedding: a rank that is ahead could unmap the others' memory while it writes there
+            for place in range(len(self._buffers)):
+                self._finish(place)
         finally:
             self._expected = self.busy_since = None
 
