@@ -1,11 +1,9 @@
 """Steps between two meetings of replicas: told meanwhile, and cut short where a command or a thread waits for the meeting."""
 
-import math
 import os
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,9 +16,7 @@ from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.executor.step_counter import StepCounter
 from worker.model.plain.trainer import Trainer
-from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica
-from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.call_turns import CallTurns
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
 from worker.replicas.ranks.step_window import StepWindow
@@ -177,44 +173,6 @@ def test_a_checkpoint_is_taken_when_it_is_due(placing, watched, monkeypatch):
     assert taken == [{before + took}], "it is taken once"
 
 
-def test_a_rank_whose_jobs_have_ended_ends_the_window():
-    """It is seen where steps are told."""
-    asked = rank(9, told := [])
-    ended = rank(None, told, answered=2)
-    asked.answers_within, ended.answers_within = (lambda seconds: False), (lambda seconds: True)
-    window = StepWindow(20, [ended, asked], lambda: False, untold)
-    assert window.steps_in_all(5, []) == 20
-    window._told_at -= 2.0
-    assert window.steps_in_all(6, []) == 9
-    assert told == ["pause", "pause", 9]
-
-
-@pytest.mark.parametrize(("slowest", "cut"), [(10, False), (7, True)])
-def test_a_window_ends_where_one_replica_is_far_ahead(monkeypatch, slowest, cut):
-    now, told = [100.0], []
-    monkeypatch.setattr("worker.replicas.ranks.step_window.time", SimpleNamespace(monotonic=lambda: now[0]))
-    slow = rank(slowest + 1, told)
-    slow.answers_within, slow.taken = (lambda seconds: False), [None] * slowest
-    window = StepWindow(90, [slow], lambda: False, lambda each: None)
-    now[0] += 10.0
-    assert window.steps_in_all(12, [None] * 11) == (12 if cut else 90)
-    assert told == (["pause", 12] if cut else [])
-
-
-def test_what_was_told_that_decides_ends_the_window() -> None:
-    """A loss that is not finite, or micro-batches that may be longer."""
-    nobody = SimpleNamespace(record=lambda *told: None, trained=lambda seconds: None)
-    tasks = {"task": SimpleNamespace(trained=lambda steps: None)}
-    counter, key = StepCounter(tasks, nobody, nobody), JobKey("task", 0)
-    for stepped, decides in ((Stepped({key: 1.0}, 1.0), False), (Stepped({key: 1.0}, 1.0, grew=True), True)):
-        counter.count([stepped])
-        assert counter.decides is decides
-    counter.begin()
-    assert not counter.decides
-    counter.count([Stepped({key: math.nan}, 1.0)])
-    assert counter.decides
-
-
 def test_a_thread_that_begins_a_call_takes_no_step_away(placing, watched, monkeypatch, fleet, tmp_path):
     """It waits for its turn, and has it before the loop has looked at what the rank has told."""
 
@@ -259,26 +217,6 @@ def test_a_thread_that_waits_to_call_a_rank_is_next(placing, watched):
     assert took < count
 
 
-def test_turns_are_given_in_the_order_in_which_they_were_asked_for():
-    turns, order = CallTurns(), []
-
-    def take(name: str) -> None:
-        turns.acquire()
-        order.append(name)
-        turns.release()
-
-    turns.acquire()
-    assert not turns.awaited
-    thread = threading.Thread(target=take, args=("thread",))
-    thread.start()
-    while not turns.awaited:
-        time.sleep(0.001)
-    turns.release()
-    take("loop")  # at once
-    thread.join()
-    assert order == ["thread", "loop"]
-
-
 @pytest.mark.parametrize("moment", ["pause", "go_on"])
 def test_a_rank_that_is_killed_around_a_pause_ends_the_executor(placing, watched, monkeypatch, moment):
     real, pids = getattr(RankProcess, moment), []
@@ -314,80 +252,6 @@ def test_a_rank_that_stands_still_when_it_is_to_wait_is_watched(placing, watched
     assert len(watched.windows) == watched.acted
     assert watched.paused == [], "it never said that it waits"
     assert gone(pids[0])
-
-
-def rank(paused: int | None, told: list, answered: int = 0) -> SimpleNamespace:
-    """paused: after so many steps; None: it has answered, after so many."""
-    return SimpleNamespace(
-        awaited=False,
-        taken=[],
-        pause=lambda: told.append("pause"),
-        paused_after=lambda: paused,
-        answered=([None] * answered, {}, {}),
-        go_on=lambda steps: told.append(steps),
-    )
-
-
-def untold(steps) -> None:
-    raise AssertionError("nothing was taken")
-
-
-def test_all_take_as_many_steps_as_any_has_taken():
-    told, wanted = [], []
-    window = StepWindow(20, [rank(7, told), rank(4, told)], lambda: bool(wanted), untold)
-    assert window.steps_in_all(3, []) == 20
-    wanted.append("a command")
-    assert window.steps_in_all(5, []) == 7
-    assert told == ["pause", "pause", 7, 7]
-    assert window.steps_in_all(6, []) == 7, "it is cut once"
-    assert len(told) == 4
-
-
-def test_where_a_rank_is_through_all_take_all_steps():
-    told = []
-    window = StepWindow(20, [rank(None, told, answered=20), rank(18, told)], lambda: True, untold)
-    assert window.steps_in_all(17, []) == 20
-    assert told == ["pause", "pause", 20]
-
-
-def test_a_rank_whose_jobs_have_ended_keeps_none_at_work():
-    told = []
-    window = StepWindow(20, [rank(None, told, answered=2), rank(4, told)], lambda: True, untold)
-    assert window.steps_in_all(5, []) == 5
-    assert told == ["pause", "pause", 5]
-
-
-def test_a_window_of_one_step_is_not_cut():
-    window = StepWindow(1, [rank(0, told := [])], lambda: True, untold)
-    assert window.steps_in_all(0, []) == 1
-    window.await_others([None])
-    assert told == []
-
-
-def test_the_steps_that_all_have_taken_are_told_now_and_then(monkeypatch):
-    now, told = [100.0], []
-    monkeypatch.setattr("worker.replicas.ranks.step_window.time", SimpleNamespace(monotonic=lambda: now[0]))
-    heard = [SimpleNamespace(awaited=False, taken=[], answers_within=lambda seconds: False) for _ in range(2)]
-    window = StepWindow(90, heard, lambda: False, told.append)
-    own = ["a0", "a1", "a2"]
-    heard[0].taken, heard[1].taken = ["b0", "b1"], ["c0", "c1", "c2"]
-    assert window.steps_in_all(4, own) == 90
-    assert told == [], "not yet"
-    now[0] += 1.0
-    window.steps_in_all(4, own)
-    assert told == [[["a0", "a1"], ["b0", "b1"], ["c0", "c1"]]]
-    window.steps_in_all(5, own)
-    now[0] += 1.0
-    window.steps_in_all(6, [*own, "a3"])
-    assert window.told == 2, "one has taken no more"
-    heard[0].taken.append("b2")
-    now[0] += 1.0
-    window.steps_in_all(7, [*own, "a3"])
-    assert told[1:] == [[["a2"], ["b2"], ["c2"]]]
-    window = StepWindow(90, heard, lambda: False, told.append)
-    now[0] += 1.0
-    window.steps_in_all(0, None)
-    assert told[2:] == [[["b0", "b1", "b2"], ["c0", "c1", "c2"]]], "rank 0 has no job"
 
 
 @pytest.mark.parametrize("rates", [[3e-3, 1e-3, 1e-2], [1e20, 1e-3], [1e-3, 1e20]])
