@@ -1,4 +1,4 @@
-"""Steps of the real executor on one, two and four GPUs of a node, as many as there are: a replica on each, 32 jobs.
+"""Steps of the real executor on each GPU of a node alone, and on two and on four: a replica on each, 32 jobs.
 
     python -m benchmarks.parallel [--commit HASH] [--cells 1B:2,1B:8,8B:2] [--seconds 30]
 
@@ -8,6 +8,9 @@ neither evaluations nor checkpoints. `busy` is the part of it that the devices s
 device that waits from one that is slow. A cell begins and ends as the replicas meet; in between they tell of several steps at
 once, each of which counts as an equal part of the time since the last telling. The gate is the kernels' own, and that every
 width trains the same: the first losses of every job that stepped at both. The result file is written anew after each cell.
+
+GPUs of one kind differ by some per cent, and of several each takes its part. So their speed is compared with the mean of what
+each has alone: with the first one's, a slow first one would flatter them, a fast one belie them.
 """
 
 import argparse
@@ -17,12 +20,14 @@ import logging
 import multiprocessing
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -54,7 +59,7 @@ TOLERANCE = 2e-2  # relative: other neighbours mean other roundings in bf16
 # micro-batch budget, so one may leave some waiting that several step: an H200 stepped 30 of 32 at 1B and batch 8. Speeds are
 # compared by the token, so the jobs may differ, but a few common ones would not show that both widths train the same.
 LEAST_COMMON = 0.5
-WIDTHS = (1, 2, 4, 8)
+WIDTHS = (2, 4, 8)
 
 
 @dataclass
@@ -122,12 +127,12 @@ class Cell:
 
 
 @contextmanager
-def fleet_of(base: BaseModelRef, batches: Sequence[int], width: int) -> Iterator[tuple[str, dict[int, Placement]]]:
+def fleet_of(base: BaseModelRef, batches: Sequence[int], devices: Sequence[int]) -> Iterator[tuple[str, dict[int, Placement]]]:
     """The URL of a fleet API and its placements by batch size. A process of its own, as a service is: the executor's first
     process launches kernels beside its loop, and would share the interpreter."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
-    process = context.Process(target=serve_fleet, args=(its, base, batches, width, JOBS))
+    process = context.Process(target=serve_fleet, args=(its, base, batches, devices, JOBS))
     process.start()
     its.close()
     try:
@@ -137,25 +142,30 @@ def fleet_of(base: BaseModelRef, batches: Sequence[int], width: int) -> Iterator
         process.join()
 
 
-def serve_fleet(pipe: Connection, base: BaseModelRef, batches: Sequence[int], width: int, jobs: int) -> None:
+def serve_fleet(pipe: Connection, base: BaseModelRef, batches: Sequence[int], devices: Sequence[int], jobs: int) -> None:
     fleet = Fleet()
-    pipe.send((fleet.url, dict(placements(fleet, base, batches, width, jobs))))
+    pipe.send((fleet.url, dict(placements(fleet, base, batches, devices, jobs))))
     with suppress(EOFError):
         pipe.recv()
     fleet.close()
 
 
 def measured(
-    shape: str, batches: Sequence[int], width: int, seconds: float, folder: Path, note: Callable[[int, Cell], object]
+    shape: str,
+    batches: Sequence[int],
+    devices: Sequence[int],
+    seconds: float,
+    folder: Path,
+    note: Callable[[int, Cell], object],
 ) -> None:
-    """A cell for each batch size, one after another on one executor of so many devices. `note` takes each as it ends."""
+    """A cell for each batch size, one after another on one executor of these devices. `note` takes each as it ends."""
     base = BaseModelRef(name=shape, source=str(folder), revision="0" * 64)
-    with fleet_of(base, batches, width) as (url, placed):
+    with fleet_of(base, batches, devices) as (url, placed):
         batch_of = {placement.placement_id: batch for batch, placement in placed.items()}
         cells = trained(url, list(placed.values()), seconds, folder, lambda key, cell: note(batch_of[key], cell))
     for key, cell in cells.items():
         if not cell.done:
-            raise RuntimeError(f"{shape} at batch {batch_of[key]} on {width} GPUs ended after {len(cell.times)} steps")
+            raise RuntimeError(f"{shape} at batch {batch_of[key]} on GPUs {devices} ended after {len(cell.times)} steps")
 
 
 def trained(
@@ -214,7 +224,7 @@ def trained(
 
 
 def placements(
-    fleet: Fleet, base: BaseModelRef, batches: Sequence[int], width: int, jobs: int
+    fleet: Fleet, base: BaseModelRef, batches: Sequence[int], devices: Sequence[int], jobs: int
 ) -> Iterator[tuple[int, Placement]]:
     data = [{"messages": row["messages"]} for row in rows()]
     for batch in batches:
@@ -227,7 +237,7 @@ def placements(
             early_exit={"policy": "none", "eval_every": 10**5},
         )
         key = f"batch{batch}"
-        update = {"placement_id": key, "token": f"token-{key}", "device_indexes": list(range(width))}
+        update = {"placement_id": key, "token": f"token-{key}", "device_indexes": list(devices)}
         placement = made.model_copy(update=update)
         fleet.place(placement)
         yield batch, placement
@@ -249,13 +259,16 @@ def furthest(cell: Cell, alone: Cell) -> float:
 
 
 def figures_of(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Tokens a second on several GPUs over those on one: scaling_WIDTH, with _bs8 and _8b for other batches and shapes."""
-    speeds = {(row["model"], row["batch"], row["gpus"]): row["tokens_per_s"] for row in found}
+    """Tokens a second on several GPUs over the mean of those on one: scaling_WIDTH, with _bs8 and _8b for other batches and
+    shapes."""
+    speeds = defaultdict[tuple[str, int, int], list[float]](list)
+    for row in found:
+        speeds[row["model"], row["batch"], row["gpus"]].append(row["tokens_per_s"])
     figures: dict[str, float] = {}
-    for (shape, batch, width), speed in speeds.items():
+    for shape, batch, width in speeds:
         if width > 1 and (shape, batch, 1) in speeds:
             name = f"scaling_{width}" + ("_8b" if shape == "8B" else "") + (f"_bs{batch}" if batch != 2 else "")
-            figures[name] = round(speed / speeds[shape, batch, 1], 3)
+            figures[name] = round(fmean(speeds[shape, batch, width]) / fmean(speeds[shape, batch, 1]), 3)
     return figures
 
 
@@ -269,14 +282,14 @@ class Run:
     rows: list[dict[str, Any]] = field(default_factory=list)
     alone: dict[tuple[str, int], Cell] = field(default_factory=dict)
 
-    def note(self, shape: str, width: int, batch: int, cell: Cell) -> None:
-        """Compare a cell with that of one GPU, which comes first, and write the file anew. Raises ValueError if it fails its
-        gate; the file then keeps the cells before it."""
+    def note(self, shape: str, devices: Sequence[int], batch: int, cell: Cell) -> None:
+        """Compare a cell with that of the first GPU, which comes first, and write the file anew. Raises ValueError if it fails
+        its gate; the file then keeps the cells before it."""
         differ = furthest(cell, self.alone.setdefault((shape, batch), cell))
         self.gate["losses_differ"] = max(self.gate.get("losses_differ", 0.0), differ)
         self.gate["passed"] = self.gate["passed"] and differ <= TOLERANCE
-        row = {"what": f"{JOBS} jobs of rank {RANKS[shape]}", "model": shape, "batch": batch, "gpus": width}
-        self.rows.append(row | cell.row() | {"losses_differ": differ})
+        row = {"what": f"{JOBS} jobs of rank {RANKS[shape]}", "model": shape, "batch": batch, "gpus": len(devices)}
+        self.rows.append(row | {"devices": list(devices)} | cell.row() | {"losses_differ": differ})
         print(self.rows[-1], flush=True)
         write_result("parallel", self.gate, figures_of(self.rows), self.rows, self.commit, devices=self.devices)
 
@@ -297,13 +310,13 @@ def main() -> None:
     drawn_base.install()
     run = Run(gate, given.commit, count)
     for shape, sizes in batches.items():
-        for width in (width for width in WIDTHS if width <= count):
+        for devices in [*([index] for index in range(count)), *(list(range(width)) for width in WIDTHS if width <= count)]:
             began = time.monotonic()
             with TemporaryDirectory() as folder:
-                measured(shape, sizes, width, given.seconds, Path(folder), partial(run.note, shape, width))
+                measured(shape, sizes, devices, given.seconds, Path(folder), partial(run.note, shape, devices))
             gc.collect()
             torch.cuda.empty_cache()
-            print(f"{shape} on {width}: {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{shape} on {devices}: {time.monotonic() - began:.0f} s", flush=True)
     print(figures_of(run.rows))
 
 

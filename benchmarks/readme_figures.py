@@ -9,6 +9,7 @@ import json
 import math
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.quality import readme_table as quality
@@ -96,9 +97,9 @@ def search(result: dict[str, Any]) -> str:
 
 def several_devices(result: dict[str, Any]) -> str:
     """Steps of 32 jobs on one device and on several, as Markdown."""
-    cells: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    cells: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in result["rows"]:
-        cells.setdefault((row["model"], row["batch"]), {})[row["gpus"]] = row
+        cells.setdefault((row["model"], row["batch"]), {}).setdefault(row["gpus"], []).append(row)
     lines = [
         f"Mean steps of 32 jobs over a replica of the base on each of {max(max(found) for found in cells.values())} "
         f"{result['device']}s, a process each (torch {result['versions']['torch']},\ncommit {result['commit']}, "
@@ -107,11 +108,11 @@ def several_devices(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for (model, batch), found in cells.items():
-        one = found.pop(1)
+        alone = found.pop(1)
+        tokens, ms, speed = (fmean(row[name] for row in alone) for name in ("tokens_per_step", "ms", "tokens_per_s"))
         lines += [
-            f"| {model}, {batch} | {one['tokens_per_step']:,.0f} | {one['ms']:.0f} | {gpus} | {row['ms']:.0f} "
-            f"| {row['tokens_per_s'] / one['tokens_per_s']:.2f} |"
-            for gpus, row in found.items()
+            f"| {model}, {batch} | {tokens:,.0f} | {ms:.0f} | {gpus} | {row['ms']:.0f} | {row['tokens_per_s'] / speed:.2f} |"
+            for gpus, (row,) in found.items()
         ]
     return "\n".join([*lines, "", f"All figures: `benchmarks/results/{PARALLEL}`."])
 

@@ -22,8 +22,8 @@ def quick(monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_two_processes_step_as_one_does(tmp_path):
     alone, both = dict[int, parallel.Cell](), dict[int, parallel.Cell]()
-    parallel.measured("tiny", [1, 2], 1, 0.0, tmp_path / "one", alone.__setitem__)
-    parallel.measured("tiny", [1, 2], 2, 0.0, tmp_path / "two", both.__setitem__)
+    parallel.measured("tiny", [1, 2], [0], 0.0, tmp_path / "one", alone.__setitem__)
+    parallel.measured("tiny", [1, 2], [0, 1], 0.0, tmp_path / "two", both.__setitem__)
     for batch in (1, 2):
         assert parallel.furthest(both[batch], alone[batch]) <= 1e-2  # in bf16
         row = both[batch].row()
@@ -71,19 +71,20 @@ def test_a_run_that_ends_with_an_error_keeps_the_cells_before(tmp_path, monkeypa
         (path,) = tmp_path.iterdir()
         return [(row["batch"], row["gpus"], row["jobs"]) for row in json.loads(path.read_text())["rows"]]
 
-    run.note("tiny", 1, 2, cell({job: [2.0] for job in range(3)}))
+    run.note("tiny", [0], 2, cell({job: [2.0] for job in range(3)}))
     assert kept() == [(2, 1, 3)]
-    run.note("tiny", 2, 2, cell(trained))
+    run.note("tiny", [0, 1], 2, cell(trained))
     assert kept() == [(2, 1, 3), (2, 2, 4)]
-    run.note("tiny", 1, 8, cell(trained))
+    run.note("tiny", [0], 8, cell(trained))
     with pytest.raises(ValueError, match="did not pass"):
-        run.note("tiny", 2, 8, cell({job: [2.1] for job in range(4)}))
+        run.note("tiny", [0, 1], 8, cell({job: [2.1] for job in range(4)}))
     assert kept() == [(2, 1, 3), (2, 2, 4), (8, 1, 4)]
 
 
-def test_figures_compare_with_one_gpu():
+def test_figures_compare_with_the_mean_of_single_gpus():
     rows = [
-        {"model": "1B", "batch": 2, "gpus": 1, "tokens_per_s": 10.0},
+        {"model": "1B", "batch": 2, "gpus": 1, "tokens_per_s": 9.0},
+        {"model": "1B", "batch": 2, "gpus": 1, "tokens_per_s": 11.0},
         {"model": "1B", "batch": 2, "gpus": 2, "tokens_per_s": 19.0},
         {"model": "1B", "batch": 8, "gpus": 1, "tokens_per_s": 10.0},
         {"model": "1B", "batch": 8, "gpus": 4, "tokens_per_s": 39.0},
