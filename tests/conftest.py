@@ -57,6 +57,7 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
         "deploy/test_devstack.py",
         "worker/replicas/test_replica_set.py",
         "worker/replicas/test_sharded_base.py",
+        "worker/replicas/test_window_cuts.py",
     ),
     *("benchmarks/test_placement.py", "benchmarks/test_growth.py", "service/test_fuzz.py", "service/test_commands.py"),
     "kernels/test_triton_pass.py",
