@@ -2,7 +2,7 @@
 
 With one transaction per migration, a migration can leave it to build an index concurrently (`autocommit_block`) and holds no
 locks while others run. A statement that waits for a lock blocks every statement queued behind it, so it gives up after
-LOCK_TIMEOUT, and `service.schema.schema_upgrade` tries again.
+a few seconds, and `service.schema.schema_upgrade` tries again.
 """
 
 import os

@@ -1,3 +1,3 @@
-"""Usage accounting: tokens and GPU seconds of tenants, derived from rows at each request, and quotas.
+"""Usage accounting: tokens and GPU seconds of tenants, kept by task and month and rolled up by day; prices and quotas.
 
-Enters: a tenant and a month. Leaves: amounts by task. Knows no prices."""
+Enters: work that was reported, a tenant and a month. Leaves: amounts and what they cost."""

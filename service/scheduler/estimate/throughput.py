@@ -15,7 +15,7 @@ READS_PER_STEP = 2.0  # of each weight byte: forward and backward
 NEWEST = 0.3  # weight of the newest measurement in the moving average
 _UNMEASURED = 0.7  # log deviation of the roofline: a factor of two either way
 _FURTHER = 0.15  # log deviation that each doubling of the distance to the nearest profile adds
-_WIDER = 2.0  # a doubling of the width counts as this many of tokens: replicas share an interpreter and slow each other down
+_WIDER = 2.0  # a doubling of the width counts as this many of tokens: replicas wait for each other where they meet
 _LEAST = 0.05  # lower bound of the log deviation
 
 
