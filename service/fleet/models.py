@@ -156,6 +156,7 @@ class Placement(Base):
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
     device_indexes: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    device_type: Mapped[str | None] = mapped_column(Text)  # as it was placed; null: placed by an earlier version, see its node
     fence: Mapped[Big]
     last_seq: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[Now]

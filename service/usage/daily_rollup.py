@@ -36,7 +36,7 @@ _BY_TASK = f"""INSERT INTO daily_usage AS kept (task_id, day, device_type, tenan
 _ROLL_UP = text(
     f"""WITH found AS MATERIALIZED (
         SELECT p.task_id, (p.created_at AT TIME ZONE 'UTC')::date AS day, t.tenant_id,
-            coalesce(n.devices -> 0 ->> 'type', '{UNKNOWN_TYPE}') AS device_type, {_OF_PLACEMENTS}
+            coalesce(p.device_type, n.devices -> 0 ->> 'type', '{UNKNOWN_TYPE}') AS device_type, {_OF_PLACEMENTS}
         FROM placements p JOIN tasks t ON t.id = p.task_id JOIN nodes n ON n.id = p.node_id
         WHERE p.ended_at >= :since AND p.ended_at < :until GROUP BY 1, 2, 3, 4
     ), by_task AS ({_BY_TASK})

@@ -152,7 +152,7 @@ def _since(mark: datetime, principal: Principal, period: Period | None, task_ids
     """Columns of the caller's live placements, and of those that ended from `mark` on."""
     columns = (
         *(Placement.task_id.label("task_id"), _day.label("day")),
-        func.coalesce(Node.devices[0]["type"].astext, UNKNOWN_TYPE).label("device_type"),
+        func.coalesce(Placement.device_type, Node.devices[0]["type"].astext, UNKNOWN_TYPE).label("device_type"),
         (Placement.tokens - Placement.rewound_tokens).label("tokens"),
         (Placement.evaluation_tokens - Placement.rewound_evaluation_tokens).label("evaluation_tokens"),
         Placement.rewound_tokens.label("rewound_tokens"),

@@ -148,6 +148,7 @@ class _Writer:
             task_id=task.id,
             node_id=node.id,
             device_indexes=devices,
+            device_type=node.device_type,
             fence=task.fence,
             created_at=self._now,
             lease_until=lease_until(self._now, self._dependencies.settings),

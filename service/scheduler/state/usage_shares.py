@@ -66,18 +66,18 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
     gpus = cast(func.cardinality(Placement.device_indexes), Double) * part  # of shared steps, its part by tokens
     began, ended = kept(Placement.created_at.expression), kept(func.coalesce(Placement.ended_at, now))
     entry = 1 - 0.5 ** (ENTRY_SECONDS / half_life)
+    kind = func.coalesce(Placement.device_type, Node.devices[0]["type"].astext)
     rows = session.execute(
-        select(Task.tenant_id, Placement.node_id, func.sum(gpus * (ended - began + entry * began)))
+        select(Task.tenant_id, kind, func.sum(gpus * (ended - began + entry * began)))
         .join(Task, Task.id == Placement.task_id)
+        .join(Node, Node.id == Placement.node_id)
         .where(or_(Placement.ended_at.is_(None), Placement.ended_at > now - timedelta(seconds=HALVES * half_life)))
-        .group_by(Task.tenant_id, Placement.node_id)
-    ).all()
-    nodes = session.scalars(select(Node).where(Node.id.in_({node for _, node, _ in rows})))
-    kinds = {node.id: node.device_type for node in nodes if node.devices}
-    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for tenant, node, used in rows:
-        if node in kinds:
-            found[tenant][kinds[node]] += float(used)
+        .where(kind.is_not(None))
+        .group_by(Task.tenant_id, kind)
+    )
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for tenant, of, used in rows:
+        found[tenant][of] = float(used)
     return found
 
 

@@ -9,17 +9,18 @@ from service.audit.models import AuditEntry
 from service.background import retention
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention, delete_in_batches, forget
-from service.database.engine import id_at, new_id
+from service.database.engine import clock, id_at, new_id
 from service.fleet.models import Placement
 from service.metrics.ended_totals import fold
 from service.metrics.fleet_metrics import FleetMetrics
 from service.scheduler.models import Plan, PlanChange
+from service.scheduler.state.usage_shares import shares
 from service.tasks.models import PointChunk, Task, TaskEvent
 from service.usage.daily_rollup import roll_up
 from service.usage.models import TenantUsage
 from service.usage.usage_ledger import drift, month_at, trained_in
 from service.webhooks.models import Delivery, Webhook
-from tests.service.fleet.scripted import completed, exited, moved, points, throughput
+from tests.service.fleet.scripted import completed, devices, exited, moved, points, throughput
 
 NOTHING = Retention(*[timedelta(0)] * 6)
 SPACE = {"learning_rate": [1e-4, 2e-4, 3e-4], "batch_size": [4]}
@@ -68,6 +69,25 @@ def test_a_rewind_writes_what_it_took_back(tenant, trained, database):
         hidden = select(func.sum(func.cardinality(PointChunk.steps))).where(PointChunk.hidden_by.is_not(None))
         assert session.scalar(hidden) == 6
         assert (task.rewound_rows, task.kept_rows) == (20, 30)
+
+
+def test_a_node_that_comes_back_with_other_devices_changes_no_use_of_before(tenant, new_node, plan, database):
+    node = new_node("worker-0", said={"devices": devices(1, kind="L4")})
+    task = tenant.task()["id"]
+    plan()
+    placed = node.take(task)
+    placed.report(placed.attached(), moved(0, "warmup"), throughput(seconds=3600.0))
+    assert tenant.post(f"/v1/tasks/{task}/cancel").status_code == 200
+    before = usage(tenant)["days"]
+    assert [(day["device_type"], day["gpu_seconds"]) for day in before] == [("L4", 3600.0)]
+    node.said = {"devices": devices(1, kind="H200")}
+    node.reboot()
+    assert usage(tenant)["days"] == before
+    roll_up(database, timedelta(0))
+    assert usage(tenant)["days"] == before
+    with database.begin() as session:
+        (share,) = shares(session, clock(session), 3600.0, {}, {tenant.tenant_id: 1})
+    assert list(share.use) == ["L4"]
 
 
 def test_the_counter_equals_the_sum_over_all_placements(tenant, trained, database):
