@@ -4,6 +4,7 @@ Both the service (REST bodies) and the client (spec files) say it so. Knows no b
 """
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,13 @@ _WANTED = {
     "model_type": "must be an object{}",
     "model_attributes_type": "must be an object{}",
 }
+_UNITS = {"too_short": "items", "string_too_short": "characters"}
+
+
+def without_echoes(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """pydantic's errors without a list's being too short where its items are wrong: it counts the valid ones alone."""
+    wrong = {tuple(one["loc"][:-1]) for one in found}
+    return [one for one in found if one["type"] != "too_short" or tuple(one["loc"]) not in wrong]
 
 
 def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
@@ -29,7 +37,11 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind in _WANTED:
         scalar = isinstance(value, str | int | float)
         fields = f" with fields of {', '.join(known)}" if known else " of fields and their values"
-        said = _WANTED[kind].format((value if scalar else "...") if "list" in _WANTED[kind] else fields)
+        item = json.dumps(value, ensure_ascii=False) if scalar else "..."
+        said = _WANTED[kind].format(item if "list" in _WANTED[kind] else fields)
+    if kind in ("too_short", "string_too_short"):
+        least = found["ctx"]["min_length"]
+        return "must not be empty" if least == 1 else f"must have at least {least} {_UNITS[kind]}, got {len(value)}"
     if kind != "value_error" and isinstance(value, str | int | float | None):
         said += f", got {'null' if value is None else shown(repr(value))}"
     return said

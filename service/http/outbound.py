@@ -78,8 +78,9 @@ class Outbound:
         try:
             addresses = _resolve(parts.hostname or "", _port(parts))
         except Failed:
-            return  # `post` resolves the name again
-        self._judge(parts.scheme, addresses)
+            self.check_unresolved(url)  # `post` resolves the name again
+        else:
+            self._judge(parts.scheme, addresses)
 
     def check_unresolved(self, url: str) -> None:
         """As `check` of what the URL says alone: asks no resolver, so it may be called within a transaction. Raises Refused."""

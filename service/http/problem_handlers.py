@@ -174,13 +174,15 @@ def _of_status(number: int) -> type[Problem]:
 
 
 def _invalid(request: Request, error: RequestValidationError) -> Response:
-    found = error.errors()
+    found = field_mistakes.without_echoes(error.errors())
     if found and found[0]["type"] == "json_invalid":
         return problem_response(request, _json_invalid(str(error.body), int(found[0]["loc"][1]), found[0]["ctx"]["error"]))
     if found and tuple(found[0]["loc"]) == ("body",) and "json" not in request.headers.get("content-type", ""):
         return problem_response(
             request, BadRequest("The body must be JSON, sent with the header `Content-Type: application/json`.")
         )
+    if found and tuple(found[0]["loc"]) == ("body",) and found[0]["type"] == "missing":
+        return problem_response(request, BadRequest("The body is empty; it must be JSON."))
     models = _models_of(request)
     errors = _by_field([field_error(one, models) for one in found[:_MAX_ERRORS]])
     if len(found) > _MAX_ERRORS:
@@ -209,7 +211,8 @@ def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> 
 
 def invalid_body(error: ValidationError, model: type[BaseModel]) -> Invalid:
     """The problem of a body that is not a `model`."""
-    return Invalid(_by_field([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in error.errors()]))
+    found = field_mistakes.without_echoes(error.errors())
+    return Invalid(_by_field([field_error({**one, "loc": ("body", *one["loc"])}, [model]) for one in found]))
 
 
 def _by_field(errors: Sequence[FieldError]) -> list[FieldError]:

@@ -173,9 +173,10 @@ def _verdict(winner: Candidate, made: Selection) -> str:
     if made.gain is None:
         return f"job {winner.index} won: {value}{lacking}"
     if made.beats_base is False:
+        surely = "so it is worse than the base" if made.gain.high < 0 else "which does not exclude 0"
         return (
             f"nothing beat the base: the best, job {winner.index}, has {value}; its gain over the base is {_words(made.gain)} "
-            f"by {made.rows} {'prompts' if made.of_texts else 'rows'}, which does not exclude 0{lacking}"
+            f"by {made.rows} {'prompts' if made.of_texts else 'rows'}, {surely}{lacking}"
         )
     others = len(made.tied) - 1
     near = "not surely worse than the best" if made.rule == "not_surely_worse" else "within one standard error of the best"

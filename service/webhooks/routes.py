@@ -26,7 +26,8 @@ router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], responses=problems(
 
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL), STORABLE]
 Description = Annotated[str, Field(max_length=128), STORABLE]
-Wanted = Annotated[list[Literal[WANTED]], Field(min_length=1, max_length=len(WANTED))]  # type: ignore[valid-type]
+_NAMES = tuple(map(str, WANTED))  # of members a message would say what Python calls them
+Wanted = Annotated[list[Literal[_NAMES]], Field(min_length=1, max_length=len(_NAMES))]  # type: ignore[valid-type]
 
 
 class NewWebhook(Strict):

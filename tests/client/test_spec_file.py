@@ -78,8 +78,10 @@ def test_the_examples_own_spec_is_right() -> None:
         ),
         (
             ("[8]", "[8]\n  target_modules: [q_proj, [v_proj]]"),
-            "target_modules[0]: must be a list, such as [q_proj], got 'q_proj'",
+            "target_modules[0]: must be a list, such as [\"q_proj\"], got 'q_proj'",
         ),
+        (("[8]", "[8]\n  target_modules: [[q]]"), "line 8, search_space.target_modules[0][0]: should be 'q_proj'"),
+        (("rank: [8]", "rank: []"), "line 7, search_space.rank: must not be empty"),
         (("base_model: some-base\n", ""), "line 1, base_model: is required"),
         (("dataset:\n  file: rows.jsonl\n", ""), "line 1, dataset: is required"),
         (

@@ -27,18 +27,20 @@ def start(stack: Stack, output: ConsoleOutput) -> Ready:
 
 def up(output: ConsoleOutput, arguments: list[str]) -> None:
     """Run until Ctrl-C, or until a stack that this process attached to ends."""
+    attached = False
     with Stack(arguments) as stack:
         try:
             ready = start(stack, output)
+            attached = ready.attached
             _introduce(output, ready)
             for event in stack.events():
                 _tell(output, event)
         except KeyboardInterrupt:
-            stop(stack, output)
+            stop(stack, output, attached)
 
 
-def stop(stack: Stack, output: ConsoleOutput) -> None:
-    """Stop the stack and print so; another Ctrl-C makes it hurry."""
+def stop(stack: Stack, output: ConsoleOutput, attached: bool = False) -> None:
+    """Stop the stack, or leave it if this process only attached to it, and print so; another Ctrl-C makes it hurry."""
     now = "stopping"
     with output.doing(lambda: now):
         stack.ask_to_stop()
@@ -49,7 +51,8 @@ def stop(stack: Stack, output: ConsoleOutput) -> None:
                 break
             except KeyboardInterrupt:
                 stack.ask_to_stop()
-    output.say("Stopped. Nothing is left running; everything is kept for the next start.")
+    stopped = "Stopped. Nothing is left running; everything is kept for the next start."
+    output.say("Detached. Motet goes on running where it was started." if attached else stopped)
 
 
 def _doing(event: Event) -> str:

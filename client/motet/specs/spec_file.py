@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from contract.task_spec import TaskSpec
-from contract.wording.field_mistakes import message
+from contract.wording.field_mistakes import message, without_echoes
 from motet.api.errors import MotetError
 
 _NOT_YET = "file_not_uploaded_yet"
@@ -84,7 +84,8 @@ def read(path: Path) -> SpecFile:
     try:
         draft.with_files(placeholders)
     except ValidationError as error:
-        raise _mistakes(path, [(found["loc"], _message(found)) for found in error.errors()], root) from None
+        found = without_echoes(error.errors())
+        raise _mistakes(path, [(one["loc"], _message(one)) for one in found], root) from None
     return draft
 
 

@@ -93,6 +93,24 @@ def test_json_that_does_not_say_it_is(tenant):
     assert "Content-Type: application/json" in problem_of(response, 400, "bad_request")["detail"]
 
 
+def test_an_empty_body_is_said_to_be_empty(tenant):
+    answer = tenant.post("/v1/tasks", content=b"", headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["detail"]) == (400, "The body is empty; it must be JSON.")
+
+
+def test_a_list_is_empty_or_has_wrong_items_and_not_both(tenant):
+    def said(space):
+        answer = tenant.post("/v1/tasks", json={"base_model": "m", "dataset": {"file_id": "f"}, "search_space": space})
+        return {error["field"]: error["message"] for error in answer.json()["errors"]}
+
+    found = said({"learning_rate": [], "target_modules": [["q"]]})
+    assert found["search_space.learning_rate"] == "must not be empty"
+    assert found["search_space.target_modules[0][0]"].startswith("should be 'q_proj'")
+    assert "search_space.target_modules[0]" not in found
+    found = said({"learning_rate": [1e-4], "target_modules": ["q_proj"]})
+    assert found["search_space.target_modules[0]"] == "must be a list, such as [\"q_proj\"], got 'q_proj'"
+
+
 def test_nan_names_its_field(tenant):
     body = '{"base_model": "m", "dataset": {"file_id": "f"}, "search_space": {"learning_rate": [1e-4, NaN, Infinity]}}'
     response = tenant.post("/v1/tasks", content=body, headers={"content-type": "application/json"})

@@ -80,6 +80,8 @@ def test_a_name_that_nobody_knows_may_be_written_down_and_fails_when_called():
     Outbound().check(url)
     with pytest.raises(Failed, match="resolved"):
         Outbound().post(url, b"", {})
+    with pytest.raises(Refused, match="https://"):
+        Outbound().check("http://nobody.invalid/")
 
 
 def test_one_address_that_is_not_public_refuses_the_name(monkeypatch):

@@ -50,6 +50,13 @@ def test_a_gain_that_may_be_none_is_said_to_be_none():
     assert "does not exclude 0" in said.verdict
 
 
+def test_what_is_surely_worse_than_the_base_is_said_to_be():
+    _, said = choose([candidate(0, 1.0, noise=0.01)], scores(0.0, 9))
+    assert said.gain.high < 0
+    assert said.verdict.startswith("nothing beat the base: the best, job 0, has validation loss ")
+    assert said.verdict.endswith("rows, so it is worse than the base")
+
+
 def test_among_ties_one_that_beats_the_base_goes_before_a_smaller_rank():
     base = scores(0.0, 9, 0.0)
     sure, vague = candidate(0, -0.1, 64, noise=0.01), candidate(1, -0.1, 4, noise=2.0)

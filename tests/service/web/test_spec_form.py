@@ -135,6 +135,11 @@ def test_lines_of_more_that_cannot_be(more, said):
     assert said in mistakes["more"]
 
 
+def test_a_label_that_is_set_twice_is_refused():
+    _, mistakes = spec_of_form({"labels": "a=b\nteam=x\na =c"}, [], [])
+    assert mistakes["labels"] == "'a': set twice; leave one line of each"
+
+
 def test_nesting_too_deep_for_json_is_text():
     spec, mistakes = spec_of_form({"more": f"isolation={'[' * 100_000}", "evaluation": "1"}, [], [], ["{" + "[" * 100_000])
     assert isinstance(spec["isolation"], str)

@@ -1,6 +1,7 @@
 """The form as it was sent, read into a spec. Pure."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ def _labels(text: str, spec: dict[str, Any], mistakes: dict[str, str]) -> None:
     labels = [line.partition("=") for line in text.splitlines() if line.strip()]
     if without := [key for key, equals, _ in labels if not equals]:
         mistakes["labels"] = f"{', '.join(map(repr, without))}: no '='; write one key=value a line"
+    if again := [key for key, times in Counter(key.strip() for key, _, _ in labels).items() if times > 1]:
+        mistakes["labels"] = f"{', '.join(map(repr, again))}: set twice; leave one line of each"
     if labels:
         spec["labels"] = {key.strip(): value.strip() for key, _, value in labels}
 

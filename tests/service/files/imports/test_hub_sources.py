@@ -98,7 +98,7 @@ def test_a_dry_run_tells_all_and_stores_nothing(tenant, database):
         ({"source": "https://host.example/x.jsonl", "path": "a"}, "path", "only_for_the_hub", "hf://datasets"),
         ({"source": "https://host.example/x.parquet"}, "source", "format_not_taken", "is Parquet"),
         ({"source": "https://host.example/x.jsonl.gz"}, "source", "format_not_taken", "decompress it first"),
-        ({"source": ""}, "source", "string_too_short", "at least 1"),
+        ({"source": ""}, "source", "string_too_short", "must not be empty"),
         ({"path": "a", "oops": 1}, "oops", "extra_forbidden", "not"),
     ],
     ids=lambda value: str(value)[:60],
