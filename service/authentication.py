@@ -21,7 +21,7 @@ from service.http.problems import Forbidden, Unauthorized
 from service.tenants.api_keys import Principal, Scope
 from service.tenants.auth_throttle import address_of
 from service.tenants.browser_sessions import is_session
-from service.tenants.member_roles import Role
+from service.tenants.member_roles import Role, RoleMissing
 
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -50,10 +50,6 @@ class KeyRefused(Unauthorized):
 
 class ScopeMissing(Forbidden):
     code = "scope_missing"
-
-
-class RoleMissing(Forbidden):
-    code = "role_missing"
 
 
 class CsrfRefused(Forbidden):

@@ -19,6 +19,11 @@ class LastOwner(Conflict):
     code, title = "last_owner", "A tenant keeps an owner"
 
 
+def lock_tenant(session: Session, tenant_id: str) -> None:
+    """Have changes of the tenant's members and invitations come one after another."""
+    session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
+
+
 def users_of(session: Session, memberships: Sequence[Membership]) -> dict[str, User]:
     """The users of these memberships, by id."""
     ids = [one.user_id for one in memberships]
@@ -76,8 +81,8 @@ def _take_back_invitations(session: Session, tenant_id: str, user_id: str) -> No
 
 
 def _locked(session: Session, tenant_id: str, user_id: str) -> Membership:
-    """The membership, under the tenant's lock: changes of a tenant's members come one after another."""
-    session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
+    """The membership, under the tenant's lock."""
+    lock_tenant(session, tenant_id)
     found = session.scalar(select(Membership).where(Membership.tenant_id == tenant_id, Membership.user_id == user_id))
     if found is None:
         raise NotFound(f"There is no member {user_id!r} in this tenant.")

@@ -6,6 +6,8 @@ A role never gives the scope admin: that is the platform's.
 from collections.abc import Mapping
 from enum import StrEnum
 
+from service.http.problems import Forbidden
+
 
 class Scope(StrEnum):
     READ = "read"  # read the tenant's resources
@@ -19,6 +21,10 @@ class Role(StrEnum):
     VIEWER = "viewer"  # reads
     EDITOR = "editor"  # creates and changes tasks, files, webhooks
     OWNER = "owner"  # manages members, invitations and service accounts too
+
+
+class RoleMissing(Forbidden):
+    code = "role_missing"
 
 
 _SCOPES: Mapping[Role, frozenset[Scope]] = {

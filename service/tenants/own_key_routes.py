@@ -9,15 +9,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 
 from service.app_state import Config, Service, public_url
-from service.authentication import (
-    KeysDb,
-    MemberOrWriter,
-    Reader,
-    RoleMissing,
-    ScopeMissing,
-    require_owner,
-    require_scope,
-)
+from service.authentication import KeysDb, MemberOrWriter, Reader, ScopeMissing, require_owner, require_scope
 from service.database.engine import clock
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import invalid_field
@@ -25,7 +17,7 @@ from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, MemberClaimedKey, ReaderClaimedKey
 from service.tenants.api_keys import Holder, Principal, mint_key
 from service.tenants.browser_sessions import LINK_LASTS, make_link
-from service.tenants.member_roles import Role, Scope, lower
+from service.tenants.member_roles import Role, RoleMissing, Scope, lower
 from service.tenants.models import ApiKey
 from service.tenants.routes import KeyResource, NewKey, refuse_past, revoke
 from service.tenants.tenant_scope import find, scoped

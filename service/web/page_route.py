@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from service.authentication import CSRF_CHECKED, SESSION_COOKIE, RoleMissing, ScopeMissing, check_csrf
+from service.authentication import CSRF_CHECKED, SESSION_COOKIE, ScopeMissing, check_csrf
 from service.http.problem_handlers import RENDERER
 from service.http.problems import Forbidden, Problem, Unauthorized, summary
 from service.tenants.api_keys import Scope
 from service.tenants.browser_sessions import is_session
+from service.tenants.member_roles import RoleMissing
 from service.web.rendering import render
 
 _POLICY = (

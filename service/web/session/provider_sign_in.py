@@ -16,7 +16,7 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from service.app_state import State, public_url, state_of
-from service.authentication import SESSION_COOKIE, Reader, RoleMissing
+from service.authentication import SESSION_COOKIE, Reader
 from service.http.middleware import request_id
 from service.http.problems import Problem
 from service.members.device_routes import NoSignIn
@@ -30,6 +30,7 @@ from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 from service.tenants.auth_throttle import address_of
 from service.tenants.browser_sessions import close_session, open_session
+from service.tenants.member_roles import RoleMissing
 from service.tenants.models import Tenant
 from service.web.forms import Form
 from service.web.page_route import pages
