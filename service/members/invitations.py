@@ -15,7 +15,7 @@ from service.http.problems import Conflict, Forbidden, NotFound
 from service.members.membership import lock_tenant
 from service.tenants.api_keys import Principal, hash_of
 from service.tenants.member_roles import Role, RoleMissing, lower
-from service.tenants.models import Invitation, Membership, Tenant, User
+from service.tenants.models import Invitation, Membership, User
 
 _PREFIX = "mi_"
 LASTS = timedelta(days=7)
@@ -82,13 +82,13 @@ def open_invitation(session: Session, secret: str, *, lock: bool = False) -> Inv
 def accept(session: Session, secret: str, user: User) -> Membership:
     """Use the invitation up: the user's membership, never with a lower role than they had. Raises InvitationOver,
     AddressDiffers."""
-    invitation = open_invitation(session, secret, lock=True)
+    lock_tenant(session, open_invitation(session, secret).tenant_id)
+    invitation = open_invitation(session, secret, lock=True)  # again: used or taken back meanwhile, it admits nobody
     if invitation.email is not None and not same_address(invitation.email, user.email):
         verified = (
             f"signed in as {user.label}" if user.email else f"{user.label}, without an address that the provider verified"
         )
         raise AddressDiffers(f"This invitation is for {invitation.email}; you are {verified}. Ask for one for yourself.")
-    session.execute(select(Tenant.id).where(Tenant.id == invitation.tenant_id).with_for_update())
     invitation.accepted_at, invitation.accepted_by = clock(session), user.id
     of_user = select(Membership).where(Membership.tenant_id == invitation.tenant_id, Membership.user_id == user.id)
     member = session.scalar(of_user)

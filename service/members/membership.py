@@ -20,7 +20,10 @@ class LastOwner(Conflict):
 
 
 def lock_tenant(session: Session, tenant_id: str) -> None:
-    """Have changes of the tenant's members and invitations come one after another."""
+    """Have changes of the tenant's members and invitations come one after another.
+
+    The order of locks is tenant, then invitation, everywhere: in another order two changes could wait for each other.
+    """
     session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
 
 

@@ -1,13 +1,16 @@
-"""Changes of a tenant's members and invitations at one moment come one after another."""
+"""Changes of a tenant's members and invitations at one moment come one after another, and none waits for ever."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import select
 
+from service.members.invitations import InvitationOver
 from service.members.membership import change_role, end_membership
+from service.members.tenant_entry import admit
+from service.oidc.identity import Identity
 from service.tenants.member_roles import Role
-from service.tenants.models import Invitation
+from service.tenants.models import Invitation, Membership, Tenant, User
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
 
@@ -45,3 +48,35 @@ def test_an_owner_who_is_just_removed_or_lowered_invites_nobody(going, database,
     assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
     with database.begin() as session:
         assert session.scalars(select(Invitation).where(Invitation.inviter_id == user_id)).all() == []
+
+
+def test_an_invitation_that_is_taken_back_while_somebody_joins_admits_nobody(going, database):
+    link = going.post("/v1/invitations", json={"role": "viewer"}).json()["url"].rpartition("/")[2]
+    user_id = user_of(going)
+
+    def join() -> None:
+        with database.begin() as session:
+            admit(session, Identity("https://id.example", link, None, "late"), link)
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            session.get_one(Tenant, going.tenant_id, with_for_update=True)
+            joined = pool.submit(join)
+            until(lambda: joined.done() or waiting_for_locks(database))
+            end_membership(session, going.tenant_id, user_id)
+        with pytest.raises(InvitationOver):
+            joined.result(PATIENCE)
+    with database.begin() as session:
+        late = select(User.id).where(User.subject == link)
+        assert session.scalars(select(Membership).where(Membership.user_id.in_(late))).all() == []
+
+
+def test_an_invitation_is_taken_back_while_its_inviter_is_removed(owner, going, database):
+    made, user_id = going.post("/v1/invitations", json={"role": "viewer"}).json()["id"], user_of(going)
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            session.get_one(Tenant, going.tenant_id, with_for_update=True)
+            taken_back = pool.submit(owner.delete, f"/v1/invitations/{made}")
+            until(lambda: taken_back.done() or waiting_for_locks(database))
+            end_membership(session, going.tenant_id, user_id)
+        assert taken_back.result(PATIENCE).json()["revoked_at"]
