@@ -66,13 +66,18 @@ _FIRST_DUE = text(
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """One message to send, with its webhook's URL, format and secrets. suspect: its last attempt has no outcome."""
+    """One message to send, with its webhook's URL, format and secrets.
+
+    held_until: the end of its visibility timeout, by which the row tells this attempt from others.
+    suspect: its last attempt has no outcome.
+    """
 
     due: Due
     url: str
     format: str
     payload: str
     sealed: tuple[bytes, ...]  # secrets of the format `standard`
+    held_until: datetime
     suspect: bool
 
 
@@ -175,6 +180,7 @@ class Courier:
         own = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
         own = own.where(Delivery.id.in_(given), _is_due(now)).with_for_update(skip_locked=True, of=Delivery)
         due_deliveries = []
+        held_until = now + _HELD
         with self._changed:
             suspects = int(self._suspect)
         for delivery, webhook in session.execute(own):
@@ -187,12 +193,12 @@ class Courier:
             if suspect and suspects:
                 continue
             suspects += suspect
-            delivery.next_at = now + _HELD
+            delivery.next_at = held_until
             delivery.attempts += 1
             delivery.unrecorded += 1
             sealed = _sealed(webhook, now) if webhook.format == "standard" else ()
-            one = DueDelivery(given[delivery.id], webhook.url, webhook.format, delivery.payload, sealed, suspect)
-            due_deliveries.append(one)
+            due, payload = given[delivery.id], delivery.payload
+            due_deliveries.append(DueDelivery(due, webhook.url, webhook.format, payload, sealed, held_until, suspect))
         return due_deliveries
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
@@ -214,7 +220,7 @@ class Courier:
                 log.error("webhook %s: %s", due_delivery.due.webhook, failure)
                 error = "the webhook's secret cannot be read on our side; rotate it"
             with self._db.begin() as session:
-                _note(session, due_delivery.due.id, status, error)
+                _note(session, due_delivery, status, error)
         except SQLAlchemyError as failure:
             log.error("result of delivery %s could not be stored; it will be sent again: %s", due_delivery.due.id, failure)
         finally:
@@ -255,14 +261,19 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
     return and_(Delivery.status == "pending", Delivery.next_at <= now, Webhook.disabled.is_(None))
 
 
-def _note(session: Session, delivery_id: str, status: int | None, error: str | None) -> None:
+def _note(session: Session, one: DueDelivery, status: int | None, error: str | None) -> None:
     """Record an attempt's result and schedule the next one."""
-    delivery = session.get(Delivery, delivery_id, with_for_update=True)
+    delivery = session.get(Delivery, one.due.id, with_for_update=True)
     if delivery is None:
         return  # deleted with its webhook
     now = clock(session)
-    delivery.unrecorded = 0
-    delivery.last_status, delivery.last_error = status, error
+    newest = delivery.next_at == one.held_until  # else the message was replayed, or taken again, since this attempt began
+    if newest:
+        delivery.unrecorded = 0
+    if newest or delivery.status == "pending":
+        delivery.last_status, delivery.last_error = status, error
+    if not newest and status != GONE:
+        return  # what comes next is for the replay to say, or for the newer attempt
     if status is not None and 200 <= status < 300:
         delivery.status, delivery.delivered_at = "delivered", now
     elif status == GONE:
