@@ -263,6 +263,8 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
 
 def _note(session: Session, one: DueDelivery, status: int | None, error: str | None) -> None:
     """Record an attempt's result and schedule the next one."""
+    # before any of its messages, as where it is deleted: in another order two answers of 410 could wait for each other
+    webhook = session.get(Webhook, one.due.webhook, with_for_update=True) if status == GONE else None
     delivery = session.get(Delivery, one.due.id, with_for_update=True)
     if delivery is None:
         return  # deleted with its webhook
@@ -272,16 +274,16 @@ def _note(session: Session, one: DueDelivery, status: int | None, error: str | N
         delivery.unrecorded = 0
     if newest or delivery.status == "pending":
         delivery.last_status, delivery.last_error = status, error
-    if not newest and status != GONE:
-        return  # what comes next is for the replay to say, or for the newer attempt
-    if status is not None and 200 <= status < 300:
-        delivery.status, delivery.delivered_at = "delivered", now
-    elif status == GONE:
-        webhook = session.get_one(Webhook, delivery.webhook_id, with_for_update=True)
+    if webhook is not None:
         webhook.disabled = "gone"
-        delivery.status = "failed"
+        if newest:
+            delivery.status = "failed"
         give_up_waiting(session, webhook.id, "the receiver answered 410: it wants no more messages")
         log.info("webhook %s answered 410 and is disabled", webhook.id)
+    elif not newest:
+        pass  # what comes next is for the replay to say, or for the newer attempt
+    elif status is not None and 200 <= status < 300:
+        delivery.status, delivery.delivered_at = "delivered", now
     elif delivery.attempts > len(WAITS):
         delivery.status = "failed"
     else:

@@ -1,15 +1,17 @@
-"""Results of attempts that come while their message is replayed."""
+"""Results of attempts that come while their message is replayed, or their webhook ends: by another's 410, or deleted."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
+from sqlalchemy import select
 
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of
-from service.webhooks.models import Delivery
-from tests.service.live_server import PATIENCE
+from service.webhooks.models import Delivery, Webhook
+from tests.service.live_server import PATIENCE, until
+from tests.service.lock_waits import waiting_for_locks
 from tests.service.webhooks import test_webhooks
 from tests.service.webhooks.serving import serving
 from tests.service.webhooks.test_webhooks import Receiver, sent
@@ -93,3 +95,49 @@ def test_an_attempt_under_way_leaves_the_replays_first_alone(receiver, courier, 
     after = row()
     assert (after.attempts, after.unrecorded, after.last_status) == (1, 1, 500)
     assert after.next_at == before.next_at, "until then it is the other courier's"
+
+
+def test_answers_of_410_at_one_moment_do_not_wait_for_each_other(tenant, hook, receiver, courier, database, tested):
+    receiver.answers = [410] * 2
+    receiver.go_on.set()
+    with ThreadPoolExecutor(1) as pool:
+        ids = [tested() for _ in receiver.answers]
+        with database.begin() as session:
+            session.get_one(Webhook, hook["id"], with_for_update=True)
+            attempts = pool.submit(courier.deliver_due)
+            until(lambda: attempts.done() or waiting_for_locks(database) == len(ids))
+        assert attempts.result(PATIENCE) == len(ids)
+    with database.begin() as session:
+        assert session.get_one(Webhook, hook["id"]).disabled == "gone"
+        rows = session.scalars(select(Delivery).where(Delivery.id.in_(ids))).all()
+        assert [(row.status, row.last_status, row.unrecorded) for row in rows] == [("failed", 410, 0)] * len(ids)
+
+
+def test_a_webhook_is_deleted_while_its_receiver_answers_410(hook, receiver, courier, database, tested, caplog):
+    receiver.answers = [410]
+    receiver.go_on.set()
+    with ThreadPoolExecutor(1) as pool:
+        tested()
+        with database.begin() as session:
+            webhook = session.get_one(Webhook, hook["id"], with_for_update=True)
+            attempts = pool.submit(courier.deliver_due)
+            until(lambda: attempts.done() or waiting_for_locks(database))
+            session.delete(webhook)
+        assert attempts.result(PATIENCE) == 1
+    assert "could not be stored" not in caplog.text
+    with database.begin() as session:
+        assert session.scalars(select(Delivery).where(Delivery.webhook_id == hook["id"])).all() == []
+
+
+def test_410_to_an_attempt_from_before_a_replay_ends_the_replay_too(tenant, hook, receiver, courier, tested, replay):
+    """Or it would wait for ever."""
+    receiver.answers = [410]
+    with ThreadPoolExecutor(1) as pool:
+        id = tested()
+        attempts = pool.submit(courier.deliver_due)
+        assert receiver.asked.wait(PATIENCE)
+        replay(id)
+        receiver.go_on.set()
+        assert attempts.result(PATIENCE) == 1
+    (delivery,) = sent(tenant, hook)
+    assert (delivery["status"], delivery["last_status"]) == ("failed", 410)
