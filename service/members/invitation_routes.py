@@ -14,7 +14,7 @@ from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.members.invitations import LASTS, invite, take_back
-from service.members.membership import lock_tenant
+from service.members.membership import lock_as_owner
 from service.tenants.member_roles import Role
 from service.tenants.models import Invitation
 from service.tenants.tenant_scope import find, scoped
@@ -97,7 +97,7 @@ def list_invitations(owner: ReadingOwner, db: KeysDb, cursor: Cursor = None, lim
 )
 def revoke_invitation(invitation_id: str, owner: Owner, db: KeysDb) -> InvitationResource:
     with db.begin() as session:
-        lock_tenant(session, owner.tenant_id)  # which the audit entry refers to
+        lock_as_owner(session, owner)
         invitation = find(session, Invitation, invitation_id, owner, "invitation", lock=True)
         take_back(session, invitation)
         return InvitationResource.of(invitation)

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import clock, new_id
 from service.http.problems import Conflict, Forbidden, NotFound
-from service.members.membership import lock_tenant
+from service.members.membership import lock_as_owner, lock_tenant
 from service.tenants.api_keys import Principal, hash_of
-from service.tenants.member_roles import Role, RoleMissing, lower
+from service.tenants.member_roles import Role, lower
 from service.tenants.models import Invitation, Membership, User
 
 _PREFIX = "mi_"
@@ -37,8 +37,10 @@ def invite(
     session: Session, tenant_id: str, role: Role, email: str | None, inviter: Principal, lasts: timedelta = LASTS
 ) -> tuple[Invitation, str]:
     """A new invitation and its secret, which cannot be read again. Raises RoleMissing for a member who is owner no longer."""
-    lock_tenant(session, tenant_id)
-    _check_still_owner(session, tenant_id, inviter)
+    if inviter.user_id is None:
+        lock_tenant(session, tenant_id)  # an admin of the platform
+    else:
+        lock_as_owner(session, inviter)
     secret = _PREFIX + secrets.token_urlsafe(32)
     made = Invitation(
         id=new_id("invitation"),
@@ -54,15 +56,6 @@ def invite(
     session.flush()
     session.refresh(made)
     return made, secret
-
-
-def _check_still_owner(session: Session, tenant_id: str, inviter: Principal) -> None:
-    """Under the tenant's lock: who was removed or lowered since the request was authorized would come back by the new link."""
-    if inviter.user_id is None:
-        return  # an admin of the platform
-    of_inviter = select(Membership.role).where(Membership.tenant_id == tenant_id, Membership.user_id == inviter.user_id)
-    if session.scalar(of_inviter) != Role.OWNER:
-        raise RoleMissing("This needs a member with the role owner; the caller is none any more.", needs=Role.OWNER.value)
 
 
 def open_invitation(session: Session, secret: str, *, lock: bool = False) -> Invitation:

@@ -7,14 +7,16 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from contract.strict import Strict
 from service.app_state import Service
 from service.authentication import KeysDb, MemberOrWriter, Owner, Reader, require_owner
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
-from service.members.membership import change_role, end_membership, sign_out, users_of
+from service.members.membership import change_role, end_membership, lock_as_owner, sign_out, users_of
 from service.members.tenant_entry import places_of
+from service.tenants.api_keys import Principal
 from service.tenants.member_roles import Role, Scope
 from service.tenants.models import ApiKey, Membership, Tenant, User
 from service.tenants.tenant_scope import scoped
@@ -117,6 +119,7 @@ def list_members(reader: Reader, db: KeysDb, cursor: Cursor = None, limit: Limit
 )
 def change_member(user_id: str, change: MemberChange, owner: Owner, db: KeysDb, service: Service) -> MemberResource:
     with db.begin() as session:
+        lock_as_owner(session, owner)
         member = change_role(session, owner.tenant_id, user_id, change.role)
         made = MemberResource.of(member, session.get_one(User, user_id))
     service.keys.forget()
@@ -134,9 +137,8 @@ def change_member(user_id: str, change: MemberChange, owner: Owner, db: KeysDb, 
     responses=problems(404, 409),
 )
 def remove_member(user_id: str, caller: MemberOrWriter, db: KeysDb, service: Service) -> MemberResource:
-    if user_id != caller.user_id:
-        require_owner(caller)
     with db.begin() as session:
+        _may_change(session, caller, user_id)
         member = end_membership(session, caller.tenant_id, user_id)
         gone = MemberResource.of(member, session.get_one(User, user_id))
     service.keys.forget()
@@ -152,8 +154,13 @@ def remove_member(user_id: str, caller: MemberOrWriter, db: KeysDb, service: Ser
     status_code=204,
 )
 def end_member_sessions(user_id: str, caller: MemberOrWriter, db: KeysDb, service: Service) -> None:
-    if user_id != caller.user_id:
-        require_owner(caller)
     with db.begin() as session:
+        _may_change(session, caller, user_id)
         sign_out(session, caller.tenant_id, user_id)
     service.keys.forget()
+
+
+def _may_change(session: Session, caller: Principal, user_id: str) -> None:
+    """Raises RoleMissing for who is neither an owner nor that member."""
+    if user_id != caller.user_id:
+        lock_as_owner(session, require_owner(caller))

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import clock
 from service.http.problems import Conflict, NotFound
-from service.tenants.api_keys import announce_revocation
-from service.tenants.member_roles import Role
+from service.tenants.api_keys import Principal, announce_revocation
+from service.tenants.member_roles import Role, RoleMissing
 from service.tenants.models import ApiKey, BrowserSession, Invitation, Membership, SignInLink, Tenant, User
 
 
@@ -25,6 +25,15 @@ def lock_tenant(session: Session, tenant_id: str) -> None:
     The order of locks is tenant, then invitation, everywhere: in another order two changes could wait for each other.
     """
     session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
+
+
+def lock_as_owner(session: Session, owner: Principal) -> None:
+    """Lock the caller's tenant, and check that they are its owner still: who was removed or lowered since the request was
+    authorized would leave themselves a way back. Raises RoleMissing."""
+    lock_tenant(session, owner.tenant_id)
+    of_caller = select(Membership.role).where(Membership.tenant_id == owner.tenant_id, Membership.user_id == owner.user_id)
+    if session.scalar(of_caller) != Role.OWNER:
+        raise RoleMissing("This needs a member with the role owner; the caller is none any more.", needs=Role.OWNER.value)
 
 
 def users_of(session: Session, memberships: Sequence[Membership]) -> dict[str, User]:

@@ -16,6 +16,7 @@ from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import invalid_field
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
+from service.members.membership import lock_as_owner
 from service.tenants.api_keys import Holder, announce_revocation, mint_key
 from service.tenants.member_roles import Role, scopes_of
 from service.tenants.models import ApiKey, ServiceAccount
@@ -68,6 +69,7 @@ def create_service_account(new: NewServiceAccount, owner: Owner, db: KeysDb, cla
     account = ServiceAccount(id=new_id("account"), tenant_id=owner.tenant_id, name=new.name, role=new.role.value)
     try:
         with db.begin() as session:
+            lock_as_owner(session, owner)
             session.add(account)
             session.flush()
             session.refresh(account)
@@ -100,6 +102,7 @@ def change_service_account(
     account_id: str, change: ServiceAccountChange, owner: Owner, db: KeysDb, service: Service
 ) -> ServiceAccountResource:
     with db.begin() as session:
+        lock_as_owner(session, owner)
         account = find(session, ServiceAccount, account_id, owner, "service account", lock=True)
         account.role = change.role.value
         announce_revocation(session)
@@ -117,6 +120,7 @@ def change_service_account(
 )
 def delete_service_account(account_id: str, owner: Owner, db: KeysDb, service: Service) -> ServiceAccountResource:
     with db.begin() as session:
+        lock_as_owner(session, owner)
         account = find(session, ServiceAccount, account_id, owner, "service account", lock=True)
         account.deleted_at = clock(session)
         keys = update(ApiKey).where(ApiKey.service_account_id == account.id, ApiKey.revoked_at.is_(None))
@@ -139,6 +143,7 @@ def create_service_account_key(
     account_id: str, new: NewKey, owner: Owner, db: KeysDb, claim: ClaimedKey, answers: AnswerBox
 ) -> KeyResource:
     with db.begin() as session:
+        lock_as_owner(session, owner)
         account = find(session, ServiceAccount, account_id, owner, "service account", lock=True)
         refuse_past(session, new.expires_at)
         role = Role(account.role)

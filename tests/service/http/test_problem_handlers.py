@@ -107,7 +107,7 @@ def test_a_list_is_empty_or_has_wrong_items_and_not_both(tenant):
     assert found["search_space.learning_rate"] == "must not be empty"
     assert found["search_space.target_modules[0][0]"].startswith("should be 'q_proj'")
     assert "search_space.target_modules[0]" not in found
-    found = said({"learning_rate": [1e-4], "target_modules": ["q_proj"]})
+    found = said({"learning_rate": [1e-4], "target_modules": ["q_proj", ["v_proj"]]})
     assert found["search_space.target_modules[0]"] == "must be a list, such as [\"q_proj\"], got 'q_proj'"
 
 

@@ -50,6 +50,36 @@ def test_an_owner_who_is_just_removed_or_lowered_invites_nobody(going, database,
         assert session.scalars(select(Invitation).where(Invitation.inviter_id == user_id)).all() == []
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "members/{viewer}", {"role": "owner"}),
+        ("DELETE", "members/{viewer}", None),
+        ("DELETE", "members/{viewer}/sessions", None),
+        ("POST", "service-accounts", {"name": "left behind", "role": "editor"}),
+        ("PATCH", "service-accounts/{account}", {"role": "editor"}),
+        ("DELETE", "service-accounts/{account}", None),
+        ("POST", "service-accounts/{account}/keys", {"name": "left behind"}),
+        ("DELETE", "invitations/{invitation}", None),
+    ],
+)
+def test_an_owner_who_is_just_removed_manages_nothing(going, owner, new_member, database, method, path, body):
+    made = {
+        "viewer": user_of(new_member(Role.VIEWER, of=owner)),
+        "account": owner.post("/v1/service-accounts", json={"name": "program", "role": "viewer"}).json()["id"],
+        "invitation": owner.post("/v1/invitations", json={"role": "viewer"}).json()["id"],
+    }
+    user_id = user_of(going)
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            end_membership(session, going.tenant_id, user_id)
+            session.flush()
+            asked = pool.submit(going.request, method, f"/v1/{path.format(**made)}", json=body)
+            until(lambda: asked.done() or waiting_for_locks(database))
+        refused = asked.result(PATIENCE)
+    assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
+
+
 def test_an_invitation_that_is_taken_back_while_somebody_joins_admits_nobody(going, database):
     link = going.post("/v1/invitations", json={"role": "viewer"}).json()["url"].rpartition("/")[2]
     user_id = user_of(going)
