@@ -7,7 +7,6 @@ from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
 from contract.batch_spec import BatchSpec
-from contract.states import TASK_TERMINAL
 from service.database.engine import new_id
 from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import FieldError, Problem
@@ -81,9 +80,5 @@ def batch_tasks(session: Session, batch: Batch) -> list[Task]:
 def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, batch_id: str) -> Batch:
     """Cancel every task of the batch that has not ended, all in one transaction. Idempotent. Raises NotFound."""
     batch = find(session, Batch, batch_id, principal, "batch")
-    for task in sorted(batch_tasks(session, batch), key=lambda task: task.id):  # in order: two such requests must not deadlock
-        locked = find(session, Task, task.id, principal, "task", lock=True)
-        session.refresh(locked)
-        if locked.status not in TASK_TERMINAL:
-            tasks.cancel(session, queue, wakeups, principal, task.id)
+    tasks.cancel_all(session, queue, wakeups, principal, [task.id for task in batch_tasks(session, batch)])
     return batch

@@ -1,6 +1,6 @@
 """What tenants do with tasks: create, list, cancel, pause, resume, archive, delete. The API's routes call it. Knows no HTTP."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,12 +23,12 @@ from service.messaging.wakeups import NodeWakeups
 from service.mirrors import task_mirrors
 from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
-from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
+from service.tasks.lifecycle.placements import ask_to_leave, end_placements, live_placement, live_placements
 from service.tasks.models import Task
 from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, base_changed, columns_of
 from service.tasks.submission.task_insertion import NewJobs, insert_tasks, new_task
 from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import find, scoped
+from service.tenants.tenant_scope import find, missing, scoped
 from service.tracing.request_trace import take_traceparent
 from service.usage.quotas import TaskQuota
 
@@ -146,15 +146,37 @@ def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Prin
         return task
     if task.status in TASK_TERMINAL:
         raise TaskEnded(f"The task {_already(task)}; there is nothing left to cancel.", task_status=task.status)
-    now = clock(session)
-    transitions.enter(task, TaskStatus.CANCELLED, now)
-    transitions.cancel_jobs(session, task.id, now)
-    placement = live_placement(session, task.id)
-    if placement is not None:
-        end_placement(session, wakeups, placement, "cancelled")
-    bump_version_and_notify(session, task)
-    request_plan(session, queue, "task_cancelled")
+    _cancel(session, queue, wakeups, [task])
     return task
+
+
+def cancel_all(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, ids: Collection[str]) -> list[Task]:
+    """End those of these tasks at once that have not ended, and return them. Raises NotFound."""
+    unended = [task for task in _locked(session, principal, ids) if task.status not in TASK_TERMINAL]
+    _cancel(session, queue, wakeups, unended)
+    return unended
+
+
+def _locked(session: Session, principal: Principal, ids: Collection[str]) -> Sequence[Task]:
+    """The caller's tasks with these ids, locked in the order of their ids. Raises NotFound."""
+    own = scoped(select(Task).where(Task.id.in_(ids), Task.deleted_at.is_(None)), Task, principal).order_by(Task.id)
+    found = session.scalars(own.with_for_update().execution_options(populate_existing=True)).all()
+    for id in sorted(set(ids) - {task.id for task in found}):
+        raise missing("task", id)
+    return found
+
+
+def _cancel(session: Session, queue: Queue, wakeups: NodeWakeups, tasks: Sequence[Task]) -> None:
+    """Cancel open tasks, all of whose locks the caller holds."""
+    if not tasks:
+        return
+    now = clock(session)
+    for task in tasks:
+        transitions.enter(task, TaskStatus.CANCELLED, now)
+        transitions.cancel_jobs(session, task.id, now)
+    end_placements(session, wakeups, live_placements(session, [task.id for task in tasks]), "cancelled")
+    bump_version_and_notify(session, *tasks)
+    request_plan(session, queue, "task_cancelled")
 
 
 def pause(session: Session, dependencies: Dependencies, principal: Principal, task_id: str) -> Task:

@@ -1,4 +1,8 @@
-"""Placements: lookup under the task's lock, and ending them. Lock order everywhere: task, placement, node."""
+"""Placements: lookup under the task's lock, and ending them. Lock order everywhere: task, placement, node; several of a kind by
+their ids."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -6,7 +10,7 @@ from sqlalchemy.orm import Session
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.database.engine import after_commit, clock
 from service.dependencies import Dependencies
-from service.fleet.models import Node, Placement
+from service.fleet.models import NODE_LOCK, Node, Placement
 from service.messaging.plan_requests import request_plan
 from service.messaging.wakeups import NodeWakeups
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
@@ -19,7 +23,7 @@ FINISHED = "finished"  # end reason of a placement whose task ended there
 
 
 def touch_nodes(session: Session, wakeups: NodeWakeups, *node_ids: str) -> None:
-    """Raise the nodes' desired versions, and wake the nodes after the commit."""
+    """Raise the nodes' desired versions, and wake the nodes after the commit. The caller of several holds their locks."""
 
     def wake() -> None:
         for node_id in node_ids:
@@ -31,8 +35,13 @@ def touch_nodes(session: Session, wakeups: NodeWakeups, *node_ids: str) -> None:
 
 def live_placement(session: Session, task_id: str) -> Placement | None:
     """The task's live placement, locked; at most one exists. The caller holds the task's row lock."""
-    found = select(Placement).where(Placement.task_id == task_id, Placement.ended_at.is_(None))
-    return session.scalar(found.with_for_update().execution_options(populate_existing=True))
+    return next(iter(live_placements(session, [task_id])), None)
+
+
+def live_placements(session: Session, task_ids: Collection[str]) -> Sequence[Placement]:
+    """The live placements of these tasks, locked. The caller holds the tasks' row locks."""
+    found = select(Placement).where(Placement.task_id.in_(task_ids), Placement.ended_at.is_(None)).order_by(Placement.id)
+    return session.scalars(found.with_for_update().execution_options(populate_existing=True)).all()
 
 
 def lock_placement(session: Session, placement_id: str) -> tuple[Task, Placement] | None:
@@ -56,10 +65,26 @@ def lock_staying(session: Session, placement_id: str) -> tuple[Task, Placement] 
 
 def end_placement(session: Session, wakeups: NodeWakeups, placement: Placement, reason: str) -> None:
     """End a live placement; its row stores the `reason`. The caller holds the task's row lock."""
-    placement.ended_at = clock(session)
-    placement.end_reason = reason
-    placement_ended(session, placement, placement.ended_at)
+    _mark_ended(session, placement, reason, clock(session))
     touch_nodes(session, wakeups, placement.node_id)
+
+
+def end_placements(session: Session, wakeups: NodeWakeups, placements: Collection[Placement], reason: str) -> None:
+    """As `end_placement` on each. The caller holds the locks of all of them and of their tasks, since none may be taken once a
+    node is locked."""
+    now = clock(session)
+    for placement in placements:
+        _mark_ended(session, placement, reason, now)
+    node_ids = sorted({placement.node_id for placement in placements})
+    if node_ids:
+        session.execute(select(Node.id).where(Node.id.in_(node_ids)).order_by(Node.id).with_for_update(**NODE_LOCK))
+        touch_nodes(session, wakeups, *node_ids)
+
+
+def _mark_ended(session: Session, placement: Placement, reason: str, now: datetime) -> None:
+    placement.ended_at = now
+    placement.end_reason = reason
+    placement_ended(session, placement, now)
 
 
 def ask_to_leave(

@@ -143,13 +143,12 @@ def do_bulk(act: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsD
     if act not in done:
         raise BadRequest("Several tasks can be cancelled or archived at once.")
     with db.begin() as session:
-        for id in ids:
-            if act == "archive":
-                actions.archive(session, writer, id, True)
-                note_created(session, id)
-            elif find(session, Task, id, writer, "task").status not in TASK_TERMINAL:  # one may have ended since it was chosen
-                actions.cancel(session, queue, wakeups, writer, id)
-                note_created(session, id)
+        if act == "archive":
+            changed = [actions.archive(session, writer, id, True) for id in ids]
+        else:
+            changed = actions.cancel_all(session, queue, wakeups, writer, ids)  # some may have ended since they were chosen
+        for task in changed:
+            note_created(session, task.id)
     return RedirectResponse(f"/tasks?{done[act]}={len(ids)}", 303)
 
 
