@@ -13,7 +13,6 @@ from contract.batch_spec import BatchSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.scheduler.core.joins.joining import joined_plan_by_rules
-from service.scheduler.core.problem import Start
 from service.scheduler.dry_run import DraftPlan, asked_of
 from service.scheduler.estimate_resource import EstimateResource
 from service.scheduler.state import snapshot
@@ -29,7 +28,10 @@ class BatchEstimateResource(BaseModel):
     object: Literal["batch_estimate"] = "batch_estimate"
     objective: str
     gpu_seconds: float = Field(description="Expected, of all tasks")
-    makespan_seconds: float | None = Field(description="From now until the last task ends; null where one fits no node")
+    makespan_seconds: float | None = Field(
+        description="From now until the last task ends; one that may only start later is taken to start at its not_before. "
+        "Null where one fits no node"
+    )
     expected_end: datetime | None
     late: bool = Field(description="Whether the deadline would be missed")
     tasks: list[EstimateResource] = Field(description="In the order in which they were given")
@@ -45,19 +47,22 @@ def batch_dry_run(
     plan = joined_plan_by_rules(seen.problem)
     draft = DraftPlan(seen, plan, read_prices(session, dependencies.settings))
     tasks = [draft.estimate(dependencies, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
-    last = _last(seen, plan.starts, {one.task.id for one in asked}, len(asked))
-    end = None if last is None else seen.at + timedelta(seconds=last)
+    ends = [_end(seen, one.task.id, told) for one, told in zip(asked, tasks, strict=True)]
+    known = [end for end in ends if end is not None]
+    end = max(known) if len(known) == len(ends) else None
     return BatchEstimateResource(
         objective=spec.objective,
         gpu_seconds=sum(task.gpu_seconds.expected for task in tasks),
-        makespan_seconds=last,
+        makespan_seconds=None if end is None else (end - seen.at).total_seconds(),
         expected_end=end,
         late=end is not None and spec.deadline is not None and end > spec.deadline,
         tasks=tasks,
     )
 
 
-def _last(seen: Snapshot, starts: tuple[Start, ...], ids: set[str], count: int) -> int | None:
-    """Seconds until the last of them ends; None if not all are planned."""
-    ends = [start.end for start in starts if start.task in ids]
-    return max(ends) if len(ends) == count else None
+def _end(seen: Snapshot, task_id: str, told: EstimateResource) -> datetime | None:
+    """When the task would end; None if it fits no node. No plan holds those in `later`, so they are taken to start in time."""
+    if task_id not in seen.later:
+        return told.expected_end
+    alone = min((kind.seconds.expected for kind in told.device_types), default=None)
+    return None if alone is None else seen.later[task_id] + timedelta(seconds=alone)

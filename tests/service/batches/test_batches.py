@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from motet import Client
@@ -11,6 +12,9 @@ from contract.batch_spec import BatchSpec
 from service.tasks.models import Batch, Task
 from service.tenants.models import Tenant
 from tests.service.fleet.scripted import moved
+from tests.service.live_server import PATIENCE
+from tests.service.scheduler.planned import start
+from tests.service.scheduler.test_sharing_plans import GPU, LONG, SHARES, SHORT
 
 
 def batch_of(caller, count=3, **changes):
@@ -156,12 +160,37 @@ def test_an_estimate_stores_nothing_and_says_when_the_last_ends(tenant, new_node
     assert tenant.get("/v1/tasks").json()["data"] == tenant.get("/v1/batches").json()["data"] == []
 
 
-def test_a_task_that_no_node_has_room_for_leaves_the_end_unknown(tenant, new_node, plan):
+@pytest.mark.parametrize("more", [{}, {"not_before": "2100-01-01T00:00:00Z"}])
+def test_a_task_that_no_node_has_room_for_leaves_the_end_unknown(tenant, new_node, plan, more):
     new_node(slots=2)
     wanted = batch_of(tenant)
-    wanted["tasks"][0]["gpus"] = 4
+    wanted["tasks"][0] |= {"gpus": 4} | more
     said = tenant.post("/v1/batches/estimate", json=wanted).json()
     assert (said["makespan_seconds"], said["expected_end"]) == (None, None)
+
+
+def test_an_estimate_counts_a_task_that_joins_another(tenant, new_node, plan):
+    gpu = new_node(said=SHARES | GPU)
+    running = tenant.task(**LONG)["id"]
+    plan()
+    start(gpu, running)
+    wanted = {"tasks": [tenant.spec(tenant.file(), **SHORT)], "objective": "weighted_completion"}
+    said = tenant.post("/v1/batches/estimate", json=wanted | {"deadline": "2020-01-01T00:00:00Z"}).json()
+    (joins,) = said["tasks"]
+    assert joins["sharing"] is not None
+    assert (said["expected_end"], said["late"]) == (joins["expected_end"], True)
+    assert said["makespan_seconds"] > 0
+
+
+def test_an_estimate_counts_a_task_that_may_only_start_later(tenant, new_node, plan):
+    new_node(slots=2)
+    wanted = batch_of(tenant, count=2, deadline="2100-01-01T00:00:01Z")
+    wanted["tasks"][1]["not_before"] = "2100-01-01T00:00:00Z"
+    said = tenant.post("/v1/batches/estimate", json=wanted).json()
+    (takes,) = (kind["seconds"]["expected"] for kind in said["tasks"][1]["device_types"])
+    ends = datetime(2100, 1, 1, tzinfo=UTC) + timedelta(seconds=takes)
+    assert (datetime.fromisoformat(said["expected_end"]), said["late"]) == (ends, True)
+    assert said["makespan_seconds"] == pytest.approx((ends - datetime.now(UTC)).total_seconds(), abs=PATIENCE)
 
 
 def test_the_client_estimates_makes_lists_and_cancels(server, tenant):
