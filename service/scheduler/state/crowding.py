@@ -2,7 +2,8 @@
 
 import logging
 
-from sqlalchemy import update
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from contract.states import RequeueReason
 from service.dependencies import Dependencies
@@ -15,6 +16,7 @@ from service.scheduler.state import planner_lease
 from service.scheduler.state.executors import grouped
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.lifecycle.placements import ask_to_leave, lock_staying
+from service.tasks.models import Task
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ def _ask(dependencies: Dependencies, token: str, there: list[Placement], why: st
     *stay, youngest = there
     with dependencies.db.begin() as session:
         planner_lease.hold_lease(session, token)
+        _lock_all(session, there)
         locked = lock_staying(session, youngest.id)
         if locked is None:
             return False
@@ -61,3 +64,10 @@ def _ask(dependencies: Dependencies, token: str, there: list[Placement], why: st
         log.info("task %s leaves its executor: %s", task.id, why)
         ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, why)
         return True
+
+
+def _lock_all(session: Session, there: list[Placement]) -> None:
+    """The youngest's task first, as everywhere, and then all placements by their ids, as a heartbeat locks them."""
+    session.execute(select(Task.id).where(Task.id == there[-1].task_id).with_for_update())
+    ids = [one.id for one in there]
+    session.execute(select(Placement.id).where(Placement.id.in_(ids)).order_by(Placement.id).with_for_update())

@@ -1,6 +1,8 @@
 """Sharing on real rows: tasks join executors of their base, their owners are told, bounds are kept, and crashes blame nobody
 wrongly."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from sqlalchemy import select, update
 
@@ -10,7 +12,9 @@ from service.scheduler import planner
 from service.scheduler.models import Plan
 from service.tasks.models import Task
 from tests.service.fleet.scripted import completed, devices, throughput
+from tests.service.live_server import PATIENCE, until
 from tests.service.scheduler.planned import live, start
+from tests.service.tasks.test_base_removal import waits_for_a_lock
 
 LONG = {"training": {"epochs": 100, "max_seq_len": 64}}
 SHORT = {"training": {"epochs": 1, "max_seq_len": 64}}
@@ -122,6 +126,21 @@ def test_a_broken_bound_moves_the_youngest_joiner_and_says_why(tenant, new_tenan
     (left,) = (change["said"] for change in history(other, second.given.task_id) if change["kind"] == "left")
     assert "4.2 times slower than alone, beyond its bound of 3" in left["detail"]
     assert task_of(tenant, first.given.task_id)["placement"]["slowdown"] is None, "4.2 was measured beside the one that left"
+
+
+def test_a_heartbeat_that_holds_the_eldest_may_still_lock_the_youngest(tenant, new_tenant, gpu, plan, database):
+    """It locks its node's placements by their ids."""
+    first, second = shared(tenant, new_tenant(), gpu, plan)
+    first.report(throughput(seconds=2.0, share_seconds=1.0, slowdown=4.2))
+    assert first.id < second.id
+    with ThreadPoolExecutor(1) as other:
+        with database.begin() as session:
+            session.execute(select(Placement.id).where(Placement.id == first.id).with_for_update())
+            planned = other.submit(plan)
+            until(lambda: waits_for_a_lock(database))
+            session.execute(select(Placement.id).where(Placement.id == second.id).with_for_update())
+        planned.result(PATIENCE)
+    assert [p.placement_id for p in gpu.desired().placements if p.leave] == [second.id]
 
 
 def test_a_slowdown_that_was_measured_beside_one_that_left_counts_no_more(tenant, new_tenant, gpu, plan):
