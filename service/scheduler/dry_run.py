@@ -5,6 +5,7 @@ tasks come from the cache. Not thread-safe.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
+from service.scheduler.state.placement_writer import planned_ends
 from service.scheduler.state.plan_announcements import download_first, scene
 from service.scheduler.state.snapshot import HypotheticalTask, Snapshot
 from service.tasks.models import Job, Task
@@ -65,11 +67,18 @@ class DraftPlan:
     def __init__(self, seen: Snapshot, plan: Decision, prices: Prices) -> None:
         self._seen, self._held, self._prices = seen, plan.held, prices
         self._joins = {join.task: join for join in plan.joins}
+        self._ends = planned_ends(seen, plan) if plan.joins else {}
         shared = (Start(join.task, join.node, 0, join.end, seen.narrowest(join.task, join.node)) for join in plan.joins)
         sooner = {made.task: made for made in shorter_first(seen.problem, plan)}
         pausing = (self._preempting(made) for made in sooner.values())
-        self._starts = (*(start for start in plan.starts if start.task not in sooner), *shared, *pausing)
+        alone = (self._beside_joiners(start) for start in plan.starts if start.task not in sooner)
+        self._starts = (*alone, *shared, *pausing)
         self._by_task = {start.task: start for start in self._starts}
+
+    def _beside_joiners(self, start: Start) -> Start:
+        """The start with the end that it has beside those who would join it at once."""
+        beside = self._ends.get(start.task)
+        return start if start.start > 0 or beside is None else replace(start, end=max(start.end, beside.end))
 
     def _preempting(self, made: ShortPreemption) -> Start:
         """The start of a task that running ones are paused for."""

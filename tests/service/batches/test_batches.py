@@ -182,6 +182,24 @@ def test_an_estimate_counts_a_task_that_joins_another(tenant, new_node, plan):
     assert said["makespan_seconds"] > 0
 
 
+def test_an_estimate_counts_what_a_joiner_takes_from_the_task_that_it_joins(tenant, new_node):
+    new_node(said=SHARES | GPU)
+    file_id = tenant.file([{"prompt": f"{n}? " + "word " * 200, "completion": str(n)} for n in range(400)])  # for full passes
+    space = {"learning_rate": [1e-4 * (1 + n) for n in range(8)], "batch_size": [8]}
+    tasks = [
+        tenant.spec(file_id, search_space=space, training={"epochs": epochs, "max_seq_len": 256}, priority=priority)
+        for epochs, priority in ((100, 10), (20, 1))
+    ]
+    alone, both = (
+        tenant.post("/v1/batches/estimate", json={"tasks": some, "objective": "weighted_completion"}).json()
+        for some in (tasks[:1], tasks)
+    )
+    first, joins = both["tasks"]
+    assert (first["sharing"], joins["sharing"] is not None) == (None, True)
+    assert both["makespan_seconds"] > alone["makespan_seconds"]
+    assert both["expected_end"] == first["expected_end"]
+
+
 def test_an_estimate_counts_a_task_that_may_only_start_later(tenant, new_node, plan):
     new_node(slots=2)
     wanted = batch_of(tenant, count=2, deadline="2100-01-01T00:00:01Z")
