@@ -56,6 +56,8 @@ from service.webhooks.factories import courier_of
 log = logging.getLogger(__name__)
 
 _REPLAN = "service.scheduler.planner:replan"  # by name, since it is rarely called for and loads the solver
+_EXECUTOR = ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE  # of the first placement of an executor, and of the others
+_UNTAKEN = ExecutorLoss.UNTAKEN, ExecutorLoss.UNTAKEN_BESIDE  # of the first that a node never took up, and of the others
 _SWEEP_SECONDS = 600.0
 _OUTLASTED = timedelta(seconds=15)
 _LOOKED_AT = timedelta(seconds=30)
@@ -130,22 +132,36 @@ def give_up_silent_nodes(dependencies: Dependencies) -> None:
 
 
 def end_expired_leases(dependencies: Dependencies) -> None:
-    """Release placements whose lease expired: the node never acknowledged them, or their executor stopped renewing."""
-    with dependencies.db.begin() as session:
-        expired = select(Placement.id).where(Placement.ended_at.is_(None), Placement.lease_until < func.clock_timestamp())
-        ids = list(session.scalars(expired))
-    for placement_id in ids:
+    """Release placements whose lease expired: the node never acknowledged them, or their executor stopped renewing. An executor
+    counts as one loss, and so does all that a node never took up. Silent nodes are left to `give_up_silent_nodes`."""
+    counted = set[tuple[str, tuple[int, ...] | None]]()  # executors by node and devices; None: what the node never took up
+    for placement_id in _expired(dependencies):
         with dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
-            if found is None or found[1].ended_at is not None or found[1].lease_until >= clock(session):
+            if found is None:
                 continue
             task, placement = found
             silent = placement.acknowledged_at is None
             reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
-            detail = "the node never took the placement up" if silent else "the executor's lease ran out"
-            log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
-            loss = ExecutorLoss.UNTAKEN if silent else ExecutorLoss.EXECUTOR
-            release_lost(session, dependencies, task, placement, reason, detail, loss)
+            one = placement.node_id, None if silent else tuple(sorted(placement.device_indexes))
+            if placement.ended_at is None and placement.lease_until < clock(session):
+                detail = "the node never took the placement up" if silent else "the executor's lease ran out"
+                log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
+                first, beside = _UNTAKEN if silent else _EXECUTOR
+                release_lost(session, dependencies, task, placement, reason, detail, beside if one in counted else first)
+            if placement.leaving is None and placement.end_reason == reason:  # by another reconciler, too
+                counted.add(one)
+
+
+def _expired(dependencies: Dependencies) -> list[str]:
+    """Placements whose lease expired on nodes whose heartbeats come, those that were taken up first. A silent node would be
+    counted once for each of its executors, and each of its tasks as if it had crashed its own."""
+    with dependencies.db.begin() as session:
+        now = clock(session)  # one moment for all: what a heartbeat renewed expires as the heartbeat itself is a lease old
+        heard = Node.status == "ready", Node.heartbeat_at >= now - timedelta(seconds=dependencies.settings.lease_seconds)
+        expired = select(Placement.id).join(Node, Node.id == Placement.node_id)
+        expired = expired.where(Placement.ended_at.is_(None), Placement.lease_until < now, *heard)
+        return list(session.scalars(expired.order_by(Node.id, Placement.acknowledged_at.is_(None), Placement.device_indexes)))
 
 
 def requeue_running_without_placement(dependencies: Dependencies) -> None:

@@ -33,7 +33,7 @@ class Fault(BaseModel):
 
 @dataclass(frozen=True)
 class Witness:
-    """A node's record. `losing` are the tasks lost there in a row, joined by + where they shared an executor; `proved_at` is
+    """A node's record. `losing` are the tasks lost there in a row, joined by + where they were one loss; `proved_at` is
     when a placement there last saved something, `devices` how many it has."""
 
     losing: tuple[str, ...]

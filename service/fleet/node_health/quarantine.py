@@ -35,6 +35,7 @@ class ExecutorLoss(Enum):
     EXECUTOR = "executor"  # its executor died or stalled: the node's or the task's fault
     BESIDE = "beside"  # the same, where another placement of that executor counted the node's loss
     UNTAKEN = "untaken"  # no executor ever took it: the node's fault
+    UNTAKEN_BESIDE = "untaken beside"  # the same, where another placement counted the node's loss
     NODE = "node"  # the node disappeared or rebooted with it
     REFUSED = "refused"  # the node could not read it: a matter of its version
 
@@ -77,13 +78,13 @@ def note_loss(
     if loss is ExecutorLoss.EXECUTOR:
         counts = {str(index): node.device_losses.get(str(index), 0) + 1 for index in placement.device_indexes}
         node.device_losses = node.device_losses | counts
-    if loss is ExecutorLoss.UNTAKEN or fault.losses:
+    if fault.losses or loss in (ExecutorLoss.UNTAKEN, ExecutorLoss.UNTAKEN_BESIDE):
         fault = fault.model_copy(update={"rest_until": now + timedelta(seconds=task_rest(fault, unit))})
     faults[node.id] = fault
     task.faults = {name: one.model_dump(mode="json") for name, one in faults.items()}
     task.retry_at = min((f.rest_until for f in faults.values() if f.rest_until and f.rest_until > now), default=None)
     witnesses = _witnesses(session, faults)
-    if loss is ExecutorLoss.BESIDE:
+    if loss in (ExecutorLoss.BESIDE, ExecutorLoss.UNTAKEN_BESIDE):
         _blame_too(node, task.id)
         witnesses[node.id] = witness_of(node)
     elif loss is not ExecutorLoss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
@@ -108,7 +109,7 @@ def _after(fault: Fault, loss: ExecutorLoss, node: Node, now: datetime, detail: 
     match loss:
         case ExecutorLoss.EXECUTOR | ExecutorLoss.BESIDE:
             return fault.model_copy(update={"losses": fault.losses + 1, "first_at": fault.first_at or now})
-        case ExecutorLoss.UNTAKEN:
+        case ExecutorLoss.UNTAKEN | ExecutorLoss.UNTAKEN_BESIDE:
             return fault.model_copy(update={"missed": fault.missed + 1})
         case ExecutorLoss.REFUSED:
             return fault.model_copy(update={"refused_by": node.boot_id, "refusal": detail})
@@ -132,7 +133,7 @@ def by_trust(node: Node, devices: Iterable[int], task: Task | None = None) -> li
 
 
 def _blame_too(node: Node, task_id: str) -> None:
-    """The last counted loss was of this task's executor as well: then it is evidence against none of its tasks."""
+    """The last counted loss was this task's as well: then it is evidence against none of its tasks."""
     if node.losing:
         node.losing = [*node.losing[:-1], f"{node.losing[-1]}+{task_id}"]
 

@@ -1,0 +1,128 @@
+"""Leases that end are counted against a node as its own reports are: an executor once, however many tasks it had."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+
+from contract.states import RequeueReason
+from service.background import reconciler
+from service.database.engine import clock
+from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import ExecutorLoss, faults_of
+from service.fleet.nodes import lose
+from service.tasks.lifecycle.placements import lock_placement
+from service.tasks.models import Task
+from tests.service.scheduler import test_sharing_plans
+from tests.service.scheduler.planned import rows
+from tests.service.scheduler.test_sharing_plans import shared
+
+gpu = test_sharing_plans.gpu
+
+
+@pytest.fixture
+def expire(database):
+    """Have all leases end at this moment."""
+
+    def end() -> None:
+        with database.begin() as session:
+            session.execute(update(Placement).values(lease_until=clock(session)))
+
+    return end
+
+
+def only_node(database) -> Node:
+    (node,) = rows(database, Node)
+    return node
+
+
+def test_an_executor_of_two_tasks_is_one_loss_as_if_it_were_reported(
+    tenant, new_tenant, gpu, plan, database, dependencies, expire
+):
+    first, second = shared(tenant, new_tenant(), gpu, plan)
+    expire()
+    reconciler.end_expired_leases(dependencies)
+    node = only_node(database)
+    assert (len(node.losing), node.device_losses) == (1, {"0": 1})
+    assert set(node.losing[0].split("+")) == {first.given.task_id, second.given.task_id}
+    assert [task.lost_executors for task in rows(database, Task)] == [1, 1]
+
+
+def test_a_task_that_was_asked_to_leave_does_not_count_for_the_one_beside_it(
+    tenant, new_tenant, gpu, plan, database, dependencies, expire
+):
+    first, second = shared(tenant, new_tenant(), gpu, plan)
+    tenant.post(f"/v1/tasks/{first.given.task_id}/pause")
+    expire()
+    reconciler.end_expired_leases(dependencies)
+    node = only_node(database)
+    assert (node.losing, node.device_losses) == ([second.given.task_id], {"0": 1})
+
+
+def test_two_reconcilers_count_an_executor_once(tenant, new_tenant, gpu, plan, database, dependencies, expire, monkeypatch):
+    first, second = shared(tenant, new_tenant(), gpu, plan)
+    expire()
+
+    def other_first(session, placement_id):
+        monkeypatch.undo()
+        lose(dependencies, placement_id, RequeueReason.EXECUTOR_LOST, "the executor's lease ran out", ExecutorLoss.EXECUTOR)
+        return lock_placement(session, placement_id)
+
+    monkeypatch.setattr(reconciler, "lock_placement", other_first)
+    reconciler.end_expired_leases(dependencies)
+    (loss,) = only_node(database).losing
+    assert set(loss.split("+")) == {first.given.task_id, second.given.task_id}
+
+
+def test_executors_beside_each_other_are_a_loss_each(tenant, new_node, plan, database, dependencies, expire):
+    node, tasks = new_node(slots=2), [tenant.task()["id"] for _ in range(2)]
+    plan()
+    node.leases(*(node.take(task).pulse() for task in tasks))
+    expire()
+    reconciler.end_expired_leases(dependencies)
+    shown = only_node(database)
+    assert (set(shown.losing), shown.device_losses) == (set(tasks), {"0": 1, "1": 1})
+
+
+def test_all_that_a_node_never_took_up_is_one_loss(tenant, new_node, plan, database, dependencies, expire):
+    node, tasks = new_node(slots=8), {tenant.task()["id"] for _ in range(8)}
+    plan()
+    assert {placement.task_id for placement in node.desired().placements} == tasks
+    expire()
+    reconciler.end_expired_leases(dependencies)
+    shown = only_node(database)
+    assert (len(shown.losing), shown.quarantined_at) == (1, None)
+    assert set(shown.losing[0].split("+")) == tasks, "evidence against none of them"
+    assert [faults_of(task)[node.id].missed for task in rows(database, Task)] == [1] * 8, "each goes elsewhere first"
+
+
+def test_a_node_that_falls_silent_is_one_loss_and_crashed_no_task(tenant, new_node, plan, database, dependencies):
+    """Its leases end with its last heartbeat, here between two steps of the reconciler."""
+    node, tasks = new_node(slots=3), {tenant.task()["id"] for _ in range(3)}
+    plan()
+    node.leases(*(node.take(task).pulse() for task in tasks))
+    reconciler.give_up_silent_nodes(dependencies)
+    with database.begin() as session:
+        now, lease = clock(session), timedelta(seconds=dependencies.settings.lease_seconds)
+        session.execute(update(Node).values(heartbeat_at=now - lease))
+        session.execute(update(Placement).values(lease_until=now))
+    reconciler.end_expired_leases(dependencies)
+    assert {placement.task_id for placement in node.desired().placements} == tasks, "left to the next round"
+    reconciler.give_up_silent_nodes(dependencies)
+    shown = only_node(database)
+    assert (shown.status, len(shown.losing), shown.device_losses, shown.quarantined_at) == ("lost", 1, {}, None)
+    assert [(task.status, task.lost_executors) for task in rows(database, Task)] == [("queued", 0)] * 3
+
+
+def test_what_a_lost_node_still_holds_is_left_to_the_next_round(tenant, new_node, plan, database, dependencies, expire):
+    """Its reconciler ended after it marked the node, and before it released the placements."""
+    node, tasks = new_node(slots=2), [tenant.task()["id"] for _ in range(2)]
+    plan()
+    node.leases(*(node.take(task).pulse() for task in tasks))
+    with database.begin() as session:
+        session.execute(update(Node).values(status="lost"))
+    expire()
+    reconciler.end_expired_leases(dependencies)
+    reconciler.give_up_silent_nodes(dependencies)
+    assert len(only_node(database).losing) == 1
+    assert [(task.status, task.lost_executors) for task in rows(database, Task)] == [("queued", 0)] * 2
