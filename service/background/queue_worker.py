@@ -27,7 +27,7 @@ from service.messaging.wakeups import connect
 from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace
 from service.settings import Settings
-from service.tasks.submission.stored_file_check import validate_due
+from service.tasks.submission.validator import Validator
 from service.tracing import span_exporter
 from service.webhooks.courier import Courier
 from service.webhooks.factories import courier_of
@@ -38,16 +38,13 @@ _RETRY_SECONDS = 1.0
 _TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns every 5 s
 
 
-def job_functions(dependencies: Dependencies, courier: Courier) -> Mapping[QueueJob, Callable[[], None]]:
+def job_functions(dependencies: Dependencies, courier: Courier, validator: Validator) -> Mapping[QueueJob, Callable[[], None]]:
     """The function for each queue job. Each finds its own work in Postgres, and may find none."""
     pace = Pace()
 
     def plan() -> None:
         replan(dependencies, pace)
         courier.wake()  # the change that asked for a plan may also be a webhook event
-
-    def validate() -> None:
-        validate_due(dependencies.db, dependencies.storage, dependencies.queue)
 
     def collect() -> None:
         sweep(dependencies.db, dependencies.storage, Retention.of(dependencies.settings))
@@ -57,7 +54,7 @@ def job_functions(dependencies: Dependencies, courier: Courier) -> Mapping[Queue
 
     return {
         QueueJob.REPLAN: plan,
-        QueueJob.VALIDATE: validate,
+        QueueJob.VALIDATE: validator.wake,
         QueueJob.SWEEP: collect,
         QueueJob.DELIVER: courier.wake,
         QueueJob.ANSWER: answer,
@@ -114,12 +111,12 @@ class _Worker(rq.SimpleWorker):
 
 
 def run_worker(settings: Settings) -> None:
-    """Execute queue jobs until SIGTERM or SIGINT; a running job ends first, and so do deliveries that are in flight. Reconnects
-    when Redis fails."""
+    """Execute queue jobs until SIGTERM or SIGINT; a running job ends first, and so do deliveries that are in flight. Tasks
+    whose files are read are left to another validator. Reconnects when Redis fails."""
     span_exporter.start(settings, "motet-queue")
     dependencies = Dependencies.of(settings)
-    courier = courier_of(settings, dependencies.db)
-    NamedQueueJob.work = job_functions(dependencies, courier)
+    courier, validator = courier_of(settings, dependencies.db), Validator(dependencies)
+    NamedQueueJob.work = job_functions(dependencies, courier, validator)
     stop = threading.Event()
     current: list[_Worker] = []
 
@@ -145,5 +142,5 @@ def run_worker(settings: Settings) -> None:
             log.warning("the queue worker lost Redis and will reconnect: %r", error)
         current.clear()
         stop.wait(_RETRY_SECONDS)
-    stop_all([courier])
+    stop_all([courier, validator])
     span_exporter.stop()

@@ -49,7 +49,7 @@ from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
 from service.tasks.stored_specs import understood
-from service.tasks.submission.stored_file_check import validate_due
+from service.tasks.submission.validator import Validator
 from service.tracing import span_exporter
 from service.webhooks.factories import courier_of
 
@@ -74,6 +74,7 @@ def run(settings: Settings) -> None:
     database = dependencies.db
     courier = courier_of(settings, database)
     in_threads = (  # as the courier: in threads of their own, since those that they call may be slow
+        Validator(dependencies, missed_after=settings.reconcile_seconds),
         Importer(dependencies),
         BaseCopier(database, dependencies.storage, settings),
         grader_courier_of(dependencies),
@@ -194,15 +195,6 @@ def end_placements_of_ended_tasks(dependencies: Dependencies) -> None:
                 bump_version_and_notify(session, task)
 
 
-def validate_missed_tasks(dependencies: Dependencies) -> None:
-    """Validate tasks whose wake-up was lost."""
-    with dependencies.db.begin() as session:
-        since = clock(session) - timedelta(seconds=dependencies.settings.reconcile_seconds)
-        stuck = session.scalar(select(func.count()).where(Task.status == TaskStatus.VALIDATING, Task.created_at < since))
-    if stuck:
-        validate_due(dependencies.db, dependencies.storage, dependencies.queue)
-
-
 def replan_missed_requests(dependencies: Dependencies) -> None:
     """Plan if a plan request has waited for longer than the reconciler's interval."""
     with dependencies.db.begin() as session:
@@ -284,7 +276,6 @@ STEPS: tuple[Callable[[Dependencies], None], ...] = (
     end_expired_leases,
     requeue_running_without_placement,
     end_placements_of_ended_tasks,
-    validate_missed_tasks,
     replan_elapsed_delays,
     replan_newly_readable_tasks,
     replan_missed_requests,

@@ -5,6 +5,7 @@ Holds no row lock while it reads; the result counts only if the task is still `v
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,8 +33,12 @@ _TRY_LOCK = text(
 )
 
 
-def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
-    """Validate every task in `validating` that no other validator has claimed. Returns their number.
+class _Stopped(Exception):
+    """This process ends; the tasks are left to another validator."""
+
+
+def validate_due(db: Database, storage: Storage, queue: Queue, stopping: threading.Event | None = None) -> int:
+    """Validate every task in `validating` that no other validator has claimed, until `stopping` is set. Returns their number.
 
     Tasks with the same files are validated together: a search submitted as many tasks reads its files once.
     """
@@ -45,21 +50,31 @@ def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
         for task_id, *named in session.execute(rows.order_by(Task.created_at)):
             due.setdefault(tuple(file for file in named if file is not None), []).append(task_id)
     groups = [(files, ids[at : at + _GROUP_SIZE]) for files, ids in due.items() for at in range(0, len(ids), _GROUP_SIZE)]
-    return sum(_validate(db, storage, queue, files, ids) for files, ids in groups)
+    stopping, done = stopping or threading.Event(), 0
+    try:
+        for files, ids in groups:
+            done += _validate(db, storage, queue, files, ids, stopping)
+    except _Stopped:
+        log.info("validation stops; what is left is another validator's")
+    return done
 
 
-def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str]) -> int:
+def _validate(
+    db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str], stopping: threading.Event
+) -> int:
     """Validates tasks that train on the same files; returns how many of them no other validator had claimed."""
     with db.begin() as lock_session:
         # advisory locks alone: a tenant can cancel a task, and a migration change any table, while a large file is read
         ours = list(lock_session.scalars(_TRY_LOCK, {"ids": task_ids}))
+        with db.begin() as session:  # another validator may have settled them before they were ours
+            validating = select(Task.id).where(Task.id.in_(ours), Task.status == TaskStatus.VALIDATING)
+            ours = list(session.scalars(validating)) if ours else []
+            files = list(session.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id))) if ours else []
         if not ours:
             return 0
-        with db.begin() as session:
-            files = list(session.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
         began = time.time()
         try:
-            errors = [error for file in files if (error := _damage(storage, file)) is not None]
+            errors = [error for file in files if (error := _damage(storage, file, stopping)) is not None]
         except OSError as error:
             log.warning("tasks %s are validated later, storage cannot be read: %s", ", ".join(ours), error)
             return 0
@@ -67,12 +82,14 @@ def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[s
             return _settle(session, queue, ours, errors, began)
 
 
-def _damage(storage: Storage, file: File) -> str | None:
-    """What is wrong with the stored file, as a message for the tenant; None if nothing is."""
+def _damage(storage: Storage, file: File, stopping: threading.Event) -> str | None:
+    """What is wrong with the stored file, as a message for the tenant; None if nothing is. Raises _Stopped."""
     digest, rows, last = hashlib.sha256(), 0, b""
     try:
         with storage.open(file.sha256) as source:
             while block := source.read(BLOCK):
+                if stopping.is_set():
+                    raise _Stopped
                 digest.update(block)
                 rows += block.count(b"\n")
                 last = block

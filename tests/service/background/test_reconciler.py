@@ -14,6 +14,7 @@ from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.models import PlanRequest
 from service.tasks.models import Task
+from service.tasks.submission.validator import Validator
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import moved, points
 
@@ -44,9 +45,10 @@ def status_of(database, task_id):
 
 def test_a_task_goes_all_the_way_without_any_wake_up(database, dependencies, tenant, new_node, later):
     node, task = new_node(), tenant.task()
-    reconciler.once(dependencies)
-    assert status_of(database, task["id"])[0] == "validating"  # a moment ago: the queue worker's turn
+    validator = Validator(dependencies, missed_after=dependencies.settings.reconcile_seconds)
+    assert validator.run_due() == 0, "a moment ago: the queue worker's turn"
     later(Task, "created_at")
+    assert validator.run_due() == 1
     reconciler.once(dependencies)
     later(PlanRequest, "created_at")
     reconciler.once(dependencies)

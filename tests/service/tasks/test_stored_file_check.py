@@ -114,3 +114,22 @@ def test_a_task_that_is_in_another_validators_hands_is_left_to_it(tenant, databa
     assert validate_due(database, both, queue) == 1
     assert both.found == 0
     assert tenant.get(f"/v1/tasks/{task_id}").json()["status"] == TaskStatus.QUEUED
+
+
+def test_what_another_validator_has_settled_meanwhile_is_not_read_again(tenant, database, storage, queue):
+    class Beside:
+        """Storage in which, while the first file is read, another validator does the rest."""
+
+        read = 0
+
+        def open(self, sha256: str):
+            self.read += 1
+            if self.read == 1:
+                assert validate_due(database, storage, queue) == 1
+            return storage.open(sha256)
+
+    validate_due(database, storage, queue)
+    for answer in ("first", "second"):
+        tenant.post("/v1/tasks", json=tenant.spec(tenant.file([PAIR | {"prompt": f"{answer} {n}"} for n in range(9)])))
+    beside = Beside()
+    assert (validate_due(database, beside, queue), beside.read) == (1, 1)
