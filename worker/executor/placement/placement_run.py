@@ -5,7 +5,6 @@ modules beside this one call a PlacementRun `task`: it is the task's one live pl
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -35,7 +34,7 @@ from worker.data.evaluation_prompts import Prompt, PromptFile
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
-from worker.executor.placement.training_points import training_points
+from worker.executor.placement.training_points import training_points, validation_values
 from worker.executor.placement.work_done import Slowdown, WorkDone
 from worker.executor.reporter import Reporter
 from worker.policy.activations import Activations
@@ -56,8 +55,6 @@ from worker.replicas.packed_step import Stepped, Work
 from worker.replicas.validation_pass import ValidationResult
 
 log = logging.getLogger(__name__)
-
-_THROUGHPUT_SECONDS = 1.0
 
 
 class PlacementRun:
@@ -267,12 +264,8 @@ class PlacementRun:
 
     def validated(self, run: JobRun, result: ValidationResult) -> None:
         """The job's trend was evaluated after its last step."""
-        self.reporter.point(run.index, "val_loss", run.step, result.loss)
-        if math.isfinite(result.loss):
-            if result.accuracy is not None:
-                self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
-            if result.margin is not None:
-                self.reporter.point(run.index, "val_margin", run.step, result.margin)
+        for series, value in validation_values(result).items():
+            self.reporter.point(run.index, series, run.step, value)
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 
@@ -281,7 +274,7 @@ class PlacementRun:
         self._done.step(seconds, share, work)
         self.phases.stepped((run.warms_up for run in self.runs), seconds, work.tokens)
         # a step that counts as no device's is a report of its own: what is learned are tokens and seconds of the same steps
-        if not work.device_steps or self._done.age >= _THROUGHPUT_SECONDS:
+        if not work.device_steps or self._done.due:
             self.flush_throughput()
 
     def count_evaluation(self, seconds: float, tokens: int) -> None:

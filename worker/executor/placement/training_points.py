@@ -1,12 +1,13 @@
-"""What the steps of one job say in its task's curves. Reports nothing itself."""
+"""What the steps and evaluations of one job say in its task's curves. Reports nothing itself."""
 
 import math
 from collections.abc import Sequence
 
-from contract.messages.report_messages import Points
+from contract.messages.report_messages import Points, Series
 from worker.executor.reporter import points
 from worker.policy.job_record import JobKey
 from worker.replicas.packed_step import Stepped
+from worker.replicas.validation_pass import ValidationResult
 
 
 def training_points(key: JobKey, first: int, taken: Sequence[Stepped]) -> list[Points]:
@@ -25,3 +26,14 @@ def training_points(key: JobKey, first: int, taken: Sequence[Stepped]) -> list[P
         *points(key.job, "train_accuracy", numbers, accuracies),
         *points(key.job, "train_margin", numbers if margins else [], margins),
     ]
+
+
+def validation_values(result: ValidationResult) -> dict[Series, float]:
+    """What an evaluation adds to each series. A loss that is not finite has no accuracy and no margin."""
+    values: dict[Series, float] = {"val_loss": result.loss}
+    if math.isfinite(result.loss):
+        if result.accuracy is not None:
+            values["val_accuracy"] = result.accuracy
+        if result.margin is not None:
+            values["val_margin"] = result.margin
+    return values

@@ -6,6 +6,7 @@ from contract.messages.report_messages import Throughput
 from worker.boot_clock import boot_now
 from worker.replicas.packed_step import Work
 
+_SECONDS = 1.0  # between reports
 _NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0, share_seconds=0.0)
 
 
@@ -25,9 +26,9 @@ class WorkDone:
         self._done, self._taken_at = _NOTHING, boot_now()
 
     @property
-    def age(self) -> float:
-        """Seconds since it was last taken."""
-        return boot_now() - self._taken_at
+    def due(self) -> bool:
+        """Whether it was last taken _SECONDS ago, or earlier."""
+        return boot_now() - self._taken_at >= _SECONDS
 
     def step(self, seconds: float, share: float, work: Work) -> None:
         """A packed step of `seconds`, `share` of which was the placement's, by tokens."""
