@@ -141,7 +141,7 @@ class Executor:
         replicas = self._hold(prepared.loaded, prepared.capacities)
         replicas.add_jobs([run.job for run in runs], prepared.start, prepared.files, prepared.drawn)
         self._fail_unrunnable(replicas, replicas.rejected(run.demand for run in runs))
-        if task.lacks_baseline:
+        if task.lacks_baseline and task not in self._baselines:
             self._baselines.begin(replicas, task, prepared)
         self._recheck_admission, self._to_rank[task.key] = True, task
 
@@ -286,7 +286,7 @@ class Executor:
         """Detach placements whose jobs have all ended, or are all stored where the placement was asked to leave."""
         for task in self._attached.open:
             if task.leaving:
-                self._baselines.drop(task)
+                self._baselines.drop_unneeded(task)
                 self._texts.drop_unneeded(task)
             busy = task.detaching or task in self._baselines or task in self._texts
             if not busy and (task.all_ended or (task.leaving and task.safe)):

@@ -37,19 +37,29 @@ class Baselines:
     def begin(self, replicas: Replicas, task: PlacementRun, prepared: Prepared) -> None:
         """Evaluate the task's baseline from now on, on the first replica for all."""
         self._begun[task.key] = _Baseline(replicas, task, prepared, self._cache, self._on_progress)
+        task.await_base(True)
 
     def drop(self, task: PlacementRun) -> None:
         """The task leaves: give up its baseline."""
         baseline = self._begun.pop(task.key, None)
         if baseline is not None:
             baseline.close()
+            task.await_base(False)
+
+    def drop_unneeded(self, task: PlacementRun) -> None:
+        """The task was asked to leave: do without what its next placement evaluates. There is none once no job is left to
+        train."""
+        if task.any_unfinished:
+            self.drop(task)
 
     def advance(self) -> tuple[PlacementRun, Unrunnable]:
         """Run one pass of the baseline whose turn it is. Returns its task, and the jobs that cannot run for lack of memory."""
         key, baseline = next(iter(self._begun.items()))
         del self._begun[key]
         unrunnable = baseline.advance()
-        if not baseline.done:
+        if baseline.done:
+            baseline.task.await_base(False)
+        else:
             self._begun[key] = baseline  # behind the others
         return baseline.task, unrunnable
 
@@ -63,13 +73,19 @@ class _Baseline:
         self._passes: Passes | None = None
 
     def advance(self) -> Unrunnable:
-        jobs = [run.key for run in self.task.runs if run.unfinished]
+        unfinished = [run.key for run in self.task.runs if run.unfinished]
+        jobs = [run.key for run in self.task.runs] if unfinished or self._judges else []
         try:
             _, unrunnable = self._replicas.first.run_with_oom_retries(jobs, self._pass)
         except NoRows as error:  # for the adapter that the task starts from
             self.done = True
-            return dict.fromkeys(jobs, str(error))
-        return unrunnable
+            return dict.fromkeys(unfinished, str(error))
+        return {key: why for key, why in unrunnable.items() if key in unfinished}
+
+    @property
+    def _judges(self) -> bool:
+        """Whether jobs that did not fail, ended or not, are still to be compared with the base."""
+        return not self.task.base_known and self.task.failures.keys() != self.task.configs.keys()
 
     def close(self) -> None:
         if self._passes is not None:

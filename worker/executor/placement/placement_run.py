@@ -77,8 +77,8 @@ class PlacementRun:
         self.base_scores = placement.base_scores
         self.base_texts_known = placement.base_texts_evaluated or placement.spec.cut_metric is None  # of what the cut needs
         self.base_text_scores = placement.base_text_scores
-        self.checkpoint_due = 0.0
-        self.checkpointing = False
+        self._last_end: list[ReportEvent] | None = None  # of its jobs, which waits while the base is evaluated; None: it is not
+        self.checkpointing, self.checkpoint_due = False, 0.0
         self.leaving = False  # trains no more, and leaves once its jobs are stored
         self.detaching = False
         self._attached_at: float | None = boot_now()  # until its first step
@@ -97,7 +97,7 @@ class PlacementRun:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every job's end has been recorded."""
+        """Whether every job has ended. The last one's end may be recorded later: see `await_base`."""
         return self.data is not None and not self.unproposed and all(run.stage is Stage.ENDED for run in self.runs)
 
     @property
@@ -178,6 +178,11 @@ class PlacementRun:
         self.base_known, self.base_scores = True, scores
         self.record(BaseEvaluated(val_loss=loss, scores=scores))
 
+    def await_base(self, awaited: bool) -> None:
+        """The base is being evaluated, or no longer: the last job's end waits, since the service takes nothing after it."""
+        events, self._last_end = self._last_end, [] if awaited else None
+        self.record(*events or ())
+
     def base_texts_scored(self, scores: RowScores | None) -> None:
         """The base's texts were scored by the metric that the cut goes by; None: they could not be."""
         self.base_texts_known, self.base_text_scores = True, scores
@@ -226,12 +231,15 @@ class PlacementRun:
         run.apply(Ending())
 
     def ended(self, run: JobRun, *events: ReportEvent) -> None:
-        """Mark the job as ended, and record its last events."""
+        """Mark the job as ended, and record its last events: of the last job, once the base is evaluated."""
         run.apply(JobEnded())
         if self.all_ended:  # told before its last job's end: that ends the placement, and the service takes nothing after it
             self.phases.training_over()
         self.flush_throughput()
-        self.record(*events)
+        if self.all_ended and self._last_end is not None:
+            self._last_end += events
+        else:
+            self.record(*events)
 
     def kept(self, run: JobRun, closing: JobCompleted | JobExited, scores: RowScores | None, manifest: AdapterManifest) -> None:
         """The best adapter of a job that ends is stored."""
