@@ -164,10 +164,10 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
     """Why no row is left to train or validate on: cut too short, or equal to those on the other side of the split."""
-    if skipped:
+    if skipped:  # the base's positions are not known here
         return (
             f"no {name} rows are left: {skipped} had nothing to learn within max_seq_len {max_seq_len}, {others} others remain "
-            "in all; raise training.max_seq_len or bring more rows"
+            "in all; raise training.max_seq_len, which the base model's positions bound, shorten the rows or bring more"
         )
     return (
         f"no {name} rows are left: the {others} rows are too much alike to be split, since equal rows stay on one side; "

@@ -116,7 +116,11 @@ def test_a_validation_file_is_taken_whole(reader, tmp_path):
         (b"[1]\n", "line 1 is not a JSON object"),
         (b'{"prompt": "a", "completion": " b"}\n', "no training rows are left"),
         (b'{"prompt": "a", "completion": " b"}\n' * 30, "no training rows are left: the 30 rows are too much alike"),
-        (b'{"prompt": "' + b"long " * 40 + b'", "completion": " b"}\n', "no training rows are left: 1 had nothing"),
+        (
+            b'{"prompt": "' + b"long " * 40 + b'", "completion": " b"}\n',
+            "no training rows are left: 1 had nothing .*; raise training.max_seq_len, which the base model's positions bound, "
+            "shorten the rows or bring more",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_trained_on_says_where_and_why(reader, tmp_path, content, says):
