@@ -69,7 +69,7 @@ def test_the_form_asks_for_scored_texts(visitor, tenant, tmp_path):
     assert "evaluation" not in page.text_content("#copy-YAML")
     page.check("[name=evaluation]")
     page.uncheck("[name=metrics][value=rouge_l]")
-    page.wait_for_selector("[id='e-evaluation.metrics']:has-text('at least 1')")
+    page.wait_for_selector("[id='e-evaluation.metrics']:has-text('must not be empty')")
     page.check("[name=metrics][value=exact_match]")
     page.fill("[name='evaluation.max_prompts']", "5000")
     page.wait_for_selector("[id='e-evaluation.max_prompts']:has-text('1024')")
