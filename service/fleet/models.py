@@ -3,6 +3,7 @@
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -16,6 +17,7 @@ from sqlalchemy import (
     case,
     column,
     exists,
+    func,
     or_,
     table,
     text,
@@ -206,6 +208,10 @@ class Placement(Base):
         Index("ix_placements_node_ended", "node_id", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
         Index("ix_placements_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
     )
+
+
+# The GPU type that a placement used, in a query that joins it with its node.
+PLACED_ON_TYPE: ColumnElement[str | None] = func.coalesce(Placement.device_type, Node.devices[0]["type"].astext)
 
 
 class AnswerSession(Base):

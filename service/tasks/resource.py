@@ -14,7 +14,7 @@ from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
-from service.fleet.models import Node, Placement
+from service.fleet.models import PLACED_ON_TYPE, Node, Placement
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
 from service.tasks.selection import Selection
@@ -152,7 +152,7 @@ _PLACEMENTS = (  # columns as PlacementResource names them
     select(
         Placement.task_id,
         Node.name.label("node"),
-        Node.devices[0]["type"].astext.label("device_type"),
+        PLACED_ON_TYPE.label("device_type"),
         func.cardinality(Placement.device_indexes).label("gpus"),
         Placement.beside,
         Placement.slowdown,

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, aliased
 from contract.states import JobStatus
 from service.database.ended_rows import LONG_AGO
 from service.database.engine import clock
-from service.fleet.models import Node, Placement
+from service.fleet.models import PLACED_ON_TYPE, Node, Placement
 from service.tasks.models import TASK_IS_OPEN, Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -152,7 +152,7 @@ def _since(mark: datetime, principal: Principal, period: Period | None, task_ids
     """Columns of the caller's live placements, and of those that ended from `mark` on."""
     columns = (
         *(Placement.task_id.label("task_id"), _day.label("day")),
-        func.coalesce(Placement.device_type, Node.devices[0]["type"].astext, UNKNOWN_TYPE).label("device_type"),
+        func.coalesce(PLACED_ON_TYPE, UNKNOWN_TYPE).label("device_type"),
         (Placement.tokens - Placement.rewound_tokens).label("tokens"),
         (Placement.evaluation_tokens - Placement.rewound_evaluation_tokens).label("evaluation_tokens"),
         Placement.rewound_tokens.label("rewound_tokens"),

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, Double, case, cast, extract, func, literal, or_, select
 from sqlalchemy.orm import Session
 
-from service.fleet.models import Node, Placement
+from service.fleet.models import PLACED_ON_TYPE, Node, Placement
 from service.scheduler.core.fair_share import Share, worth
 from service.scheduler.core.problem import UNITS, Limit, limit_units
 from service.tasks.models import Task
@@ -66,14 +66,13 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
     gpus = cast(func.cardinality(Placement.device_indexes), Double) * part  # of shared steps, its part by tokens
     began, ended = kept(Placement.created_at.expression), kept(func.coalesce(Placement.ended_at, now))
     entry = 1 - 0.5 ** (ENTRY_SECONDS / half_life)
-    kind = func.coalesce(Placement.device_type, Node.devices[0]["type"].astext)
     rows = session.execute(
-        select(Task.tenant_id, kind, func.sum(gpus * (ended - began + entry * began)))
+        select(Task.tenant_id, PLACED_ON_TYPE, func.sum(gpus * (ended - began + entry * began)))
         .join(Task, Task.id == Placement.task_id)
         .join(Node, Node.id == Placement.node_id)
         .where(or_(Placement.ended_at.is_(None), Placement.ended_at > now - timedelta(seconds=HALVES * half_life)))
-        .where(kind.is_not(None))
-        .group_by(Task.tenant_id, kind)
+        .where(PLACED_ON_TYPE.is_not(None))
+        .group_by(Task.tenant_id, PLACED_ON_TYPE)
     )
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for tenant, of, used in rows:

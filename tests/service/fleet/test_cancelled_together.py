@@ -9,7 +9,7 @@ from sqlalchemy import select
 from service.fleet.models import NODE_LOCK, Node, Placement
 from service.tasks.models import Task
 from tests.service.live_server import PATIENCE, until
-from tests.service.tasks.test_base_removal import waits_for_a_lock
+from tests.service.lock_waits import waiting_for_locks
 from tests.service.web.test_forms import signed  # noqa: F401  (a fixture)
 
 TASK = select(Task.id)
@@ -54,7 +54,7 @@ def test_who_holds_the_last_task_or_placement_may_still_lock_the_node(tenant, si
         with database.begin() as session:
             session.execute(held.where(Task.id == ids[-1]))
             done = other.submit(cancelled)
-            until(lambda: waits_for_a_lock(database))
+            until(lambda: waiting_for_locks(database))
             lock_node(session, node.id)
         assert done.result(PATIENCE)
     assert statuses(tenant, ids) == {"cancelled"}
@@ -78,7 +78,7 @@ def test_nodes_are_locked_in_the_order_of_their_ids(tenant, signed, new_node, pl
         with database.begin() as session:
             lock_node(session, low.id)
             done = other.submit(signed.post, "/tasks/bulk/cancel", task=[first, second])
-            until(lambda: waits_for_a_lock(database))
+            until(lambda: waiting_for_locks(database))
             lock_node(session, high.id)
         assert done.result(PATIENCE).status_code == 303
     assert statuses(tenant, [first, second]) == {"cancelled"}

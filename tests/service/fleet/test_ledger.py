@@ -82,6 +82,7 @@ def test_a_node_that_comes_back_with_other_devices_changes_no_use_of_before(tena
     assert [(day["device_type"], day["gpu_seconds"]) for day in before] == [("L4", 3600.0)]
     node.said = {"devices": devices(1, kind="H200")}
     node.reboot()
+    assert tenant.get(f"/v1/tasks/{task}").json()["placement"]["device_type"] == "L4"
     assert usage(tenant)["days"] == before
     roll_up(database, timedelta(0))
     assert usage(tenant)["days"] == before

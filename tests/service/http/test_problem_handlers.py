@@ -93,6 +93,12 @@ def test_json_that_does_not_say_it_is(tenant):
     assert "Content-Type: application/json" in problem_of(response, 400, "bad_request")["detail"]
 
 
+def test_a_wrong_event_is_answered_with_those_there_are(tenant):
+    answer = tenant.post("/v1/webhooks", json={"url": "https://8.8.8.8/", "events": ["task.succeded"]})
+    (error,) = answer.json()["errors"]
+    assert error["message"].startswith("should be 'task.running', 'task.paused',")
+
+
 def test_an_empty_body_is_said_to_be_empty(tenant):
     answer = tenant.post("/v1/tasks", content=b"", headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["detail"]) == (400, "The body is empty; it must be JSON.")

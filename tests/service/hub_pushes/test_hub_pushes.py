@@ -24,6 +24,7 @@ from service.tenants.member_roles import Role
 from tests.hub.hub_process import TOKEN
 from tests.service.hub_pushes.pushing import CONFIG, ask, asked, content, history, new_name, requests, seen, tree
 from tests.service.live_server import until
+from tests.service.lock_waits import waiting_for_locks
 
 
 def test_from_the_request_to_the_commit(tenant, hub, courier, pushable, database, logged):
@@ -211,18 +212,13 @@ def test_processes_that_claim_at_one_moment_take_one_of_a_tenant(tenant, pushabl
     adapter_id, rows = pushable(tenant), ClaimedRows(HubPush, OPEN, HELD)
     mine = [asked(tenant, adapter_id, new_name()) for _ in range(2)]
 
-    def waits_for_a_lock() -> bool:
-        with database.begin() as session:
-            waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-            return session.scalar(waiting) > 0
-
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as session:
             first = rows.due(session, one_a_tenant=True)
             rows.take(session, first)
             session.flush()
             second = pool.submit(courier._claims.take)
-            until(lambda: second.done() or waits_for_a_lock())
+            until(lambda: second.done() or waiting_for_locks(database))
             assert first.id == mine[0]["id"]
         assert second.result() is None, "the tenant has one claimed"
 

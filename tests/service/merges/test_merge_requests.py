@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
 from service.adapters.models import Adapter
@@ -12,6 +12,7 @@ from service.merges.merge_requests import MOST_OPEN, NewMergedModel, begin
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
 from tests.service.live_server import until
+from tests.service.lock_waits import waiting_for_locks
 
 
 def test_requests_at_once_stay_within_the_number_of_open_merges(tenant, adapter_of, merge, database):
@@ -22,7 +23,7 @@ def test_requests_at_once_stay_within_the_number_of_open_merges(tenant, adapter_
         with database.begin() as session:
             begin(session, Principal(tenant.tenant_id, "key", frozenset()), NewMergedModel(adapter_id=adapter_id))
             beside = pool.submit(tenant.post, "/v1/merged-models", json={"adapter_id": adapter_id})
-            until(lambda: beside.done() or _waits_for_a_lock(database))
+            until(lambda: beside.done() or waiting_for_locks(database))
         assert beside.result().json()["code"] == "quota_exceeded"
 
 
@@ -33,12 +34,6 @@ def test_an_adapter_is_not_deleted_while_a_merge_of_it_is_begun(tenant, adapter_
         begin(session, Principal(tenant.tenant_id, "key", frozenset()), NewMergedModel(adapter_id=adapter_id))
         with pytest.raises(OperationalError, match="could not obtain lock"), database.begin() as other:
             other.execute(delete)
-
-
-def _waits_for_a_lock(database) -> bool:
-    with database.begin() as session:
-        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        return session.scalar(waiting) > 0
 
 
 def test_requests_that_cannot_be_met_say_so(tenant, new_tenant, adapter_of, merge, database):

@@ -13,8 +13,8 @@ from service.scheduler.models import Plan
 from service.tasks.models import Task
 from tests.service.fleet.scripted import completed, devices, throughput
 from tests.service.live_server import PATIENCE, until
+from tests.service.lock_waits import waiting_for_locks
 from tests.service.scheduler.planned import live, start
-from tests.service.tasks.test_base_removal import waits_for_a_lock
 
 LONG = {"training": {"epochs": 100, "max_seq_len": 64}}
 SHORT = {"training": {"epochs": 1, "max_seq_len": 64}}
@@ -137,7 +137,7 @@ def test_a_heartbeat_that_holds_the_eldest_may_still_lock_the_youngest(tenant, n
         with database.begin() as session:
             session.execute(select(Placement.id).where(Placement.id == first.id).with_for_update())
             planned = other.submit(plan)
-            until(lambda: waits_for_a_lock(database))
+            until(lambda: waiting_for_locks(database))
             session.execute(select(Placement.id).where(Placement.id == second.id).with_for_update())
         planned.result(PATIENCE)
     assert [p.placement_id for p in gpu.desired().placements if p.leave] == [second.id]

@@ -4,7 +4,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text
 
 from service.database.engine import Database, new_id
 from service.fleet.base_models import model_catalog
@@ -12,6 +11,7 @@ from service.fleet.base_models.model_catalog import RevisionInUse
 from service.fleet.models import BaseModel
 from service.tasks import actions
 from tests.service.live_server import PATIENCE, until
+from tests.service.lock_waits import waiting_for_locks
 
 
 @pytest.fixture
@@ -50,13 +50,6 @@ def posted(tenant, base):
     return tenant.post("/v1/tasks", json=tenant.spec(tenant.file()) | {"base_model": base})
 
 
-def waits_for_a_lock(database):
-    with database.begin() as session:
-        return session.scalar(
-            text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
-        )
-
-
 def test_a_task_whose_base_was_removed_since_it_was_checked_is_refused(tenant, database, base, halted):
     checked, go_on = halted
     with ThreadPoolExecutor(1) as other:
@@ -80,7 +73,7 @@ def test_a_task_waits_for_the_removal_of_its_base_that_has_begun(tenant, databas
             model_catalog.remove(session, base)
             session.flush()
             go_on.set()
-            until(lambda: waits_for_a_lock(database))
+            until(lambda: waiting_for_locks(database))
         refused = answer.result(PATIENCE)
     assert [one["code"] for one in refused.json()["errors"]] == ["model_changed"]
 
@@ -102,7 +95,7 @@ def test_a_removal_waits_for_a_task_that_is_being_stored_and_is_refused(tenant, 
         answer = others.submit(posted, tenant, base)
         assert stored.wait(PATIENCE)
         removal = others.submit(removed)
-        until(lambda: waits_for_a_lock(database))
+        until(lambda: waiting_for_locks(database))
         go_on.set()
         made = answer.result(PATIENCE)
         with pytest.raises(RevisionInUse, match=made.json()["id"]):

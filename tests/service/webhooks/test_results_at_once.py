@@ -1,6 +1,6 @@
 """Results of attempts that come while their message is replayed, or their webhook ends: by another's 410, or deleted."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -54,45 +54,48 @@ def tested(tenant, hook):
 
 
 @pytest.fixture
-def replay(tenant, hook):
-    def act(id: str) -> None:
-        again = tenant.post(f"/v1/webhooks/{hook['id']}/deliveries/{id}/replay")
-        assert (again.status_code, again.json()["attempts"]) == (202, 0)
+def overtaken(tenant, hook, receiver, courier, tested):
+    """Replay a message while an attempt of it is under way, which is answered once `meanwhile` has run; returns the attempts
+    that the courier then made."""
+
+    def act(meanwhile: Callable[[str], object] = lambda id: None) -> int:
+        with ThreadPoolExecutor(1) as pool:
+            id = tested()
+            attempts = pool.submit(courier.deliver_due)
+            assert receiver.asked.wait(PATIENCE)
+            again = tenant.post(f"/v1/webhooks/{hook['id']}/deliveries/{id}/replay")
+            assert (again.status_code, again.json()["attempts"]) == (202, 0)
+            meanwhile(id)
+            receiver.go_on.set()
+            return attempts.result(PATIENCE)
 
     return act
 
 
 @pytest.mark.parametrize("status", [500, 200])
-def test_an_attempt_under_way_takes_nothing_from_a_replay(tenant, hook, receiver, courier, tested, replay, status):
+def test_an_attempt_under_way_takes_nothing_from_a_replay(tenant, hook, receiver, overtaken, status):
     """Neither its first attempt at once, nor any of the others."""
     receiver.answers = [status]
-    with ThreadPoolExecutor(1) as pool:
-        id = tested()
-        attempts = pool.submit(courier.deliver_due)
-        assert receiver.asked.wait(PATIENCE)
-        replay(id)
-        receiver.go_on.set()
-        assert attempts.result(PATIENCE) == 2
+    assert overtaken() == 2
     (delivery,) = sent(tenant, hook)
     assert (delivery["status"], delivery["attempts"], delivery["last_status"]) == ("delivered", 1, 200)
 
 
-def test_an_attempt_under_way_leaves_the_replays_first_alone(receiver, courier, settings, database, tested, replay):
-    def row() -> Delivery:
+def test_an_attempt_under_way_leaves_the_replays_first_alone(receiver, settings, database, overtaken):
+    taken = list[Delivery]()
+
+    def row(id: str) -> Delivery:
         with database.begin() as session:
             return session.get_one(Delivery, id)
 
-    receiver.answers = [500]
-    with ThreadPoolExecutor(1) as pool:
-        id = tested()
-        attempts = pool.submit(courier.deliver_due)
-        assert receiver.asked.wait(PATIENCE)
-        replay(id)
+    def take(id: str) -> None:
         assert len(Courier(database, outbound_of(settings), box_of(settings))._take()) == 1
-        before = row()
-        receiver.go_on.set()
-        assert attempts.result(PATIENCE) == 1
-    after = row()
+        taken.append(row(id))
+
+    receiver.answers = [500]
+    assert overtaken(take) == 1
+    (before,) = taken
+    after = row(before.id)
     assert (after.attempts, after.unrecorded, after.last_status) == (1, 1, 500)
     assert after.next_at == before.next_at, "until then it is the other courier's"
 
@@ -129,15 +132,9 @@ def test_a_webhook_is_deleted_while_its_receiver_answers_410(hook, receiver, cou
         assert session.scalars(select(Delivery).where(Delivery.webhook_id == hook["id"])).all() == []
 
 
-def test_410_to_an_attempt_from_before_a_replay_ends_the_replay_too(tenant, hook, receiver, courier, tested, replay):
+def test_410_to_an_attempt_from_before_a_replay_ends_the_replay_too(tenant, hook, receiver, overtaken):
     """Or it would wait for ever."""
     receiver.answers = [410]
-    with ThreadPoolExecutor(1) as pool:
-        id = tested()
-        attempts = pool.submit(courier.deliver_due)
-        assert receiver.asked.wait(PATIENCE)
-        replay(id)
-        receiver.go_on.set()
-        assert attempts.result(PATIENCE) == 1
+    assert overtaken() == 1
     (delivery,) = sent(tenant, hook)
     assert (delivery["status"], delivery["last_status"]) == ("failed", 410)
