@@ -147,7 +147,7 @@ def _backward_of_queries(queries, keys, out_ptr, dqkv_ptr, start, sequence, size
 
 
 @Kernel
-@triton.jit
+@triton.jit(do_not_specialize=["matrix"])
 def _dq(
     qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, cap, ds_ptr, w_ptr, keys_ptr,
     spans_ptr, w_stride, column, matrix, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,

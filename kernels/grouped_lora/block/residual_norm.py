@@ -21,7 +21,7 @@ from grouped_lora.work_table import BLOCK_T, WorkTable
 
 WIDE = 256  # columns per iteration of backward's first pass, which only sums
 # Backward's second pass is split among programs until a launch has this many; each program reads all columns for the sum, so
-# the split affects time alone, not bits.
+# the split affects time alone, not bits. It is no constant of the kernel: each length of a pass would compile its own.
 FILLING = 264
 
 
@@ -205,21 +205,20 @@ def _backward(p, share, sizes, R: tl.constexpr):
 
 
 @Kernel
-@triton.jit
+@triton.jit(do_not_specialize=["matrix"])
 def _norm_backward(
     dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, a_stride,
-    a_column0, a_step, matrix, SHARE: tl.constexpr, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
-    RCLASS: tl.constexpr,
+    a_column0, a_step, matrix, own_columns, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
 ):  # fmt: skip
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(2), tl.program_id(1) * BT)
     scale = tl.load(scales_ptr + span)
     if share.start >= share.end:
         return
-    low = tl.program_id(0) * SHARE
+    low = tl.program_id(0) * own_columns
     operands = _Back(
         dh_ptr, ds_ptr, s_ptr, a_ptr + a_column0, a_stride, a_step, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, matrix,
-        scale, low, tl.minimum(low + SHARE, D),
+        scale, low, tl.minimum(low + own_columns, D),
     )  # fmt: skip
     by_rank(_backward, operands, share, _BackSizes(MATS, HAS_DR, D, WIDE, BT, BN, STAGES, DROP, RMAX), RCLASS, True)
 
@@ -285,8 +284,8 @@ def norm_backward(
         _norm_backward[(-(-dh.shape[1] // share), BLOCK_T // cfg.block_t, part.blocks.shape[0])](
             dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight,
             dr if dr is not None else dh, dx, table.keys if table.keys is not None else dh, part.spans, part.scales,
-            part.blocks, adapters.stride(0), a_starts[0] if a_starts else 0, step, matrix,
-            SHARE=share, MATS=max(len(a_starts), 1), HAS_DR=dr is not None, D=dh.shape[1],
+            part.blocks, adapters.stride(0), a_starts[0] if a_starts else 0, step, matrix, share,
+            MATS=max(len(a_starts), 1), HAS_DR=dr is not None, D=dh.shape[1],
             WIDE=min(WIDE, triton.next_power_of_2(dh.shape[1])), BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
             DROP=table.keys is not None, RMAX=table.max_rank if ds is not None else 0, RCLASS=rank, num_warps=cfg.warps,
             num_stages=cfg.stages,

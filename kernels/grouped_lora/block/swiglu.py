@@ -109,7 +109,7 @@ def _forward(p, share, sizes, R: tl.constexpr):
 
 
 @Kernel
-@triton.jit
+@triton.jit(do_not_specialize=["matrix"])
 def _swiglu(
     gu_ptr, s_ptr, w_ptr, act_ptr, partials_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, gate_column, up_column,
     down_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
@@ -228,7 +228,7 @@ def _backward(p, share, sizes, R: tl.constexpr):
 
 
 @Kernel
-@triton.jit
+@triton.jit(do_not_specialize=["matrix"])
 def _swiglu_backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, grad_ptr, squares_ptr, keys_ptr, spans_ptr, w_stride, grad_stride, squares_stride,
     gate_column, up_column, down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,

@@ -80,7 +80,7 @@ def _product(p, share, sizes, R: tl.constexpr):
 
 
 @Kernel
-@triton.jit
+@triton.jit(do_not_specialize=["matrix"])
 def _shrink(
     x_ptr, w_ptr, out_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, x_stride, w_stride, out_stride, split_stride,
     x_column0, x_column1, x_column2, w_column0, w_column1, w_column2, k0, k1, k2, matrix,

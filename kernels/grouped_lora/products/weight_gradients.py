@@ -94,7 +94,7 @@ def _sum_over_tokens(p, share, sizes, R: tl.constexpr):
 
 
 @Kernel
-@triton.jit
+@triton.jit(do_not_specialize=["matrix"])
 def _weight_gradient(
     s_ptr, y_ptr, grad_ptr, squares_ptr, keys_ptr, spans_ptr, s_stride, y_stride, grad_stride, squares_stride, y_column0,
     y_column1, y_column2, grad_column0, grad_column1, grad_column2, width0, width1, width2, tiles0, tiles1, matrix,
