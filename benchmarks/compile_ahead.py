@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import triton
-from grouped_lora import launch_configs
 from grouped_lora.adapter_spans import Span
 from grouped_lora.base.fp8_quantise import quantise_on_device, transposed
 from grouped_lora.block.cross_entropy import cross_entropy
@@ -34,25 +33,14 @@ from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.compile_ahead import Launch, noted, pretend
 from grouped_lora.dropout import token_keys
 from grouped_lora.gradient import COLUMNS, ROWS, Gradient
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import work_table
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
 
-TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.uint8: "*u8",
-    torch.float8_e4m3fn: "*fp8e4nv",
-}
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
 FP8 = "fp8"  # from compute capability 8.9 on
 CLASSES = {
     "no adapter": (0, False, torch.bfloat16),
@@ -177,23 +165,9 @@ def calls(name: str) -> dict[str, Callable[[], object]]:
     return {call: run for call, run in found.items() if not (dtype == torch.float32 and call in LARGE_HEADS)}
 
 
-def compiled(chip: int, function: JITFunction, *args: Any, **named: Any) -> dict[str, Any]:
+def report(chip: int, launch: Launch) -> dict[str, Any]:
     """The compiler's report on one launch: {kernel, shared_kb, registers, spilled bytes}."""
-    options = {key: named.pop(key) for key in OPTIONS if named.get(key) is not None}
-    values = dict(zip((p.name for p in function.params), args, strict=False)) | named
-    signature, constants, attributes = {}, {}, {}
-    for place, parameter in enumerate(function.params):
-        value = values[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name], attributes[(place,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-            if isinstance(value, int) and value % 16 == 0:
-                attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(function, signature, constants, attributes)
-    kernel = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+    kernel = launch.compile()
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(kernel.asm["ptx"])
         ptx.flush()
@@ -204,22 +178,17 @@ def compiled(chip: int, function: JITFunction, *args: Any, **named: Any) -> dict
         int(found[1]) for found in (re.search(p, said) for p in (r"Used (\d+)", r"(\d+) bytes spill st")) if found
     )
     return {
-        "kernel": function.__name__, "shared_kb": kernel.metadata.shared / 1024, "registers": registers, "spilled": spilled
+        "kernel": launch.function.__name__, "shared_kb": kernel.metadata.shared / 1024, "registers": registers,
+        "spilled": spilled,
     }  # fmt: skip
 
 
 def one(chip: int, case: tuple[str, str]) -> list[dict[str, Any]]:
     """Compile every launch of one call in this process, instead of launching it."""
-    found: list[dict[str, Any]] = []
-    table = launch_configs.AMPERE if chip < 90 else launch_configs.HOPPER
-    launch_configs._configs = lambda: table  # type: ignore[assignment]
-
-    def run(function: JITFunction, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
-        found.append(compiled(chip, function, *args, **named))
-
-    JITFunction.run = run
-    calls(case[0])[case[1]]()
-    return [{"class": case[0], "call": case[1], **row} for row in found]
+    pretend((chip // 10, chip % 10))
+    with noted() as launches:
+        calls(case[0])[case[1]]()
+    return [{"class": case[0], "call": case[1], **report(chip, launch)} for launch in launches]
 
 
 def main() -> int:

@@ -5,7 +5,8 @@ every option, which costs the host more than most of these kernels cost the devi
 addresses modulo 16, numbers and options. Under the interpreter, calls go straight to Triton.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,19 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 _MOST = 1 << 15  # cached launches: token counts are part of the key, so distinct batches add entries
+Note = Callable[..., None]  # takes the function, the grid, and the launch's arguments
+_note: Note | None = None
+
+
+@contextmanager
+def launches_noted(note: Note) -> Iterator[None]:
+    """Inside this context kernels are not launched: `note` is called instead, in all threads."""
+    global _note
+    _note = note
+    try:
+        yield
+    finally:
+        _note = None
 
 
 def signature_of(args: Iterable[object]) -> list[object]:
@@ -38,7 +52,7 @@ class Kernel:
         self._known: dict[tuple[object, ...], tuple[CompiledKernel, tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return partial(self._launch, grid)
+        return partial(self._launch if _note is None else partial(_note, self._function), grid)
 
     def _launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
         device = args[0].get_device()
