@@ -3,5 +3,8 @@
 import os
 
 from contract.processes import reproducibility
+from worker.pinned_memory import allocate_by_threads
 
-reproducibility.turn_on(os.environ)  # before a benchmark imports torch: CPU products then run as they do in executors
+# Before a benchmark imports torch: products on a CPU, and memory that is pinned, are then as in executors.
+reproducibility.turn_on(os.environ)
+allocate_by_threads(os.environ)

@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError
 
 from contract.processes import reproducibility
 from worker.node.daemon import Daemon
+from worker.pinned_memory import allocate_by_threads
 from worker.settings import Settings, SettingsError
 from worker.stderr_logging import log_to_stderr
 from worker.thread_guard import end_process_with_its_threads
@@ -14,7 +15,8 @@ from worker.thread_guard import end_process_with_its_threads
 def main() -> int:
     log_to_stderr()
     end_process_with_its_threads()
-    reproducibility.turn_on(os.environ)  # executors inherit it
+    reproducibility.turn_on(os.environ)  # executors inherit both
+    allocate_by_threads(os.environ)
     try:
         settings = Settings.load()
         _make_scratch(settings)

@@ -27,6 +27,7 @@ from worker.hosts.host_map import merged, without_secrets
 from worker.hosts.host_messages import EXECUTOR_MODULE, REQUESTS, Declined, HostDescription, Join, Leaving, Pong, Start, Started
 from worker.hosts.program_versions import program_versions
 from worker.parent_watchdog import dying_with_parent
+from worker.pinned_memory import allocate_by_threads
 from worker.settings import Settings, SettingsError
 from worker.stderr_logging import log_to_stderr
 
@@ -231,7 +232,8 @@ def run(settings: Settings) -> None:
 
 def main() -> int:
     log_to_stderr()
-    reproducibility.turn_on(os.environ)  # processes inherit it
+    reproducibility.turn_on(os.environ)  # processes inherit both
+    allocate_by_threads(os.environ)
     try:
         run(Settings.load())
     except PackageNotFoundError as error:
