@@ -34,6 +34,8 @@ def two_gpus() -> Iterator[Ranks]:
         pytest.param(Case("fused qwen3", UNEVEN, (0, 2), recompute=True), id="bf16, partly, recomputed"),
         pytest.param(Case("fused llama", UNEVEN, ALL, precision="nf4", recompute=True), id="nf4, recomputed"),
         pytest.param(Case("fused llama", UNEVEN, ALL, ends=True, precision="nf4_double"), id="nf4_double"),
+        pytest.param(Case("fused llama", UNEVEN, ALL, ends=True, precision="fp8"), id="fp8"),
+        pytest.param(Case("fused qwen3", UNEVEN, (0, 2), precision="fp8", recompute=True), id="fp8, partly, recomputed"),
     ],
 )
 def test_two_gpus_train_what_one_does(two_gpus: Ranks, case: Case) -> None:
