@@ -16,8 +16,9 @@ training, evaluation and bookkeeping. It is the least: of a pass that is launche
 host inside it count as work; of a replayed one, only those for its head, which is launched between two graphs.
 
 One thing differs from the product: no checkpoint is taken while the search runs, since the storage that would take the bytes
-is a stand-in inside this process. Rows are real text under a tokenizer smaller than the shape's vocabulary. The result file is
-written anew after each part, what the figures need most first.
+is a stand-in inside this process. Kernels were compiled before, as on a node that has had such a search. Rows are real text
+under a tokenizer smaller than the shape's vocabulary. The result file is written anew after each part, what the figures need
+most first.
 """
 
 import argparse
@@ -45,6 +46,7 @@ from benchmarks.sweep.random_base import write_base
 from benchmarks.sweep.solo_steps import solo_rows
 from benchmarks.sweep.stopwatch import EVALUATION, LOADING, OTHER, PARKING, STORING, TRAINING, UPDATED, Stopwatch
 from contract.task_spec import TaskSpec
+from worker.compilation.kernel_compiler import KernelCompiler
 from worker.data.dataset import load
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.flat_batch import Example
@@ -96,7 +98,9 @@ def measure(given: argparse.Namespace, folder: Path, note: Note) -> None:
     data = read_rows(given.data, given.rows + held_out(given.rows))
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in data))
-    note(spread(load_base(ref, device), path))  # also compiles every kernel, as a worker does once
+    compiled = KernelCompiler().begin(Path(ref.source), device, RANKS, [False], eight_bit=False)
+    compiled(lambda: None, lambda: None)  # as a node does before its first search, and not again
+    note(spread(load_base(ref, device), path))
     _freed()
 
     def search(count: int, epochs: int, **early_exit: Any) -> Live:

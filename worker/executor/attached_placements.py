@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased, Placement
+from contract.messages.placement_messages import AnswersOnly, Leased, Placement
 from contract.messages.report_messages import PlacementFailed
 from worker.adapters.job_checkpoint import CheckpointError
 from worker.api_client import FenceStale, PlacementLink, Refused
@@ -21,13 +21,14 @@ from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
+from worker.executor.preparation.executor_base import ExecutorBase
 from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared, capacities_of
 from worker.executor.reporter import Reporter
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew, Serve
 from worker.policy.adapter_memory_model import Capacity
 from worker.replicas.base_loader import BaseError, Crowded
 from worker.replicas.ranks.placement_devices import PlacementDevices, devices_of
-from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
+from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.sharding_choice import Wanted
 from worker.settings import Settings
 
@@ -59,9 +60,8 @@ class AttachedPlacements:
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._loaded_for_answers = loaded
         self._worker = BackgroundWorker("preparations")
-        self._ranks = RankGroup(self._check_leases)
-        self._fetch = BaseFetch(settings, link, cache, lambda: hand_over(partial(self.progress, now=True)))
-        self._loaded: LoadedBase | None = None  # used by the preparation thread alone
+        fetch = BaseFetch(settings, link, cache, lambda: hand_over(partial(self.progress, now=True)))
+        self._base = ExecutorBase(settings, fetch, self._check_leases)
         self._tasks: dict[str, PlacementRun] = {}
         self._sessions: dict[str, AnswerSession] = {}
         self._leases: dict[str, Lease] = {}
@@ -147,7 +147,7 @@ class AttachedPlacements:
             preparation = Preparation(
                 self._link, self._scratch, self._cache, placement, task.lease, task.phases, self._settings
             )
-            prepared = preparation.prepare(partial(self._load, placement.base, devices, task.lease))
+            prepared = preparation.prepare(partial(self._base.load, placement.base, devices, task.lease))
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except Crowded as error:
@@ -165,7 +165,7 @@ class AttachedPlacements:
         """Runs in the preparation thread."""
         key = session.lease.placement_id
         try:
-            loaded = self._load(session.placement.base, devices, session.lease, Wanted(generates=True))
+            loaded = self._base.load(session.placement.base, devices, session.lease, Wanted(generates=True))
             capacities = capacities_of(loaded, self._settings, self._scratch)
         except (CannotTrain, BaseError, Crowded, LeaseNotHeld, Refused) as error:
             self._hand_over(partial(self._leave, key, True, str(error)))
@@ -178,14 +178,6 @@ class AttachedPlacements:
             self._loaded_for_answers(loaded, capacities)
             session.open = True
             self.progress(now=True)
-
-    def _load(self, ref: BaseModelRef, devices: PlacementDevices, lease: Lease, wanted: Wanted) -> LoadedBase:
-        ref = self._fetch.local(ref, lease)
-        if self._loaded is None or (self._loaded.base.ref.identity, self._loaded.devices) != (ref.identity, devices.devices):
-            self._loaded = None  # the next base needs its memory
-            with self._fetch.telling(lease) as tell:
-                self._loaded = self._ranks.load(ref, devices.devices, self._settings, wanted, tell, devices.hosts)
-        return self._loaded
 
     def _check_leases(self, silent: float) -> None:
         """A rank has said nothing for so many seconds: raises LeaseNotHeld where no placement may wait for it any more, which
@@ -269,7 +261,7 @@ class AttachedPlacements:
 
     def close(self) -> None:
         """End the other ranks."""
-        self._ranks.close()
+        self._base.close()
 
     # ---- progress --------------------------------------------------------------------------------------------------
 

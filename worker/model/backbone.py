@@ -117,6 +117,15 @@ class Backbone:
         return cls._of(config, family, weights, precision, sharding, on_progress)
 
     @classmethod
+    def without_weights(cls, source: Path | str, dtype: torch.dtype) -> "Backbone":
+        """A model folder's shapes alone, on the meta device, every linear map dense. Raises UnsupportedModelError."""
+        config, meta = read_config(source), torch.device("meta")
+        family = family_of(config)
+        shapes = shapes_of(family, config)
+        held = at_hand({name: torch.empty(shape, dtype=dtype, device=meta) for name, shape in shapes.items()})
+        return cls._of(config, family, Weights(held, shapes, meta), "bf16", None)
+
+    @classmethod
     def of(
         cls,
         model: "Model",

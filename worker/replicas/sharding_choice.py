@@ -22,12 +22,15 @@ _PASS_TOKENS = {"cpu": 1024, "cuda": 4096}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a placement wants beside the base. ranks: of its jobs' adapters. step_tokens: of each job's step, at most; none:
-    not known. generates: texts, too."""
+    """What a placement wants beside the base. ranks: of its jobs' adapters, at most. step_tokens: of each job's step, at most;
+    none: not known. generates: texts, too. possible_ranks: those that its jobs have or may have. dropouts: whether jobs have
+    dropout."""
 
     ranks: tuple[int, ...] = ()
     step_tokens: tuple[int, ...] = ()
     generates: bool = False
+    possible_ranks: frozenset[int] = frozenset()
+    dropouts: frozenset[bool] = frozenset()
 
     def rows(self, world: int) -> int:
         """Arena rows of the fullest of so many devices, to which the adapters are dealt from the widest on."""

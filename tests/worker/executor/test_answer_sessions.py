@@ -64,13 +64,13 @@ def test_isolation_no_adapter_stays_on_an_executor_for_the_next_session(fleet, t
         said = ask(fleet, "tuned", adapter=files)
         assert ask(fleet, "again", adapter=files) == said
         assert len(executor._completions._adapters) == 1, "kept for the next request of the same session"
-        loaded = executor._attached._loaded
+        loaded = executor._attached._base.loaded
         executor.handle_command(Detach(placement_id="own"))
         fleet.until(lambda: ended)
         hold(fleet, executor, tiny_base, "shared")
         assert ask(fleet, "base") != said
         assert len(executor._completions._adapters) == 0
-        assert executor._attached._loaded is loaded, "the base is not loaded twice"
+        assert executor._attached._base.loaded is loaded, "the base is not loaded twice"
         assert ask(fleet, "anew", adapter=files) == said
 
 

@@ -19,6 +19,7 @@ from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.upload_buffer import upload
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.lm_head import softcapped
 
@@ -108,7 +109,4 @@ class FusedRunner:
         return self._trainer.arena.layered(self._trainer.arena.compute_copy)
 
     def _up(self, values: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(values)
-        if self._trainer.backbone.device.type == "cuda":
-            return tensor.pin_memory().to(self._trainer.backbone.device, non_blocking=True)
-        return tensor
+        return upload(values, self._trainer.backbone.device)

@@ -24,6 +24,7 @@ from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import ForwardDone, FusedPass, PassResult
 from worker.model.cuda.label_batch import upload_labels
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassGraphs, PassMode
+from worker.model.cuda.upload_buffer import pinned, upload
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import LossSum, Moment, StepLosses, Trainer
@@ -143,7 +144,7 @@ class DeviceTrainer(Trainer):
     def _up(self, values: np.ndarray) -> Tensor:
         """An asynchronous upload: fp32 as it is, all else as int32."""
         narrow = values if values.dtype == np.float32 else values.astype(np.int32)
-        return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
+        return upload(narrow, self.backbone.device)
 
     def release_caches(self) -> None:
         torch.cuda.synchronize(self.backbone.device)
@@ -195,8 +196,8 @@ class DeviceTrainer(Trainer):
 
     def _uploads(self, shape: BatchShape, batch: FlatBatch, table: HostTable) -> tuple[Tensor, Labels]:
         """The pass's buffer in pinned memory, and its labels on their way to the device."""
-        host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-        return host, upload_labels(batch, shape.tokens, self.backbone.device)
+        device = self.backbone.device
+        return pinned(fill(shape, batch, table), device), upload_labels(batch, shape.tokens, device)
 
     def launch(self, shape: BatchShape, flat: Tensor, labels: Labels, mode: PassMode) -> PassResult:
         """A whole pass. flat: its uploaded buffer."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from worker.model.cuda.fused_head import Labels
-from worker.model.cuda.upload_buffer import UploadLayout
+from worker.model.cuda.upload_buffer import UploadLayout, upload
 from worker.model.flat_batch import FlatBatch
 
 LABEL_STEP = 64  # padded to multiples of it, as products of bf16 and the kernels want their rows
@@ -33,7 +33,5 @@ def upload_labels(batch: FlatBatch, tokens: int, device: torch.device) -> Labels
     layout.put(flat, "tokens", batch.label_tokens.numpy())
     layout.put(flat, "loss_weights", np.repeat(np.array([segment.loss_weight for segment in batch.segments]), counts))
     layout.put(flat, "bounds", np.array(batch.label_bounds))
-    host = torch.from_numpy(flat)
-    uploaded = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
-    field = partial(layout.field, uploaded)
+    field = partial(layout.field, upload(flat, device))
     return Labels(field("indices"), field("tokens"), field("loss_weights").view(torch.float32), field("bounds"))

@@ -14,6 +14,17 @@ _ALIGN = 4  # int32 numbers: every field starts on 16 bytes
 Buffer = TypeVar("Buffer", NDArray[np.int32], Tensor)
 
 
+def pinned(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    """On the host, and for a GPU in pinned memory: a copy from there waits for nothing."""
+    host = torch.from_numpy(values)
+    return host.pin_memory() if device.type == "cuda" else host
+
+
+def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    """On its way to the device."""
+    return pinned(values, device).to(device, non_blocking=True)
+
+
 class UploadLayout:
     """Where each field lies in the buffer: its shape by its name, in order. Floats are stored as their bits."""
 

@@ -1,0 +1,66 @@
+"""The process that compiles: finds what passes launch, and compiles it in as many processes as there are cores and memory for.
+
+Yields to whatever else wants the cores: training loops launch from them meanwhile.
+"""
+
+import logging
+import os
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import grouped_lora
+import torch
+import triton
+from grouped_lora.compile_ahead import compile_all, pretend
+from pydantic import BaseModel, ConfigDict
+
+from worker.compilation.needed_kernels import PassKind, needed_launches
+from worker.main_memory import available_memory
+from worker.model.families import UnsupportedModelError
+from worker.stderr_logging import log_to_stderr
+
+log = logging.getLogger(__name__)
+
+_MOST_PROCESSES = 16  # a kernel takes up to 5 s, all of a task's some 60: more processes would wait for the longest
+_PROCESS_BYTES = 512 << 20
+_NICENESS = 10
+_SOURCES = Path(grouped_lora.__file__).parent, Path(__file__).parents[1]
+
+
+class Compile(BaseModel):
+    """What to compile. capability: of the GPU. eight_bit: the moments are kept so."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: Path
+    capability: tuple[int, int]
+    kinds: tuple[PassKind, ...]
+    eight_bit: bool
+
+    @property
+    def stamp(self) -> Path:
+        """A file in Triton's cache that is there once everything else is: named by whatever may change what is launched, or
+        what it is compiled to."""
+        told = sha256(f"{self.model_dump_json()} {torch.__version__} {triton.__version__}".encode())
+        own = (path for folder in _SOURCES for path in sorted(folder.rglob("*.py")))
+        for path in (self.source / "config.json", *own):
+            told.update(path.read_bytes())
+        return Path(triton.knobs.cache.dir) / f"motet-{told.hexdigest()}"
+
+
+def main() -> None:
+    log_to_stderr()
+    began = time.monotonic()
+    wanted = Compile.model_validate_json(sys.stdin.read())
+    os.nice(_NICENESS)
+    pretend(wanted.capability)
+    try:
+        launches = needed_launches(wanted.source, wanted.kinds, wanted.eight_bit)
+    except UnsupportedModelError as error:
+        sys.exit(f"no kernels for this base: {error}")  # loading it says so, too
+    room = max(1, available_memory() // _PROCESS_BYTES)
+    compile_all(launches, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), room))
+    wanted.stamp.touch()
+    log.info("%d kernels are compiled, or were before: %.1f s", len(launches), time.monotonic() - began)

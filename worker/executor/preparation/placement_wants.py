@@ -1,0 +1,34 @@
+"""What a placement wants of its executor: the ranks, steps and dropout that its jobs have, or may have. Values alone."""
+
+from contract.messages.placement_messages import JobAssignment, Placement
+from contract.states import JOB_TERMINAL
+from worker.replicas.sharding_choice import Wanted
+
+
+def unfinished(placement: Placement) -> list[JobAssignment]:
+    return [job for job in placement.jobs if job.status not in JOB_TERMINAL]
+
+
+def ranks_of(placement: Placement) -> list[int]:
+    """Of each unfinished job; the most that its space has for one whose configuration is still to be proposed."""
+    most = max(placement.spec.search_space.rank)
+    return [job.config.rank if job.proposed else most for job in unfinished(placement)]
+
+
+def wanted(placement: Placement) -> Wanted:
+    """Of each unfinished job's step the most tokens; of one that is still to be proposed with the most rows that its space
+    has."""
+    spec, jobs = placement.spec, unfinished(placement)
+    row = spec.training.max_seq_len * (2 if spec.objective.type == "dpo" else 1)
+    most = max(spec.search_space.batch_size)
+    ranks, dropouts = {job.config.rank for job in jobs if job.proposed}, {job.config.dropout for job in jobs if job.proposed}
+    if not all(job.proposed for job in jobs):
+        ranks.update(spec.search_space.rank)
+        dropouts.update(spec.search_space.dropout)
+    return Wanted(
+        tuple(ranks_of(placement)),
+        tuple(row * (job.config.batch_size if job.proposed else most) for job in jobs),
+        spec.evaluation is not None,
+        frozenset(ranks),
+        frozenset(share > 0 for share in dropouts),
+    )
