@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,10 +75,15 @@ def load_base(
     sharding: ChosenSharding | None = None,
     on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
-    """Check the revision, and load the base with its tokenizer. Arguments and errors as of load_trainer."""
-    check_revision(ref)
+    """Load the base with its tokenizer, and check the revision meanwhile: both read every byte. Arguments and errors as of
+    load_trainer; a wrong revision is said rather than what follows from it."""
     source = Path(ref.source)
-    trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
+    with ThreadPoolExecutor(1) as beside:
+        checked = beside.submit(check_revision, ref)
+        try:
+            trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
+        finally:
+            checked.result()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
@@ -110,7 +116,7 @@ def load_trainer(
     rank: int = 0,
     on_progress: OnLoaded = ignore_progress,
 ) -> Trainer:
-    """Load the weights, whose revision is checked already, under an arena. Raises BaseError, or Crowded.
+    """Load the weights, whose revision is checked elsewhere, under an arena. Raises BaseError, or Crowded.
 
     eight_bit: keep moments in 8 bits. memory: bytes that the base may take at most; a larger one is not loaded. sharding: of
     which this is rank `rank`; None: a whole copy. on_progress: as of Backbone.load.

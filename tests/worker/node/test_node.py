@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,20 @@ def test_a_node_understands_fp8_where_all_its_gpus_compute_in_it(tmp_path, monke
 def test_a_base_in_fp8_is_refused_on_a_cpu_with_what_to_take_instead(tiny_base):
     with pytest.raises(BaseError, match=r"compute capability 8\.9 or later, and a CPU is none; take precision bf16, or nf4"):
         load_base(tiny_base.model_copy(update={"precision": "fp8"}), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("damage", [b"\0", b"", b"not a header"])
+def test_a_changed_base_is_said_to_be_another_whatever_else_is_wrong_with_it(tiny_base, tmp_path, damage):
+    """Weights are checked while they are loaded: a file cut short does not load, either."""
+    folder = shutil.copytree(tiny_base.source, tmp_path / "base")
+    (weights,) = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + damage if damage == b"\0" else damage)
+    changed = tiny_base.model_copy(update={"source": str(folder)})
+    with pytest.raises(BaseError, match=r"have revision [0-9a-f]{64}, the task is pinned to .*; bring the folder back"):
+        load_base(changed, torch.device("cpu"))
+    weights.unlink()
+    with pytest.raises(BaseError, match=r"holds no \*\.safetensors files"):
+        load_base(changed, torch.device("cpu"))
 
 
 def test_the_memory_model_is_measured_and_a_line(tiny_base):

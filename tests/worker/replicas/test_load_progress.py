@@ -96,7 +96,7 @@ def test_ranks_of_a_sharded_base_load_beside_the_first_and_those_of_copies_after
     group.close()
     sharded = ["load", "first", "first is there", "connect"]
     assert order == (sharded if mode == "always" else ["first", "first is there", "load"])
-    assert told[0] == "base model tiny: its weights are being checked"
+    assert told[0] == "base model tiny: its weights are being read and checked"
     assert told[-1] == "base model tiny: loaded on the first of 2 devices; the others follow"
     layers = [float(sentence.split()[3]) for sentence in told[1:-1]]
     assert len(layers) == 6, "after each layer, and at the end"

@@ -105,7 +105,7 @@ class RankGroup:
                 self._ranks.append(RankProcess(environment, self._memory, self._on_silence, host))  # it imports torch meanwhile
             # Ranks of a sharded base read each its own part; copies are read from the page cache, once the first has filled it.
             loading = self._begin_loading(ref, devices, settings, sharding) if sharding is not None else []
-            tell(f"base model {ref.name}: its weights are being checked")
+            tell(f"base model {ref.name}: its weights are being read and checked")
             eight_bit, progress = settings.worker_moments == "8bit", LoadProgress(f"base model {ref.name}", tell)
 
             def on_progress(loaded: int, whole: int) -> None:
