@@ -66,18 +66,21 @@ def rows_for(rank: int) -> int:
 HostMemory = Callable[[torch.Size, torch.dtype], Tensor]  # makes tensors on the host, their content undefined
 
 
-def _on_host(tensor: Tensor, memory: HostMemory | None) -> Tensor:
-    """A host copy in this memory; or from a GPU into pinned memory, which is several times as fast, unless the host has none
-    left."""
-    if memory is not None:
-        return memory(tensor.shape, tensor.dtype).copy_(tensor)
+def host_tensor(shape: torch.Size, dtype: torch.dtype, pinned: bool) -> Tensor:
+    """On the host, its content undefined. pinned: in memory that a GPU copies from and to several times as fast, unless the
+    host has none left."""
     try:
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return torch.empty(shape, dtype=dtype, pin_memory=pinned)
     except RuntimeError as error:
-        if not tensor.is_cuda or not is_out_of_memory(error):
+        if not pinned or not is_out_of_memory(error):
             raise
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return copy.copy_(tensor)
+        return torch.empty(shape, dtype=dtype)
+
+
+def _on_host(tensor: Tensor, memory: HostMemory | None) -> Tensor:
+    """A host copy in this memory; None: pinned, if it comes from a GPU."""
+    shape, dtype = tensor.shape, tensor.dtype
+    return (memory(shape, dtype) if memory is not None else host_tensor(shape, dtype, tensor.is_cuda)).copy_(tensor)
 
 
 def _enlarged(buffer: Tensor, rows: int) -> Tensor:

@@ -29,7 +29,7 @@ from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
 from worker.executor.preparation.placement_wants import ranks_of, unfinished, wanted
 from worker.executor.retry import persist
-from worker.model.arena import rows_for
+from worker.model.arena import host_tensor, rows_for
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need, choose_activations
 from worker.policy.adapter_memory_model import Capacity
@@ -72,18 +72,20 @@ class Prepared:
         self, configs: Mapping[int, JobConfig], before_each: Callable[[], None] = lambda: None
     ) -> dict[int, Tensor]:
         """The first weights of new jobs, by index, as many as a share of the host's memory for parked ones holds: drawing takes
-        the host longer than a step, so it is not the loop that should."""
-        layout, specs = self.loaded.base.trainer.arena.layout, dict[int, AdapterSpec]()
+        the host longer than a step, so it is not the loop that should. For a GPU they are pinned: the loop's first copies of
+        best weights find that memory free again."""
+        arena, specs = self.loaded.base.trainer.arena, dict[int, AdapterSpec]()
         bytes_left = self.capacities[0].park_bytes // _DRAWN_SHARE
         for index, config in configs.items():
             spec = AdapterSpec.of(config, self.start)
-            bytes_left -= 4 * spec.rank * layout.width
+            bytes_left -= 4 * spec.rank * arena.layout.width
             if bytes_left >= 0:
                 specs[index] = spec
 
         def draw(spec: AdapterSpec) -> Tensor:
             before_each()
-            return spec.first_weights(layout)
+            weights = spec.first_weights(arena.layout)
+            return host_tensor(weights.shape, weights.dtype, True).copy_(weights) if arena.master.is_cuda else weights
 
         with ThreadPoolExecutor(_DRAWING_THREADS) as pool:
             return dict(zip(specs, pool.map(draw, specs.values()), strict=True))
