@@ -20,6 +20,7 @@ def main() -> int:
     try:
         settings = Settings.load()
         _make_scratch(settings)
+        os.environ.setdefault("TRITON_CACHE_DIR", str(settings.scratch / "kernels"))  # they outlast the container, as bases do
         return Daemon(settings).run()
     except PackageNotFoundError as error:
         sys.stderr.write(f"motet worker: the package {error.name} is not installed; run: pip install 'motet[worker]'\n")

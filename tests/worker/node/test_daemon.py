@@ -44,7 +44,10 @@ class TestOneNode:
         registration = fleet.registrations[0]
         assert registration.name == "node"
         assert [device.type for device in registration.devices] == ["cpu"]
-        assert registration.versions["MKL_CBWR"] == environment(executor)["MKL_CBWR"] == "AUTO,STRICT"
+        around = environment(executor)
+        assert registration.versions["MKL_CBWR"] == around["MKL_CBWR"] == "AUTO,STRICT"
+        assert "pinned_use_cuda_host_register:True" in around["PYTORCH_ALLOC_CONF"]
+        assert around["TRITON_CACHE_DIR"] == f"{around['MOTET_WORKER_DIR']}/node/kernels"
         assert fleet.lost == []
 
     def test_a_killed_heartbeat_is_started_again(self, fleet, placing, node):
