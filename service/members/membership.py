@@ -27,6 +27,12 @@ def lock_tenant(session: Session, tenant_id: str) -> None:
     session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
 
 
+def hold_off_changes(session: Session, tenant_id: str) -> None:
+    """Have such changes wait for this transaction, and this one for a change that has begun; two of these do not wait for each
+    other. To be called before a membership is locked, since a change locks the tenant first."""
+    session.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(read=True, key_share=True))
+
+
 def lock_as_owner(session: Session, owner: Principal) -> None:
     """Lock the caller's tenant, and check that they are its owner still: who was removed or lowered since the request was
     authorized would leave themselves a way back. Raises RoleMissing."""

@@ -15,6 +15,7 @@ from service.audit.audit_trail import Note
 from service.database.engine import clock, new_id
 from service.http.problems import Forbidden, NotFound
 from service.members.invitations import accept
+from service.members.membership import hold_off_changes
 from service.oidc.identity import Identity
 from service.tenants.api_keys import Holder, Principal, check_key_of_id, mint_key
 from service.tenants.member_roles import Role, scopes_of
@@ -61,7 +62,9 @@ def admit(session: Session, identity: Identity, invitation: str | None = None, t
 
 
 def enter(session: Session, user_id: str, place: Place) -> Principal:
-    """The principal of the user's browser sessions in this tenant; from now on the next sign-in leads there."""
+    """The principal of the user's browser sessions in this tenant; from now on the next sign-in leads there. Raises NotFound
+    for a member who was just removed."""
+    hold_off_changes(session, place.tenant_id)
     member = session.scalar(
         select(Membership).where(Membership.tenant_id == place.tenant_id, Membership.user_id == user_id).with_for_update()
     )

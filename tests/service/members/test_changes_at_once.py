@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
+from service.http.problems import NotFound
 from service.members.invitations import InvitationOver
 from service.members.membership import change_role, end_membership
-from service.members.tenant_entry import admit
+from service.members.tenant_entry import Place, admit, enter
 from service.oidc.identity import Identity
 from service.tenants.member_roles import Role
 from service.tenants.models import Invitation, Membership, Tenant, User
@@ -99,6 +100,25 @@ def test_an_invitation_that_is_taken_back_while_somebody_joins_admits_nobody(goi
     with database.begin() as session:
         late = select(User.id).where(User.subject == link)
         assert session.scalars(select(Membership).where(Membership.user_id.in_(late))).all() == []
+
+
+def test_a_member_who_signs_in_while_they_are_removed_does_not_get_in(going, database):
+    """The sign-in locked the membership first, and then waited for the tenant: each waited for the other."""
+    user_id = user_of(going)
+
+    def sign_in() -> None:
+        with database.begin() as session:
+            enter(session, user_id, Place(going.tenant_id, "", Role.OWNER))
+
+    sign_in()
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            session.get_one(Tenant, going.tenant_id, with_for_update=True)
+            entered = pool.submit(sign_in)
+            until(lambda: entered.done() or waiting_for_locks(database))
+            end_membership(session, going.tenant_id, user_id)
+        with pytest.raises(NotFound, match="no member of this tenant any more"):
+            entered.result(PATIENCE)
 
 
 def test_an_invitation_is_taken_back_while_its_inviter_is_removed(owner, going, database):
