@@ -129,12 +129,14 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
 def lose(
     dependencies: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: ExecutorLoss | None = None
 ) -> bool:
-    """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns False if it had ended."""
+    """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns whether it is one: not of a
+    placement that had ended, or was asked to leave."""
     with dependencies.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is None or found[1].ended_at is not None:
             return False
         task, placement = found
         log.warning("task %s leaves node %s as %s: %s", task.id, placement.node_id, reason, detail or "no detail")
+        counts = placement.leaving is None
         release_lost(session, dependencies, task, placement, reason, detail, loss)
-        return True
+        return counts

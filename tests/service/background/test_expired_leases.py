@@ -59,6 +59,38 @@ def test_a_task_that_was_asked_to_leave_does_not_count_for_the_one_beside_it(
     assert (node.losing, node.device_losses) == ([second.given.task_id], {"0": 1})
 
 
+def report(node, placements, dependencies, database):
+    assert node.lost(*placements).status_code == 204
+
+
+def stall(node, placements, dependencies, database):
+    node.leases(*(one.pulse(age=2 * dependencies.settings.stall_seconds) for one in placements))
+
+
+def fall_silent(node, placements, dependencies, database):
+    with database.begin() as session:
+        session.execute(update(Node).values(heartbeat_at=clock(session) - timedelta(days=1)))
+    reconciler.give_up_silent_nodes(dependencies)
+
+
+def reboot(node, placements, dependencies, database):
+    node.reboot()
+
+
+@pytest.mark.parametrize(("lose_all", "crashed"), [(report, True), (stall, True), (fall_silent, False), (reboot, False)])
+def test_nor_where_the_loss_is_told_or_seen_otherwise(tenant, new_tenant, gpu, plan, database, dependencies, lose_all, crashed):
+    """The one that stays was lost with its executor: the node lost it, and nothing that it had lost before."""
+    first, second = shared(tenant, new_tenant(), gpu, plan)
+    with database.begin() as session:
+        session.execute(update(Node).values(losing=["an earlier one"]))
+    tenant.post(f"/v1/tasks/{first.given.task_id}/pause")
+    lose_all(gpu, (first, second), dependencies, database)
+    node = only_node(database)
+    assert (node.losing, node.device_losses) == (["an earlier one", second.given.task_id], {"0": 1} if crashed else {})
+    lost = {task.id: task.lost_executors for task in rows(database, Task)}
+    assert lost == {first.given.task_id: 0, second.given.task_id: int(crashed)}
+
+
 def test_two_reconcilers_count_an_executor_once(tenant, new_tenant, gpu, plan, database, dependencies, expire, monkeypatch):
     first, second = shared(tenant, new_tenant(), gpu, plan)
     expire()
