@@ -184,7 +184,7 @@ def report(chip: int, launch: Launch) -> dict[str, Any]:
 
 
 def one(chip: int, case: tuple[str, str]) -> list[dict[str, Any]]:
-    """Compile every launch of one call in this process, instead of launching it."""
+    """Compile every kernel that one call launches in this process, instead of launching it."""
     pretend((chip // 10, chip % 10))
     with noted() as launches:
         calls(case[0])[case[1]]()

@@ -1,9 +1,10 @@
 """Compiles kernels ahead of their first launch, for a GPU that this process does not use: into Triton's cache on disk, where
 processes that do use it find them.
 
+    pretend((9, 0))
     with noted() as launches:
         ...  # calls of this package on tensors of the meta device, whose contents do not exist
-    compile_all(launches, capability=(9, 0))
+    compile_all(launches, processes=8)
 
 What is compiled is what Triton itself makes of a launch's arguments, so both find the same entry. Knows no kernel in
 particular.
@@ -27,7 +28,7 @@ from triton.runtime import driver
 from grouped_lora import launch_configs
 from grouped_lora.cached_launch import launches_noted
 
-_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG: a fork has no command to put setpriv before
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Launch:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for launches of one compiled kernel: what Triton specialises by. Of an address it is whether it is a multiple
-        of 16, as those of the meta device are."""
+        """Equal for launches of one compiled kernel: what Triton specialises by."""
         kinds = (
             type(value) if parameter.do_not_specialize else _kind(value)
             for value, parameter in zip(self.args, self.function.params, strict=False)
@@ -57,7 +57,7 @@ class Launch:
 
 def _kind(value: object) -> object:
     if isinstance(value, Tensor):
-        return value.dtype
+        return value.dtype, value.data_ptr() % 16 == 0  # on the meta device an address is the offset in its storage
     if type(value) is int:
         return 1 if value == 1 else (value % 16 == 0, -(1 << 31) <= value < 1 << 31)
     return type(value)
@@ -103,7 +103,7 @@ def pretend(capability: tuple[int, int]) -> None:
 def compile_all(launches: list[Launch], processes: int) -> None:
     """Compile them in so many processes, forked from this one, which must have no threads at work and no GPU.
 
-    Raises RuntimeError if a process fails; what the others compiled stays.
+    Raises RuntimeError if a process fails, which ends at its first kernel that does not compile; what is compiled stays.
     """
     fork, parent = multiprocessing.get_context("fork"), os.getpid()
     taken = fork.Value("l", 0)

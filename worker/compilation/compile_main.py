@@ -3,6 +3,7 @@
 Yields to whatever else wants the cores: training loops launch from them meanwhile.
 """
 
+import fcntl
 import logging
 import os
 import sys
@@ -29,8 +30,8 @@ _NICENESS = 10
 _SOURCES = Path(grouped_lora.__file__).parent, Path(__file__).parents[1]
 
 
-class Compile(BaseModel):
-    """What to compile. capability: of the GPU. eight_bit: the moments are kept so."""
+class CompileOrder(BaseModel):
+    """What to compile. source: the base's folder. capability: of the GPU. eight_bit: the moments are kept so."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,8 +42,8 @@ class Compile(BaseModel):
 
     @property
     def stamp(self) -> Path:
-        """A file in Triton's cache that is there once everything else is: named by whatever may change what is launched, or
-        what it is compiled to."""
+        """A file in Triton's cache that is written once all is compiled, named by the order, the base's configuration, our
+        sources and the versions of torch and Triton. Raises OSError."""
         told = sha256(f"{self.model_dump_json()} {torch.__version__} {triton.__version__}".encode())
         own = (path for folder in _SOURCES for path in sorted(folder.rglob("*.py")))
         for path in (self.source / "config.json", *own):
@@ -53,14 +54,24 @@ class Compile(BaseModel):
 def main() -> None:
     log_to_stderr()
     began = time.monotonic()
-    wanted = Compile.model_validate_json(sys.stdin.read())
+    order = CompileOrder.model_validate_json(sys.stdin.read())
     os.nice(_NICENESS)
-    pretend(wanted.capability)
+    order.stamp.parent.mkdir(parents=True, exist_ok=True)
+    with order.stamp.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another executor of this host may be compiling the same
+        if not order.stamp.exists():
+            count = _compile(order)
+            order.stamp.touch()
+            log.info("%d kernels are compiled: %.1f s", count, time.monotonic() - began)
+
+
+def _compile(order: CompileOrder) -> int:
+    """How many kernels it took."""
+    pretend(order.capability)
     try:
-        launches = needed_launches(wanted.source, wanted.kinds, wanted.eight_bit)
+        launches = needed_launches(order.source, order.kinds, order.eight_bit)
     except UnsupportedModelError as error:
         sys.exit(f"no kernels for this base: {error}")  # loading it says so, too
     room = max(1, available_memory() // _PROCESS_BYTES)
     compile_all(launches, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)), room))
-    wanted.stamp.touch()
-    log.info("%d kernels are compiled, or were before: %.1f s", len(launches), time.monotonic() - began)
+    return len(launches)

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,8 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from triton import knobs
 
-from worker.compilation.compile_main import Compile
+from worker.child_environment import without_secrets
+from worker.compilation.compile_main import CompileOrder
 from worker.compilation.needed_kernels import pass_kinds
 from worker.parent_watchdog import dying_with_parent
 
@@ -22,6 +25,7 @@ log = logging.getLogger(__name__)
 
 Wait = Callable[[Callable[[], object], Callable[[], object]], None]
 _CHECK_SECONDS = 1.0
+MOST_SECONDS = 600.0  # after which nobody waits for the compiler any more
 
 
 class KernelCompiler:
@@ -29,56 +33,71 @@ class KernelCompiler:
 
     def __init__(self) -> None:
         self._ranks, self._dropouts = defaultdict[Path, set[int]](set), defaultdict[Path, set[bool]](set)
-        self._children: dict[Compile, subprocess.Popen[str]] = {}
+        self._children: dict[CompileOrder, subprocess.Popen[str]] = {}
 
     def begin(
         self, source: Path, device: torch.device, ranks: Iterable[int], dropouts: Iterable[bool], eight_bit: bool
     ) -> Wait:
-        """Begin to compile what passes over the base in this folder launch once jobs of these ranks, with and without dropout,
-        share them with the executor's earlier ones. Nothing is compiled for a CPU, without a configuration, which loading
-        then says, or where it was compiled on this host before.
+        """Begin to compile what passes over the base in this folder launch that jobs of these ranks share, alone or with the
+        executor's earlier ones. dropouts: whether such jobs have dropout. Nothing is begun for a CPU, without config.json,
+        which loading the base then says, or where a stamp says that this host has compiled it.
 
         What is returned, wait(check, tell), waits for the end. Where that takes a while it calls `tell` once, and `check` again
-        and again, whose exceptions it passes on."""
-        if device.type != "cuda" or not (source / "config.json").is_file():
+        and again, whose exceptions it passes on. What goes wrong is logged: kernels that are not compiled ahead are compiled by
+        who launches them."""
+        if device.type != "cuda":
             return _nothing_to_wait_for
         known, dropout = self._ranks[source], self._dropouts[source]
         known.update(ranks)
         dropout.update(dropouts)
         capability = torch.cuda.get_device_capability(device)
-        wanted = Compile(source=source, capability=capability, kinds=tuple(pass_kinds(known, dropout)), eight_bit=eight_bit)
-        if wanted not in self._children:
-            if wanted.stamp.exists():
+        order = CompileOrder(source=source, capability=capability, kinds=tuple(pass_kinds(known, dropout)), eight_bit=eight_bit)
+        child = self._children.get(order)
+        if child is not None and not child.poll():  # it is at work, or was successful
+            return partial(_wait, child)
+        try:
+            if not (source / "config.json").is_file() or order.stamp.exists():
                 return _nothing_to_wait_for
-            self._children[wanted] = _start(wanted)
-        return partial(_wait, self._children[wanted])
+            self._children[order] = child = _start(order)
+        except OSError as error:
+            _warn(str(error))
+            return _nothing_to_wait_for
+        return partial(_wait, child)
 
 
-def _start(wanted: Compile) -> subprocess.Popen[str]:
+def _start(order: CompileOrder) -> subprocess.Popen[str]:
     child = subprocess.Popen(
         [*dying_with_parent(), sys.executable, "-m", "worker.compilation"],
         stdin=subprocess.PIPE,
         text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env=without_secrets(os.environ) | {"CUDA_VISIBLE_DEVICES": ""},
     )
     assert child.stdin is not None
-    with child.stdin as told:
-        told.write(wanted.model_dump_json())
+    with suppress(BrokenPipeError), child.stdin as told:  # it has ended already, which its exit code says
+        told.write(order.model_dump_json())
     return child
 
 
 def _wait(child: subprocess.Popen[str], check: Callable[[], object], tell: Callable[[], object]) -> None:
+    until = time.monotonic() + MOST_SECONDS
     if child.poll() is None:
         tell()
     while child.poll() is None:
         check()
         with suppress(subprocess.TimeoutExpired):
             child.wait(_CHECK_SECONDS)
+        if time.monotonic() > until:
+            child.kill()
+            child.wait()
     if child.returncode:
-        log.warning(
-            "kernels could not be compiled ahead (exit code %d): each is compiled when it is first launched, and all tasks of "
-            "the executor wait for it meanwhile", child.returncode,
-        )  # fmt: skip
+        _warn(f"exit code {child.returncode}")
+
+
+def _warn(why: str) -> None:
+    log.warning(
+        "kernels could not be compiled ahead into %s (%s): each is compiled when it is first launched, and all tasks of the "
+        "executor wait for it meanwhile", knobs.cache.dir, why,
+    )  # fmt: skip
 
 
 def _nothing_to_wait_for(check: Callable[[], object], tell: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ import torch
 from grouped_lora.compile_ahead import Launch, noted
 from grouped_lora.work_table import NARROW, tile_width
 
-from worker.model.arena import Slot
+from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
@@ -36,14 +36,15 @@ class PassKind:
 
 
 def pass_kinds(ranks: Iterable[int], dropouts: Iterable[bool]) -> list[PassKind]:
-    """Those that jobs of these ranks may share in any number, the widest first; and the base alone. dropouts: whether jobs have
-    dropout; a pass has it if one of its jobs does."""
+    """Those that jobs of these ranks may share in any number, the widest first; and the memory profile's, with one small
+    adapter, and the base alone. dropouts: whether jobs have dropout; a pass has it if one of its jobs does."""
     widths = sorted({tile_width(rank) for rank in ranks})
     narrow: list[tuple[int, ...]] = [(), *((width,) for width in widths if width <= NARROW)]
     wide = [width for width in widths if width > NARROW]
     sets = [(*one, *some) for count in range(len(wide) + 1) for some in combinations(wide, count) for one in narrow]
     found = sorted(filter(None, sets), key=lambda each: (each[-1], each), reverse=True)
-    return [PassKind(each, dropout) for each in found for dropout in sorted(set(dropouts))] + [PassKind()]
+    kinds = [PassKind(each, dropout) for each in found for dropout in sorted(set(dropouts))]
+    return list(dict.fromkeys([*kinds, PassKind((tile_width(ROW_MULTIPLE),)), PassKind()]))
 
 
 def needed_launches(source: Path, kinds: Iterable[PassKind], eight_bit: bool) -> list[Launch]:

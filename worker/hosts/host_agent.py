@@ -21,9 +21,10 @@ from pydantic import SecretStr
 
 from contract.processes import reproducibility
 from worker.boot_clock import boot_now
+from worker.child_environment import without_secrets
 from worker.hosts.device_discovery import beyond_hardware, find_devices
 from worker.hosts.host_link import HostLink, HostRefused, HostUnreachable, accepted, parts_of
-from worker.hosts.host_map import merged, without_secrets
+from worker.hosts.host_map import merged
 from worker.hosts.host_messages import EXECUTOR_MODULE, REQUESTS, Declined, HostDescription, Join, Leaving, Pong, Start, Started
 from worker.hosts.program_versions import program_versions
 from worker.parent_watchdog import dying_with_parent

@@ -7,7 +7,6 @@ from contract.strict import Message
 from worker.settings import Settings
 
 HOSTS_VARIABLE = "MOTET_NODE_DEVICES"  # of executors alone; no setting
-_SECRETS = ("MOTET_JOIN_TOKEN", "MOTET_WORKER_HOSTS_SECRET")
 # settings that belong to the node, whatever a host's agent was started with
 _NODE_SETTINGS = (
     *("MOTET_API_URL", "MOTET_NODE_NAME", "MOTET_WORKER_DIR", "MOTET_WORKER_MEMORY_BYTES", "MOTET_WORKER_PARK_BYTES"),
@@ -65,8 +64,3 @@ def node_environment(settings: Settings) -> dict[str, str]:
 def merged(own: Mapping[str, str], of_node: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that an agent starts: its own, but for the node's settings, which are as they are there."""
     return {name: value for name, value in own.items() if name not in _NODE_SETTINGS} | dict(of_node)
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank has in its environment, which starts no rank and registers no node."""
-    return {name: value for name, value in environment.items() if name not in _SECRETS}

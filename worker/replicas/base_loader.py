@@ -76,7 +76,7 @@ def load_base(
     on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
     """Load the base with its tokenizer, and check the revision meanwhile: both read every byte. Arguments and errors as of
-    load_trainer; a wrong revision is said rather than what follows from it."""
+    load_trainer; a wrong revision is said rather than what follows from it, so that errors come once all was read."""
     source = Path(ref.source)
     with ThreadPoolExecutor(1) as beside:
         checked = beside.submit(check_revision, ref)

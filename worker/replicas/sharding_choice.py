@@ -1,5 +1,5 @@
-"""Whether the devices of a placement each hold a copy of the base, or shards of it: chosen by the base's shapes and the memory,
-before anything is loaded. Loads nothing."""
+"""What a placement wants of a base, and whether its devices each hold a copy of it, or shards: chosen by the base's shapes and
+the memory, before anything is loaded. Loads nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

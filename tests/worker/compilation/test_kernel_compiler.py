@@ -11,7 +11,7 @@ import torch
 
 from tests.worker.compilation.fresh_process import run, write_base
 from worker.compilation import kernel_compiler
-from worker.compilation.compile_main import Compile
+from worker.compilation.compile_main import CompileOrder as Order
 from worker.compilation.kernel_compiler import KernelCompiler
 from worker.compilation.needed_kernels import PassKind, pass_kinds
 
@@ -34,12 +34,12 @@ class Said:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Compile]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """What processes were started for; each runs nothing."""
-    found = list[Compile]()
+    found = list[Order]()
 
-    def start(wanted: Compile) -> "subprocess.Popen[str]":
-        found.append(wanted)
+    def start(order: Order) -> "subprocess.Popen[str]":
+        found.append(order)
         return subprocess.Popen([sys.executable, "-c", ""], text=True)
 
     monkeypatch.setattr(kernel_compiler, "_start", start)
@@ -53,18 +53,18 @@ def begin(compiler: KernelCompiler, base: Path, *ranks: int, dropouts: tuple[boo
     return said
 
 
-def test_jobs_that_join_may_share_a_pass_with_those_before(tmp_path: Path, started: list[Compile]) -> None:
+def test_jobs_that_join_may_share_a_pass_with_those_before(tmp_path: Path, started: list[Order]) -> None:
     compiler, base = KernelCompiler(), write_base(tmp_path, "llama")
     begin(compiler, base, 16)
     begin(compiler, base, 16)
     begin(compiler, base, 128, dropouts=(True,))
-    assert [set(wanted.kinds) for wanted in started] == [
+    assert [set(order.kinds) for order in started] == [
         {PassKind((16,)), PassKind()},
         set(pass_kinds([16, 128], [False, True])),
     ]
 
 
-def test_nothing_is_compiled_for_a_cpu_or_without_a_configuration(tmp_path: Path, started: list[Compile]) -> None:
+def test_nothing_is_compiled_for_a_cpu_or_without_a_configuration(tmp_path: Path, started: list[Order]) -> None:
     compiler, said = KernelCompiler(), Said()
     compiler.begin(write_base(tmp_path, "llama"), torch.device("cpu"), [16], [False], False)(said.check, said.tell)
     assert begin(compiler, tmp_path / "nothing", 16).told == said.told == 0
@@ -72,19 +72,59 @@ def test_nothing_is_compiled_for_a_cpu_or_without_a_configuration(tmp_path: Path
 
 
 @pytest.mark.parametrize("program", [GONE, "import os; os.kill(os.getpid(), 9)"])
-def test_a_failure_is_said_and_fails_nobody(
-    tmp_path: Path, started: list[Compile], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, program: str
+def test_a_failure_is_said_and_fails_nobody_and_is_tried_again(
+    tmp_path: Path, started: list[Order], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, program: str
 ) -> None:
-    monkeypatch.setattr(kernel_compiler, "_start", lambda wanted: subprocess.Popen([sys.executable, "-c", program], text=True))
+    compiler, base, succeeding = KernelCompiler(), write_base(tmp_path, "llama"), kernel_compiler._start
+    monkeypatch.setattr(kernel_compiler, "_start", lambda order: subprocess.Popen([sys.executable, "-c", program], text=True))
+    with caplog.at_level(logging.WARNING):
+        begin(compiler, base, 16)
+    assert "kernels could not be compiled ahead into" in caplog.text
+    assert "(exit code" in caplog.text
+    monkeypatch.setattr(kernel_compiler, "_start", succeeding)
+    begin(compiler, base, 16)
+    begin(compiler, base, 16)
+    assert len(started) == 1
+
+
+def test_what_the_host_does_not_let_it_do_is_said_and_fails_nobody(
+    tmp_path: Path, started: list[Order], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(order: Order) -> "subprocess.Popen[str]":
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(kernel_compiler, "_start", start)
     with caplog.at_level(logging.WARNING):
         begin(KernelCompiler(), write_base(tmp_path, "llama"), 16)
-    assert "kernels could not be compiled ahead (exit code" in caplog.text
+    assert "Resource temporarily unavailable" in caplog.text
 
 
-def test_who_waits_is_told_and_may_give_up(tmp_path: Path, started: list[Compile], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_ended_before_it_reads_is_said_and_fails_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with caplog.at_level(logging.WARNING):
+        begin(KernelCompiler(), write_base(tmp_path, "llama"), *([16] * 5))
+    assert "(exit code 1)" in caplog.text
+
+
+def test_nobody_waits_for_ever(
+    tmp_path: Path, started: list[Order], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = subprocess.Popen([sys.executable, "-c", HELD], stdin=subprocess.PIPE, text=True)
+    monkeypatch.setattr(kernel_compiler, "_start", lambda order: held)
+    monkeypatch.setattr(kernel_compiler, "MOST_SECONDS", 0.0)
+    with caplog.at_level(logging.WARNING):
+        begin(KernelCompiler(), write_base(tmp_path, "llama"), 16)
+    assert "(exit code -9)" in caplog.text
+    assert held.poll() == -9
+
+
+def test_who_waits_is_told_and_may_give_up(tmp_path: Path, started: list[Order], monkeypatch: pytest.MonkeyPatch) -> None:
     children = list["subprocess.Popen[str]"]()
 
-    def start(wanted: Compile) -> "subprocess.Popen[str]":
+    def start(order: Order) -> "subprocess.Popen[str]":
         children.append(subprocess.Popen([sys.executable, "-c", HELD], stdin=subprocess.PIPE, text=True))
         return children[-1]
 
@@ -110,23 +150,25 @@ def raising(error: Exception) -> Callable[[], object]:
     return check
 
 
-def test_what_one_process_compiled_others_find(tmp_path: Path, started: list[Compile], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_process_compiled_others_find(tmp_path: Path, started: list[Order], monkeypatch: pytest.MonkeyPatch) -> None:
     """In processes where nothing is interpreted: some 20 kernels are really compiled, for a Hopper."""
     base, cache = write_base(tmp_path / "base", "llama"), tmp_path / "cache"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    wanted = Compile(source=base, capability=(9, 0), kinds=(PassKind((16,)),), eight_bit=False)
-    command = wanted.model_dump_json()
-    assert not wanted.stamp.exists()
-    run("-m", "worker.compilation", given=command)
-    assert wanted.stamp.parent == cache
-    compiled = sorted(path.name for path in cache.rglob("*.cubin"))
+    order = Order(source=base, capability=(9, 0), kinds=tuple(pass_kinds([16], [False])), eight_bit=False)
+    assert not order.stamp.exists()
+
+    def compile_them() -> dict[str, int]:
+        run("-m", "worker.compilation", given=order.model_dump_json())
+        assert order.stamp.exists()
+        return {path.name: path.stat().st_mtime_ns for path in cache.rglob("*.cubin")}
+
+    compiled = compile_them()
     assert {"_swiglu_backward.cubin", "_norm_backward.cubin", "_weight_gradient.cubin", "_adamw.cubin"} <= set(compiled)
-    run("-m", "worker.compilation", given=command)
-    assert sorted(path.name for path in cache.rglob("*.cubin")) == compiled, "it found each"
-    compiler = KernelCompiler()
-    compiler._ranks[base] = {16}
-    other = wanted.model_copy(update={"kinds": tuple(pass_kinds([16], [False]))})
-    begin(compiler, base, 16)
-    assert started == [other], "its kinds are others"
+    order.stamp.unlink()
+    assert compile_them() == compiled, "it found each"
+    begin(KernelCompiler(), base, 16)
+    assert not started, "all is there"
+    begin(KernelCompiler(), base, 32)
+    assert len(started) == 1
     (base / "config.json").write_text((base / "config.json").read_text().replace("192", "256"))
-    assert not wanted.stamp.exists(), "nor is it the same base any more"
+    assert not order.stamp.exists(), "it is not the same base any more"

@@ -10,10 +10,12 @@ import torch
 from grouped_lora.compile_ahead import noted, pretend
 
 from worker.compilation.needed_kernels import needed_launches, pass_kinds
+from worker.model.arena import ROW_MULTIPLE
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.flat_batch import Dropout, Example, Segment
+from worker.model.plain.trainer import probe
 from worker.model.row_optimizer import RowUpdate
 
 PASSES = 60
@@ -34,6 +36,9 @@ def check(folder: Path, seed: int, ranks: list[int], eight_bit: bool) -> None:
         shape, host.to("meta"), labels, mode
     )
     with noted() as launches:
+        small = trainer.arena.attach(ROW_MULTIPLE, ROW_MULTIPLE)  # as of the passes that measure memory
+        trainer.train(probe(300, 100, small))
+        trainer.arena.detach(small)
         for step in range(1, PASSES):
             slots = [trainer.arena.attach(draw.choice(ranks), 8.0) for _ in range(draw.randint(1, 6))]
             drops = draw.random() < 0.5

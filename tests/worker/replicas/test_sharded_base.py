@@ -15,7 +15,7 @@ from tests.worker.replicas import faulty_rank
 from tests.worker.replicas.resumption import adapters, assert_goes_on_from_checkpoints
 from tests.worker.replicas.test_replica_set import CALM, JOB, ranks, wide
 from worker.boot_clock import boot_now
-from worker.executor.preparation.placement_wants import wanted
+from worker.executor.preparation.placement_wants import wants_of
 from worker.model.plain.trainer import OutOfMemory
 from worker.model.sharding.rank_collectives import GatherFailed, RankCollectives
 from worker.model.sharding.weight_shards import WeightShards
@@ -95,7 +95,7 @@ def test_a_step_has_no_more_tokens_than_said_before_a_base_is_loaded(placing):
     sft = placing(space, training={"max_seq_len": 100})
     dpo = placing({**space, "beta": [0.1]}, PAIRS, objective={"type": "dpo"}, training={"max_seq_len": 100})
     unsaid = dpo.model_copy(update={"jobs": [job.model_copy(update={"proposed": False}) for job in dpo.jobs]})
-    found = [sorted(wanted(placement).step_tokens) for placement in (sft, dpo, unsaid)]
+    found = [sorted(wants_of(placement).step_tokens) for placement in (sft, dpo, unsaid)]
     assert found == [[200, 200, 400, 400], [400, 400, 800, 800], [800] * 4]
 
 

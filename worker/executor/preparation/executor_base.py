@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseModelRef
-from worker.compilation.kernel_compiler import KernelCompiler
+from worker.compilation.kernel_compiler import KernelCompiler, Wait
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.replicas.ranks.placement_devices import PlacementDevices
@@ -20,22 +20,28 @@ class ExecutorBase:
     def __init__(self, settings: Settings, fetch: BaseFetch, on_silence: Callable[[float], None]) -> None:
         self._settings, self._fetch = settings, fetch
         self._ranks, self._kernels = RankGroup(on_silence), KernelCompiler()
+        self._compiled: Wait = lambda check, tell: None
         self.loaded: LoadedBase | None = None
 
     def load(self, ref: BaseModelRef, devices: PlacementDevices, lease: Lease, wanted: Wanted) -> LoadedBase:
-        """The base on these devices, loaded unless it is there; one loaded before leaves. Raises as RankGroup.load, and
-        LeaseNotHeld."""
+        """The base on these devices, loaded unless it is there; one loaded before leaves. Kernels are being compiled from now
+        on: see `await_kernels`. Raises as RankGroup.load, and LeaseNotHeld."""
         ref = self._fetch.local(ref, lease)
         moments = self._settings.worker_moments
         device, source = devices.devices[0], Path(ref.source)
-        compiled = self._kernels.begin(source, device, wanted.possible_ranks, wanted.dropouts, moments == "8bit")
+        self._compiled = self._kernels.begin(source, device, wanted.possible_ranks, wanted.dropouts, moments == "8bit")
         if self.loaded is None or (self.loaded.base.ref.identity, self.loaded.devices) != (ref.identity, devices.devices):
             self.loaded = None  # the next base needs its memory
             with self._fetch.telling(lease) as tell:
                 self.loaded = self._ranks.load(ref, devices.devices, self._settings, wanted, tell, devices.hosts)
-        with self._fetch.telling(lease) as tell:
-            compiled(lease.check, lambda: tell(f"base model {ref.name}: loaded; its kernels are being compiled"))
         return self.loaded
+
+    def await_kernels(self, lease: Lease) -> None:
+        """Wait until those of the last load are compiled. Raises LeaseNotHeld."""
+        assert self.loaded is not None, "a base was loaded"
+        name = self.loaded.base.ref.name
+        with self._fetch.telling(lease) as tell:
+            self._compiled(lease.check, lambda: tell(f"base model {name}: loaded; its kernels are being compiled"))
 
     def close(self) -> None:
         """End the other ranks."""

@@ -27,7 +27,7 @@ from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
-from worker.executor.preparation.placement_wants import ranks_of, unfinished, wanted
+from worker.executor.preparation.placement_wants import ranks_of, unfinished, wants_of
 from worker.executor.retry import persist
 from worker.model.arena import host_tensor, rows_for
 from worker.model.plain.trainer import OutOfMemory
@@ -151,11 +151,11 @@ class Preparation:
         self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
         self._phases, self._settings = phases, settings
 
-    def prepare(self, load: Callable[[Wanted], LoadedBase]) -> Prepared:
-        """load: gives the base. Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseNotHeld, and Refused if the
-        service does not serve a file."""
+    def prepare(self, load: Callable[[Wanted], LoadedBase], await_kernels: Callable[[], None]) -> Prepared:
+        """load: gives the base, whose kernels are being compiled; await_kernels waits for them. Raises CannotTrain, BaseError,
+        DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not serve a file."""
         clock = PartsClock(self._phases)
-        loaded = load(wanted(self._placement))
+        loaded = load(wants_of(self._placement))
         base = loaded.base
         _check_sharding(self._placement, loaded)
         clock.note("base")
@@ -171,6 +171,8 @@ class Preparation:
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
         clock.note("checkpoints")
+        await_kernels()
+        clock.note("kernels")
         profiles = _memory_profiles(base, data.longest, self._scratch)
         ranks = ranks_of(self._placement)
         capacities = loaded.capacities(profiles, self._settings, max(ranks, default=0))

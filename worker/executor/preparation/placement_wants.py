@@ -15,9 +15,9 @@ def ranks_of(placement: Placement) -> list[int]:
     return [job.config.rank if job.proposed else most for job in unfinished(placement)]
 
 
-def wanted(placement: Placement) -> Wanted:
-    """Of each unfinished job's step the most tokens; of one that is still to be proposed with the most rows that its space
-    has."""
+def wants_of(placement: Placement) -> Wanted:
+    """What its unfinished jobs want. One whose configuration is still to be proposed may take any rank and dropout of its
+    space, and the most rows a step."""
     spec, jobs = placement.spec, unfinished(placement)
     row = spec.training.max_seq_len * (2 if spec.objective.type == "dpo" else 1)
     most = max(spec.search_space.batch_size)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
+from worker.child_environment import without_secrets
 from worker.hosts.host_link import HostRefused, HostUnreachable
-from worker.hosts.host_map import without_secrets
 from worker.hosts.host_messages import RANK_MODULE
 from worker.hosts.host_process import HostProcess
 from worker.parent_watchdog import dying_with_parent
