@@ -56,8 +56,8 @@ from service.webhooks.factories import courier_of
 log = logging.getLogger(__name__)
 
 _REPLAN = "service.scheduler.planner:replan"  # by name, since it is rarely called for and loads the solver
-_EXECUTOR = ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE  # of the first placement of an executor, and of the others
-_UNTAKEN = ExecutorLoss.UNTAKEN, ExecutorLoss.UNTAKEN_BESIDE  # of the first that a node never took up, and of the others
+# of the first placement of an executor, or that a node never took up, and of those beside it
+_LOSSES = {False: (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE), True: (ExecutorLoss.UNTAKEN, ExecutorLoss.UNTAKEN_BESIDE)}
 _SWEEP_SECONDS = 600.0
 _OUTLASTED = timedelta(seconds=15)
 _LOOKED_AT = timedelta(seconds=30)
@@ -135,7 +135,7 @@ def give_up_silent_nodes(dependencies: Dependencies) -> None:
 def end_expired_leases(dependencies: Dependencies) -> None:
     """Release placements whose lease expired: the node never acknowledged them, or their executor stopped renewing. An executor
     counts as one loss, and so does all that a node never took up. Silent nodes are left to `give_up_silent_nodes`."""
-    counted = set[tuple[str, tuple[int, ...] | None]]()  # executors by node and devices; None: what the node never took up
+    losses = dict[tuple[str, tuple[int, ...] | None], ExecutorLoss]()  # by node and devices; None: what it never took up
     for placement_id in _expired(dependencies):
         with dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
@@ -143,15 +143,16 @@ def end_expired_leases(dependencies: Dependencies) -> None:
                 continue
             task, placement = found
             silent = placement.acknowledged_at is None
+            first, beside = _LOSSES[silent]
             reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
             one = placement.node_id, None if silent else tuple(sorted(placement.device_indexes))
             if placement.ended_at is None and placement.lease_until < clock(session):
                 detail = "the node never took the placement up" if silent else "the executor's lease ran out"
                 log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
-                first, beside = _UNTAKEN if silent else _EXECUTOR
-                release_lost(session, dependencies, task, placement, reason, detail, beside if one in counted else first)
-            if placement.leaving is None and placement.end_reason == reason:  # by another reconciler, too
-                counted.add(one)
+                loss = losses.get(one, first)
+                losses[one] = release_lost(session, dependencies, task, placement, reason, detail, loss) or loss
+            elif placement.leaving is None and placement.end_reason == reason:
+                losses.setdefault(one, beside)  # another reconciler has counted it
 
 
 def _expired(dependencies: Dependencies) -> list[str]:
@@ -162,7 +163,7 @@ def _expired(dependencies: Dependencies) -> list[str]:
         heard = Node.status == "ready", Node.heartbeat_at >= now - timedelta(seconds=dependencies.settings.lease_seconds)
         expired = select(Placement.id).join(Node, Node.id == Placement.node_id)
         expired = expired.where(Placement.ended_at.is_(None), Placement.lease_until < now, *heard)
-        return list(session.scalars(expired.order_by(Node.id, Placement.acknowledged_at.is_(None), Placement.device_indexes)))
+        return list(session.scalars(expired.order_by(Node.id, Placement.acknowledged_at.is_(None), Placement.id)))
 
 
 def requeue_running_without_placement(dependencies: Dependencies) -> None:

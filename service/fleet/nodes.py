@@ -102,11 +102,13 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
 def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
     since, or whose fence is newer, are left alone. A node that stops gives back besides what it has not taken up."""
-    loss: ExecutorLoss | None = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
+    loss = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
+    loss = ExecutorLoss.REFUSED if said.refused else loss
     with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
         session.refresh(node, with_for_update=NODE_LOCK)  # before its sessions, as everywhere
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
+        own = own.order_by(Placement.id)
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
         if said.stopping:  # or its tasks would be given back to it until its heartbeats are missed
             if node.stopping_since is None:
@@ -121,22 +123,19 @@ def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, sa
         if answer_sessions.end(session, said.detail or "its executor ended", *gone):
             after_commit(session, lambda: dependencies.queue.wake(QueueJob.ANSWER))  # who waited for it gets another
     for placement_id in lost:
-        counted = lose(dependencies, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
-        if counted and loss is ExecutorLoss.EXECUTOR:
-            loss = ExecutorLoss.BESIDE  # one executor with several tasks is one loss of its node
+        # one executor with several tasks is one loss of its node
+        loss = lose(dependencies, placement_id, said.reason, said.detail, loss) or loss
 
 
 def lose(
     dependencies: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: ExecutorLoss | None = None
-) -> bool:
-    """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns whether it is one: not of a
-    placement that had ended, or was asked to leave."""
+) -> ExecutorLoss | None:
+    """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns what `release_lost` does; None
+    of a placement that had ended."""
     with dependencies.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is None or found[1].ended_at is not None:
-            return False
+            return None
         task, placement = found
         log.warning("task %s leaves node %s as %s: %s", task.id, placement.node_id, reason, detail or "no detail")
-        counts = placement.leaving is None
-        release_lost(session, dependencies, task, placement, reason, detail, loss)
-        return counts
+        return release_lost(session, dependencies, task, placement, reason, detail, loss)

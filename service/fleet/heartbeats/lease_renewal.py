@@ -77,13 +77,12 @@ def _hangs(settings: Settings, pulse: Pulse, per_step: float) -> bool:
 
 
 def _release(dependencies: Dependencies, stalled: Sequence[tuple[HeldPlacement, Pulse]]) -> None:
-    counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
+    losses = dict[tuple[int, ...], ExecutorLoss]()  # by devices: one executor with several tasks is one loss of its node
     for placement, pulse in stalled:
         devices = tuple(sorted(placement.device_indexes))
-        loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
+        loss = losses.get(devices, ExecutorLoss.EXECUTOR)
         detail = f"no progress for {pulse.progress_age:.0f} s"
-        if lose(dependencies, placement.id, RequeueReason.EXECUTOR_LOST, detail, loss):
-            counted.add(devices)
+        losses[devices] = lose(dependencies, placement.id, RequeueReason.EXECUTOR_LOST, detail, loss) or loss
 
 
 def _note_wait(dependencies: Dependencies, pulse: Pulse) -> None:

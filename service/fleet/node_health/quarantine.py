@@ -34,10 +34,20 @@ class ExecutorLoss(Enum):
 
     EXECUTOR = "executor"  # its executor died or stalled: the node's or the task's fault
     BESIDE = "beside"  # the same, where another placement of that executor counted the node's loss
+    BESIDE_SUSPECT = "beside a suspect"  # the same, where that of a suspect (node_faults.py) did not: evidence against nobody
     UNTAKEN = "untaken"  # no executor ever took it: the node's fault
     UNTAKEN_BESIDE = "untaken beside"  # the same, where another placement counted the node's loss
     NODE = "node"  # the node disappeared or rebooted with it
     REFUSED = "refused"  # the node could not read it: a matter of its version
+
+
+_CRASHES = ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE, ExecutorLoss.BESIDE_SUSPECT
+# How those beside the first one were lost: where it is a suspect's, and where it counted against the node.
+_FIRST: dict[ExecutorLoss, tuple[ExecutorLoss | None, ExecutorLoss]] = {
+    ExecutorLoss.EXECUTOR: (ExecutorLoss.BESIDE_SUSPECT, ExecutorLoss.BESIDE),
+    ExecutorLoss.UNTAKEN: (None, ExecutorLoss.UNTAKEN_BESIDE),
+    ExecutorLoss.NODE: (ExecutorLoss.NODE, ExecutorLoss.NODE),
+}
 
 
 def faults_of(task: Task) -> dict[str, Fault]:
@@ -53,26 +63,32 @@ def release_lost(
     reason: RequeueReason,
     detail: str,
     loss: ExecutorLoss | None,
-) -> None:
+) -> ExecutorLoss | None:
     """Take a running task off a node that lost its placement (`release_placement`), and count the loss against node or task.
 
-    A placement that was asked to leave counts no loss.
+    Returns how the placements were lost that were lost with it; None: it counts for nothing, as that of a placement that was
+    asked to leave, so that the next one is the first.
     """
-    counts = loss if placement.leaving is None else None
-    hopeless = note_loss(session, dependencies, task, placement, counts, detail) if counts is not None else None
+    if loss is None or placement.leaving is not None:
+        release_placement(session, dependencies, task, placement, reason, detail, None)
+        return None
+    hopeless, beside = _note_loss(session, dependencies, task, placement, loss, detail)
     release_placement(session, dependencies, task, placement, reason, detail, hopeless)
+    return beside
 
 
-def note_loss(
+def _note_loss(
     session: Session, dependencies: Dependencies, task: Task, placement: Placement, loss: ExecutorLoss, detail: str
-) -> str | None:
-    """Count the loss of a live placement. Returns why the task must fail if it is clear by now that it crashes executors."""
+) -> tuple[str | None, ExecutorLoss | None]:
+    """Count the loss of a live placement. Returns why the task must fail, if it is clear by now that it crashes executors, and
+    how those beside it were lost."""
     now, unit = clock(session), dependencies.settings.quarantine_seconds
     node = _locked(session, placement.node_id)
     faults = faults_of(task)
     fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
-    if loss in (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE):
+    if loss in _CRASHES:
         task.lost_executors += 1
+    if loss in (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE):
         places = {*fault.devices, tuple(sorted(placement.device_indexes))}
         fault = fault.model_copy(update={"devices": tuple(sorted(places))})
     if loss is ExecutorLoss.EXECUTOR:
@@ -84,20 +100,24 @@ def note_loss(
     task.faults = {name: one.model_dump(mode="json") for name, one in faults.items()}
     task.retry_at = min((f.rest_until for f in faults.values() if f.rest_until and f.rest_until > now), default=None)
     witnesses = _witnesses(session, faults)
+    beside: ExecutorLoss | None = loss
     if loss in (ExecutorLoss.BESIDE, ExecutorLoss.UNTAKEN_BESIDE):
         _blame_too(node, task.id)
-        witnesses[node.id] = witness_of(node)
-    elif loss is not ExecutorLoss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
-        _count(node, task.id, now, unit, detail)
-        witnesses[node.id] = witness_of(node)
+    elif loss in _FIRST:
+        of_suspect, beside = _FIRST[loss]
+        if suspect(task.id, faults, witnesses, node.id):
+            beside = of_suspect
+        else:
+            _count(node, task.id, now, unit, detail)
+    witnesses[node.id] = witness_of(node)
     if loss not in (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE) or not at_fault(task.id, faults, witnesses):
-        return None
+        return None, beside
     lost = [one.losses for one in faults.values() if one.losses]
     where = "on one node, which trains other tasks" if len(lost) == 1 else f"on {len(lost)} nodes"
     return (
         f"{sum(lost)} executors in a row were lost while they trained this task, {where}, and none reached a checkpoint; "
         f"the last one: {detail or 'it stopped without a word'}"
-    )
+    ), beside
 
 
 def _locked(session: Session, node_id: str) -> Node:
@@ -113,7 +133,7 @@ def _after(fault: Fault, loss: ExecutorLoss, node: Node, now: datetime, detail: 
             return fault.model_copy(update={"missed": fault.missed + 1})
         case ExecutorLoss.REFUSED:
             return fault.model_copy(update={"refused_by": node.boot_id, "refusal": detail})
-        case ExecutorLoss.NODE:
+        case ExecutorLoss.NODE | ExecutorLoss.BESIDE_SUSPECT:
             return fault
 
 

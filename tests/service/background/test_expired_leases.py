@@ -3,12 +3,13 @@
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from contract.states import RequeueReason
 from service.background import reconciler
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.node_faults import Fault
 from service.fleet.node_health.quarantine import ExecutorLoss, faults_of
 from service.fleet.nodes import lose
 from service.tasks.lifecycle.placements import lock_placement
@@ -89,6 +90,41 @@ def test_nor_where_the_loss_is_told_or_seen_otherwise(tenant, new_tenant, gpu, p
     assert (node.losing, node.device_losses) == (["an earlier one", second.given.task_id], {"0": 1} if crashed else {})
     lost = {task.id: task.lost_executors for task in rows(database, Task)}
     assert lost == {first.given.task_id: 0, second.given.task_id: int(crashed)}
+
+
+def expired(node, placements, dependencies, database):
+    with database.begin() as session:
+        session.execute(update(Placement).values(lease_until=clock(session)))
+    reconciler.end_expired_leases(dependencies)
+
+
+@pytest.mark.parametrize("lose_all", [report, stall, expired])
+@pytest.mark.parametrize("suspect_first", [True, False])
+def test_who_sat_beside_a_suspect_is_not_blamed_for_it(
+    tenant, new_tenant, new_node, gpu, plan, database, dependencies, lose_all, suspect_first
+):
+    """Another node lost the suspect before, and nothing else. Its crash here says little of this node, and nothing of a task
+    that this node had lost earlier, or of the one beside it."""
+    first, second = shared(tenant, new_tenant(), gpu, plan)
+    suspect, other = (first, second) if suspect_first else (second, first)
+    elsewhere = new_node()
+    with database.begin() as session:
+        fault = {elsewhere.id: {"losses": 1, "first_at": clock(session).isoformat()}}
+        session.execute(update(Task).where(Task.id == suspect.given.task_id).values(faults=fault))
+        for node, losing in ((elsewhere, suspect.given.task_id), (gpu, "an earlier one")):
+            session.execute(update(Node).where(Node.id == node.id).values(losing=[losing]))
+    lose_all(gpu, (first, second), dependencies, database)
+    with database.begin() as session:
+        node, tasks = session.get_one(Node, gpu.id), session.scalars(select(Task)).all()
+        said = {task.id: (task.lost_executors, faults_of(task).get(gpu.id, Fault()).losses) for task in tasks}
+        losing = list(node.losing)
+    assert said[suspect.given.task_id] == (1, 1)
+    if suspect_first:
+        assert losing == ["an earlier one"]
+        assert said[other.given.task_id] == (1, 0)
+    else:
+        assert losing[0] == "an earlier one"
+        assert losing[1:] == [f"{other.given.task_id}+{suspect.given.task_id}"], "evidence against neither"
 
 
 def test_two_reconcilers_count_an_executor_once(tenant, new_tenant, gpu, plan, database, dependencies, expire, monkeypatch):
