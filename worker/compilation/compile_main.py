@@ -40,10 +40,9 @@ class CompileOrder(BaseModel):
     kinds: tuple[PassKind, ...]
     eight_bit: bool
 
-    @property
     def stamp(self) -> Path:
         """A file in Triton's cache that is written once all is compiled, named by the order, the base's configuration, our
-        sources and the versions of torch and Triton. Raises OSError."""
+        sources, all of which are read, and the versions of torch and Triton. Raises OSError."""
         told = sha256(f"{self.model_dump_json()} {torch.__version__} {triton.__version__}".encode())
         own = (path for folder in _SOURCES for path in sorted(folder.rglob("*.py")))
         for path in (self.source / "config.json", *own):
@@ -56,12 +55,13 @@ def main() -> None:
     began = time.monotonic()
     order = CompileOrder.model_validate_json(sys.stdin.read())
     os.nice(_NICENESS)
-    order.stamp.parent.mkdir(parents=True, exist_ok=True)
-    with order.stamp.with_suffix(".lock").open("w") as lock:
+    stamp = order.stamp()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    with stamp.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another executor of this host may be compiling the same
-        if not order.stamp.exists():
+        if not stamp.exists():
             count = _compile(order)
-            order.stamp.touch()
+            stamp.touch()
             log.info("%d kernels are compiled: %.1f s", count, time.monotonic() - began)
 
 

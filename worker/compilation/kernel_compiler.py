@@ -33,7 +33,7 @@ class KernelCompiler:
 
     def __init__(self) -> None:
         self._ranks, self._dropouts = defaultdict[Path, set[int]](set), defaultdict[Path, set[bool]](set)
-        self._children: dict[CompileOrder, subprocess.Popen[str]] = {}
+        self._children: dict[CompileOrder, subprocess.Popen[str] | None] = {}  # None: another process compiled it before
 
     def begin(
         self, source: Path, device: torch.device, ranks: Iterable[int], dropouts: Iterable[bool], eight_bit: bool
@@ -46,23 +46,22 @@ class KernelCompiler:
         and again, whose exceptions it passes on. What goes wrong is logged: kernels that are not compiled ahead are compiled by
         who launches them."""
         if device.type != "cuda":
-            return _nothing_to_wait_for
+            return nothing_to_wait_for
         known, dropout = self._ranks[source], self._dropouts[source]
         known.update(ranks)
         dropout.update(dropouts)
         capability = torch.cuda.get_device_capability(device)
         order = CompileOrder(source=source, capability=capability, kinds=tuple(pass_kinds(known, dropout)), eight_bit=eight_bit)
         child = self._children.get(order)
-        if child is not None and not child.poll():  # it is at work, or was successful
-            return partial(_wait, child)
-        try:
-            if not (source / "config.json").is_file() or order.stamp.exists():
-                return _nothing_to_wait_for
-            self._children[order] = child = _start(order)
-        except OSError as error:
-            _warn(str(error))
-            return _nothing_to_wait_for
-        return partial(_wait, child)
+        if order not in self._children or (child is not None and child.poll()):  # not begun yet, or in vain
+            try:
+                if not (source / "config.json").is_file():
+                    return nothing_to_wait_for
+                child = self._children[order] = None if order.stamp().exists() else _start(order)
+            except OSError as error:
+                _warn(str(error))
+                return nothing_to_wait_for
+        return partial(_wait, child) if child is not None else nothing_to_wait_for
 
 
 def _start(order: CompileOrder) -> subprocess.Popen[str]:
@@ -100,5 +99,5 @@ def _warn(why: str) -> None:
     )  # fmt: skip
 
 
-def _nothing_to_wait_for(check: Callable[[], object], tell: Callable[[], object]) -> None:
+def nothing_to_wait_for(check: Callable[[], object], tell: Callable[[], object]) -> None:
     return

@@ -105,7 +105,7 @@ def test_a_process_that_has_ended_before_it_reads_is_said_and_fails_nobody(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with caplog.at_level(logging.WARNING):
-        begin(KernelCompiler(), write_base(tmp_path, "llama"), *([16] * 5))
+        begin(KernelCompiler(), write_base(tmp_path, "llama"), 16)
     assert "(exit code 1)" in caplog.text
 
 
@@ -155,20 +155,20 @@ def test_what_one_process_compiled_others_find(tmp_path: Path, started: list[Ord
     base, cache = write_base(tmp_path / "base", "llama"), tmp_path / "cache"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     order = Order(source=base, capability=(9, 0), kinds=tuple(pass_kinds([16], [False])), eight_bit=False)
-    assert not order.stamp.exists()
+    assert not order.stamp().exists()
 
     def compile_them() -> dict[str, int]:
         run("-m", "worker.compilation", given=order.model_dump_json())
-        assert order.stamp.exists()
+        assert order.stamp().exists()
         return {path.name: path.stat().st_mtime_ns for path in cache.rglob("*.cubin")}
 
     compiled = compile_them()
     assert {"_swiglu_backward.cubin", "_norm_backward.cubin", "_weight_gradient.cubin", "_adamw.cubin"} <= set(compiled)
-    order.stamp.unlink()
+    order.stamp().unlink()
     assert compile_them() == compiled, "it found each"
     begin(KernelCompiler(), base, 16)
     assert not started, "all is there"
     begin(KernelCompiler(), base, 32)
     assert len(started) == 1
     (base / "config.json").write_text((base / "config.json").read_text().replace("192", "256"))
-    assert not order.stamp.exists(), "it is not the same base any more"
+    assert not order.stamp().exists(), "it is not the same base any more"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseModelRef
-from worker.compilation.kernel_compiler import KernelCompiler, Wait
+from worker.compilation.kernel_compiler import KernelCompiler, Wait, nothing_to_wait_for
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.replicas.ranks.placement_devices import PlacementDevices
@@ -20,7 +20,7 @@ class ExecutorBase:
     def __init__(self, settings: Settings, fetch: BaseFetch, on_silence: Callable[[float], None]) -> None:
         self._settings, self._fetch = settings, fetch
         self._ranks, self._kernels = RankGroup(on_silence), KernelCompiler()
-        self._compiled: Wait = lambda check, tell: None
+        self._compiled: Wait = nothing_to_wait_for
         self.loaded: LoadedBase | None = None
 
     def load(self, ref: BaseModelRef, devices: PlacementDevices, lease: Lease, wanted: Wanted) -> LoadedBase:

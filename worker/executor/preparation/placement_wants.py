@@ -26,9 +26,9 @@ def wants_of(placement: Placement) -> Wanted:
         ranks.update(spec.search_space.rank)
         dropouts.update(spec.search_space.dropout)
     return Wanted(
-        tuple(ranks_of(placement)),
-        tuple(row * (job.config.batch_size if job.proposed else most) for job in jobs),
-        spec.evaluation is not None,
-        frozenset(ranks),
-        frozenset(share > 0 for share in dropouts),
+        ranks=tuple(ranks_of(placement)),
+        step_tokens=tuple(row * (job.config.batch_size if job.proposed else most) for job in jobs),
+        generates=spec.evaluation is not None,
+        possible_ranks=frozenset(ranks),
+        dropouts=frozenset(share > 0 for share in dropouts),
     )
