@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
@@ -118,7 +117,6 @@ def compile_all(launches: list[Launch], processes: int) -> None:
                 return
             launches[place].compile()
 
-    torch.set_num_threads(1)
     workers = [fork.Process(target=work) for _ in range(min(processes, len(launches)))]
     for worker in workers:
         worker.start()

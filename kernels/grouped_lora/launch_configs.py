@@ -77,13 +77,8 @@ def _major() -> int:
     return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 9
 
 
-def configs(major: int) -> dict[str, Config]:
-    """The table of GPUs of compute capability `major`.x."""
-    return AMPERE if major < 9 else HOPPER
-
-
 def pretend(major: int) -> None:
-    """Have this process use the table of that compute capability, whatever GPU is here."""
+    """Have this process use the table of compute capability `major`.x, whatever GPU is here."""
     global _pretended
     _pretended = major
 
@@ -94,6 +89,6 @@ _pretended: int | None = None
 def config(kernel: str, rank_class: int = 1) -> Config:
     """The configuration of `kernel` on this device for a rank class: `<kernel>_wide` above rank 64 and `<kernel>_bare` without
     adapters, where the table has one."""
-    table = configs(_major() if _pretended is None else _pretended)
+    table = AMPERE if (_major() if _pretended is None else _pretended) < 9 else HOPPER
     variant = f"{kernel}_bare" if rank_class == 0 else f"{kernel}_wide" if rank_class > 64 else kernel
     return table[variant] if variant in table else table[kernel]

@@ -102,14 +102,14 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
 def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
     since, or whose fence is newer, are left alone. A node that stops gives back besides what it has not taken up."""
-    loss = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
-    loss = ExecutorLoss.REFUSED if said.refused else loss
+    crashed = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
+    loss = ExecutorLoss.REFUSED if said.refused else crashed
     with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
         session.refresh(node, with_for_update=NODE_LOCK)  # before its sessions, as everywhere
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
-        own = own.order_by(Placement.id)
-        lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
+        fences = session.execute(own.order_by(Placement.id))
+        lost = [placement_id for placement_id, fence in fences if said.fences[placement_id] == fence]
         if said.stopping:  # or its tasks would be given back to it until its heartbeats are missed
             if node.stopping_since is None:
                 node.stopping_since = clock(session)

@@ -19,7 +19,7 @@ from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.upload_buffer import upload
+from worker.model.cuda.upload_buffer import pinned, upload
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.lm_head import softcapped
 
@@ -98,7 +98,7 @@ class FusedRunner:
 
             # Running twice writes the same keys to the same places.
             self._captured.capture(shape, inputs, run, None if held else run)
-        return self._captured.replay(shape, torch.from_numpy(host).pin_memory())
+        return self._captured.replay(shape, pinned(host, self._trainer.backbone.device))
 
     def _logits(self, h: Tensor) -> Tensor:
         logits, cap = torch.mm(h, self._fused.head.t()), self._trainer.backbone.logit_cap
