@@ -30,6 +30,10 @@ SHORT = {"early_exit": {"policy": "none"}, "training": {"epochs": 1}}
 SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [2]}
 
 
+# what a developer's shell may say of nodes, and of what nodes set for their executors
+_NOT_INHERITED = "MOTET_", "MKL_", "PYTORCH_", "TRITON_CACHE"
+
+
 class Node:
     """A running `python -m worker`, or a `program` that is one."""
 
@@ -45,7 +49,7 @@ class Node:
             "MOTET_WORKER_CHECKPOINT_SECONDS": "3600",  # none but those that a test asks for
             "MOTET_WORKER_STOP_SECONDS": "120",
         }
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MOTET_", "MKL_"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([sys.executable, *program], env={**kept, **own, **environment}, stderr=log)

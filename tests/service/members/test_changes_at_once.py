@@ -1,6 +1,7 @@
 """Changes of a tenant's members and invitations at one moment come one after another, and none waits for ever."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from sqlalchemy import select
@@ -33,6 +34,19 @@ def going(new_member, owner):
 
 def user_of(caller) -> str:
     return caller.get("/v1/me").json()["user_id"]
+
+
+def while_removed(member, database, call):
+    """The call's result, or its exception: it comes when a change of the tenant's members has begun, which then is the member's
+    removal."""
+    user_id = user_of(member)
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            session.get_one(Tenant, member.tenant_id, with_for_update=True)
+            called = pool.submit(call)
+            until(lambda: called.done() or waiting_for_locks(database))
+            end_membership(session, member.tenant_id, user_id)
+        return called.result(PATIENCE)
 
 
 @pytest.mark.parametrize("lose", [end_membership, lower])
@@ -83,20 +97,13 @@ def test_an_owner_who_is_just_removed_manages_nothing(going, owner, new_member, 
 
 def test_an_invitation_that_is_taken_back_while_somebody_joins_admits_nobody(going, database):
     link = going.post("/v1/invitations", json={"role": "viewer"}).json()["url"].rpartition("/")[2]
-    user_id = user_of(going)
 
     def join() -> None:
         with database.begin() as session:
             admit(session, Identity("https://id.example", link, None, "late"), link)
 
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            session.get_one(Tenant, going.tenant_id, with_for_update=True)
-            joined = pool.submit(join)
-            until(lambda: joined.done() or waiting_for_locks(database))
-            end_membership(session, going.tenant_id, user_id)
-        with pytest.raises(InvitationOver):
-            joined.result(PATIENCE)
+    with pytest.raises(InvitationOver):
+        while_removed(going, database, join)
     with database.begin() as session:
         late = select(User.id).where(User.subject == link)
         assert session.scalars(select(Membership).where(Membership.user_id.in_(late))).all() == []
@@ -111,22 +118,11 @@ def test_a_member_who_signs_in_while_they_are_removed_does_not_get_in(going, dat
             enter(session, user_id, Place(going.tenant_id, "", Role.OWNER))
 
     sign_in()
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            session.get_one(Tenant, going.tenant_id, with_for_update=True)
-            entered = pool.submit(sign_in)
-            until(lambda: entered.done() or waiting_for_locks(database))
-            end_membership(session, going.tenant_id, user_id)
-        with pytest.raises(NotFound, match="no member of this tenant any more"):
-            entered.result(PATIENCE)
+    with pytest.raises(NotFound, match="no member of this tenant any more"):
+        while_removed(going, database, sign_in)
 
 
 def test_an_invitation_is_taken_back_while_its_inviter_is_removed(owner, going, database):
-    made, user_id = going.post("/v1/invitations", json={"role": "viewer"}).json()["id"], user_of(going)
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            session.get_one(Tenant, going.tenant_id, with_for_update=True)
-            taken_back = pool.submit(owner.delete, f"/v1/invitations/{made}")
-            until(lambda: taken_back.done() or waiting_for_locks(database))
-            end_membership(session, going.tenant_id, user_id)
-        assert taken_back.result(PATIENCE).json()["revoked_at"]
+    made = going.post("/v1/invitations", json={"role": "viewer"}).json()["id"]
+    taken_back = while_removed(going, database, partial(owner.delete, f"/v1/invitations/{made}"))
+    assert taken_back.json()["revoked_at"]
