@@ -6,6 +6,7 @@ replace what an executor's first process and its ranks load; nothing else of an 
 is a rank of such an executor (worker.replicas.ranks), for the shape that the base's name says.
 """
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
@@ -42,8 +43,9 @@ def drawn_base(
     on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
     """In place of base_loader.load_base."""
-    trainer = drawn_trainer(ref, device, eight_bit, memory)
-    return BaseCopy(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)))
+    trainer, checked = drawn_trainer(ref, device, eight_bit, memory), Future[None]()
+    checked.set_result(None)  # there are no files
+    return BaseCopy(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)), checked)
 
 
 def drawn_trainer(

@@ -66,6 +66,7 @@ def measure(given: argparse.Namespace, folder: Path) -> tuple[dict[str, float], 
         began = time.monotonic()
         try:
             loaded = group.load(ref, devices, settings, tell=lambda said: told.append((time.monotonic() - began, said)))
+            loaded.base.checked.result()
             seconds = time.monotonic() - began
         finally:
             group.close()

@@ -72,17 +72,25 @@ class ObjectCache:
         os.close(descriptor)
         try:
             write(Path(new))
-            digest, size = hashlib.sha256(), 0
-            with open(new, "r+b") as file:
-                os.fsync(file.fileno())
-                while block := file.read(_BLOCK):
-                    digest.update(block)
-                    size += len(block)
-            path = self.folder / (name or digest.hexdigest())
-            os.rename(new, path)
+            return self._stored(Path(new), name)
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(new)
+
+    def adopt(self, file: Path, name: str) -> Kept:
+        """Store a file of the same disk by moving it here. Raises DiskFull, and leaves it, where there is no room."""
+        with room_needed(self.folder):
+            return self._stored(file, name)
+
+    def _stored(self, new: Path, name: str | None) -> Kept:
+        digest, size = hashlib.sha256(), 0
+        with new.open("r+b") as file:
+            os.fsync(file.fileno())
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+        path = self.folder / (name or digest.hexdigest())
+        new.rename(path)
         return Kept(path, digest.hexdigest(), size)
 
     def drop(self, name: str) -> None:

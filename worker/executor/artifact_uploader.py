@@ -5,7 +5,6 @@ for as long as the lease lasts.
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +35,8 @@ from worker.replicas.base_loader import BaseCopy
 log = logging.getLogger(__name__)
 
 Callback = Callable[[], None]
+
+_ADAPTERS_AT_ONCE = 2  # the last jobs of a task end together: one is written and hashed while another is sent
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,18 @@ class ArtifactUploader:
         leave: Callable[[PlacementRun, bool, str], None],
     ) -> None:
         self._link, self._cache, self._hand_over, self._leave = link, cache, hand_over, leave
-        self._worker = BackgroundWorker("uploads")
+        self._checkpoints = BackgroundWorker("checkpoint uploads")
+        self._adapters = BackgroundWorker("adapter uploads", _ADAPTERS_AT_ONCE)
 
     def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         """Export and upload the best adapter of a job that ends."""
-        self._worker.submit(partial(self._guarded, task, lambda: self._export(task, best, then)))
+        self._adapters.submit(partial(self._guarded, task, lambda: self._export(task, best, then)))
 
     def keep_checkpoint(
         self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
         """Write and upload the jobs' states, all taken at one moment."""
-        self._worker.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
+        self._checkpoints.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
     def _guarded(self, task: PlacementRun, work: Callback) -> None:
         try:
@@ -106,7 +108,7 @@ class ArtifactUploader:
                 targets = layout.split(best.weights)
                 paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
                 # by names of its own: another executor may have exported the same bytes, and drop them
-                return {path.name: scratch.keep(partial(_copy, path), f"export-{uuid4()}") for path in paths}
+                return {path.name: scratch.adopt(path, f"export-{uuid4()}") for path in paths}
 
         began = time.time()
         kept = persist(task.lease, "an adapter", write)
@@ -156,7 +158,3 @@ def upload(link: PlacementLink, lease: Lease, kept: Kept) -> None:
             link.put(grant, kept.path)
 
     persist(lease, "an upload", attempt)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)

@@ -147,8 +147,7 @@ class AttachedPlacements:
             preparation = Preparation(
                 self._link, self._scratch, self._cache, placement, task.lease, task.phases, self._settings
             )
-            load = partial(self._base.load, placement.base, devices, task.lease)
-            prepared = preparation.prepare(load, partial(self._base.await_kernels, task.lease))
+            prepared = preparation.prepare(self._base, devices)
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except Crowded as error:
@@ -167,6 +166,7 @@ class AttachedPlacements:
         key = session.lease.placement_id
         try:
             loaded = self._base.load(session.placement.base, devices, session.lease, Wanted(generates=True))
+            self._base.await_revision(session.lease)
             self._base.await_kernels(session.lease)
             capacities = capacities_of(loaded, self._settings, self._scratch)
         except (CannotTrain, BaseError, Crowded, LeaseNotHeld, Refused) as error:

@@ -1,4 +1,4 @@
-"""A thread that runs callables one after another beside the training loop: preparation, uploads."""
+"""Threads that run callables beside the training loop: preparation, uploads."""
 
 import queue
 import threading
@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 
 class BackgroundWorker:
-    """Runs callables in the order given. An exception ends the process, as in the loop: see training_loop.py."""
+    """Runs callables in the order given, one after another or `at_once` of them. An exception ends the process, as in the loop:
+    see training_loop.py."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, at_once: int = 1) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        for _ in range(at_once):
+            threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], None]) -> None:
         self._work.put(work)

@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ class BaseCopy:
     ref: BaseModelRef
     trainer: Trainer
     reader: RowReader
+    checked: Future[None]  # its revision, which is being checked still: raises BaseError where the weights are others
     tokenizer: str = ""  # sha256 of the tokenizer with its template, as `fingerprint_of` takes it
     reads_date: bool = False  # whether the template may write the date
     decode: Decode = str  # tokens as text, without special tokens
@@ -75,22 +76,24 @@ def load_base(
     sharding: ChosenSharding | None = None,
     on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
-    """Load the base with its tokenizer, and check the revision meanwhile: both read every byte. Arguments and errors as of
-    load_trainer; a wrong revision is said rather than what follows from it, so that errors come once all was read."""
-    source = Path(ref.source)
-    with ThreadPoolExecutor(1) as beside:
-        checked = beside.submit(check_revision, ref)
-        try:
-            trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
-        finally:
-            checked.result()
+    """Load the base with its tokenizer, and begin to check the revision, which takes longer: nothing may be trained, or kept by
+    its revision, before `checked` is done. Arguments and errors as of load_trainer; a wrong revision is said rather than what
+    follows from it, so that errors come once all was read."""
+    source, beside = Path(ref.source), ThreadPoolExecutor(1, "revision")
+    checked = beside.submit(check_revision, ref)
+    beside.shutdown(wait=False)
     try:
+        trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
+    except (BaseError, Crowded):
+        checked.result()
+        raise
     except (TokenizerError, OSError, ValueError) as error:
+        checked.result()
         raise BaseError(f"base model {ref.name}: {error}") from None
     decode, token_text = partial(_decoded, tokenizer, True), partial(_decoded, tokenizer, False)
-    return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
+    return BaseCopy(ref, trainer, reader, checked, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
 
 
 def check_revision(ref: BaseModelRef) -> None:

@@ -127,15 +127,13 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
     All replicas share `park_bytes`."""
     device, arena = trainer.backbone.device, trainer.arena
     per_row = arena.bytes_per_row
+    parked = park_bytes(device, settings, replicas)
     if device.type == "cuda":
         fixed = held_bytes(trainer)
         memory = settings.worker_memory_bytes or _free_bytes(device)
-        parked = settings.worker_park_bytes or available_memory() // _PARK_SHARE["cuda"]
     else:
         fixed = _resident()
-        whole = settings.worker_memory_bytes or replicas * (fixed + available_memory() // settings.worker_slots)
-        parked = settings.worker_park_bytes or whole // _PARK_SHARE["cpu"]
-        memory = (whole - parked) // replicas
+        memory = (_main_memory(settings, replicas) - parked) // replicas
         per_row += _HOST_COPIES * arena.layout.width
     graph_tokens = trainer.graph_tokens if isinstance(trainer, DeviceTrainer) else 0
 
@@ -148,6 +146,19 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
     most = 0 if settings.worker_step_tokens else _MOST_LONGER * tokens
     has = Capacity(model(profiles.kept, False), memory, tokens, park_bytes=parked, most_pass_tokens=most)
     return replace(has, recomputed=model(profiles.recomputed, True))
+
+
+def park_bytes(device: torch.device, settings: Settings, replicas: int = 1) -> int:
+    """Main memory that parked adapters of so many replicas may take."""
+    if settings.worker_park_bytes is not None:
+        return settings.worker_park_bytes
+    whole = available_memory() if device.type == "cuda" else _main_memory(settings, replicas)
+    return whole // _PARK_SHARE[device.type]
+
+
+def _main_memory(settings: Settings, replicas: int) -> int:
+    """Of a CPU executor."""
+    return settings.worker_memory_bytes or replicas * (_resident() + available_memory() // settings.worker_slots)
 
 
 def adapter_row_bytes(columns: int, device: torch.device, settings: Settings) -> int:

@@ -1,6 +1,7 @@
 """The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed."""
 
 from hashlib import sha256
+from threading import Barrier
 
 import pytest
 
@@ -206,3 +207,16 @@ def test_another_executor_that_drops_what_it_exported_takes_nothing_along(fleet,
     (reported,) = inside.run(placing(SPACE, early_exit=CALM))
     assert set(reported.manifests) == {0, 1, 2, 3}
     assert not [*inside.settings.scratch.glob("tenants/*/objects/export-*")], "what is uploaded is dropped"
+
+
+def test_adapters_of_jobs_that_end_together_are_stored_two_at_a_time(fleet, placing, tmp_path, monkeypatch):
+    put, meeting = PlacementLink.put, Barrier(2)
+
+    def together(self, grant, path):
+        meeting.wait(60)
+        put(self, grant, path)
+
+    monkeypatch.setattr(PlacementLink, "put", together)
+    (reported,) = Inside(fleet, tmp_path).run(placing({**SPACE, "learning_rate": [1e-2, 1e-3]}, early_exit=CALM))
+    assert set(reported.manifests) == {0, 1}
+    assert adapter(reported, 0) != adapter(reported, 1)

@@ -137,13 +137,13 @@ def test_a_base_in_fp8_is_refused_on_a_cpu_with_what_to_take_instead(tiny_base):
 
 @pytest.mark.parametrize("damage", [b"\0", b"", b"not a header"])
 def test_a_changed_base_is_said_to_be_another_whatever_else_is_wrong_with_it(tiny_base, tmp_path, damage):
-    """Weights are checked while they are loaded: a file cut short does not load, either."""
+    """Weights are still checked when they are loaded; a file cut short does not load."""
     folder = shutil.copytree(tiny_base.source, tmp_path / "base")
     (weights,) = folder.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + damage if damage == b"\0" else damage)
     changed = tiny_base.model_copy(update={"source": str(folder)})
     with pytest.raises(BaseError, match=r"have revision [0-9a-f]{64}, the task is pinned to .*; bring the folder back"):
-        load_base(changed, torch.device("cpu"))
+        load_base(changed, torch.device("cpu")).checked.result()
     weights.unlink()
     with pytest.raises(BaseError, match=r"holds no \*\.safetensors files"):
         load_base(changed, torch.device("cpu"))

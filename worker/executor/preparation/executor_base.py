@@ -1,17 +1,21 @@
-"""The base that an executor holds: fetched to this node, loaded onto the devices of its placements, with its kernels compiled.
-Used by the preparation thread alone, but for `close`."""
+"""The base that an executor holds: fetched to this node, loaded onto the devices of its placements, checked, with its kernels
+compiled. Used by the preparation thread alone, but for `close`."""
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseModelRef
 from worker.compilation.kernel_compiler import KernelCompiler, Wait, nothing_to_wait_for
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.preparation.base_fetch import BaseFetch
+from worker.replicas.base_loader import BaseError
 from worker.replicas.ranks.placement_devices import PlacementDevices
 from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 from worker.replicas.sharding_choice import Wanted
 from worker.settings import Settings
+
+_CHECK_SECONDS = 1.0  # between looks at a lease
 
 
 class ExecutorBase:
@@ -24,8 +28,8 @@ class ExecutorBase:
         self.loaded: LoadedBase | None = None
 
     def load(self, ref: BaseModelRef, devices: PlacementDevices, lease: Lease, wanted: Wanted) -> LoadedBase:
-        """The base on these devices, loaded unless it is there; one loaded before leaves. Kernels are being compiled from now
-        on: see `await_kernels`. Raises as RankGroup.load, and LeaseNotHeld."""
+        """The base on these devices, loaded unless it is there; one loaded before leaves. Its revision is being checked, and
+        its kernels compiled, from now on: see below. Raises as RankGroup.load, and LeaseNotHeld."""
         ref = self._fetch.local(ref, lease)
         moments = self._settings.worker_moments
         device, source = devices.devices[0], Path(ref.source)
@@ -35,6 +39,23 @@ class ExecutorBase:
             with self._fetch.telling(lease) as tell:
                 self.loaded = self._ranks.load(ref, devices.devices, self._settings, wanted, tell, devices.hosts)
         return self.loaded
+
+    def await_revision(self, lease: Lease) -> None:
+        """Wait until the weights of the last load are known to be the base's; nothing may be trained before. Raises BaseError
+        where they are not, after which no base is loaded, and LeaseNotHeld."""
+        assert self.loaded is not None, "a base was loaded"
+        base = self.loaded.base
+        if not base.checked.done():
+            with self._fetch.telling(lease) as tell:
+                tell(f"base model {base.ref.name}: loaded; its weights are still being checked")
+                while not wait([base.checked], _CHECK_SECONDS).done:
+                    lease.check()
+        try:
+            base.checked.result()
+        except BaseError:
+            self.loaded = None
+            self._ranks.close()
+            raise
 
     def await_kernels(self, lease: Lease) -> None:
         """Wait until those of the last load are compiled. Raises LeaseNotHeld."""

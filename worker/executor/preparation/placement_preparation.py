@@ -3,8 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,7 @@ from torch import Tensor
 from contract.evaluation.text_evaluation import Evaluation
 from contract.job_config import JobConfig
 from contract.messages.placement_messages import FileRef, Placement
-from worker.adapters.job_checkpoint import load_progress
-from worker.adapters.location_types import AdapterSpec
+from worker.adapters.job_checkpoint import CheckpointError, load_progress
 from worker.adapters.warm_start import StartAdapter, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
@@ -27,26 +25,26 @@ from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
+from worker.executor.preparation.executor_base import ExecutorBase
+from worker.executor.preparation.first_weights import first_weights
 from worker.executor.preparation.placement_wants import ranks_of, unfinished, wants_of
 from worker.executor.retry import persist
-from worker.model.arena import host_tensor, rows_for
+from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need, choose_activations
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.generation_memory import evaluation_bytes
 from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import BaseCopy
-from worker.replicas.memory_profile import Profiles, held_bytes, profiles_of
+from worker.replicas.memory_profile import Profiles, held_bytes, park_bytes, profiles_of
+from worker.replicas.ranks.placement_devices import PlacementDevices
 from worker.replicas.ranks.rank_group import LoadedBase
-from worker.replicas.sharding_choice import Wanted
 from worker.replicas.text_generation import generation_shape
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _ASKED_TOKENS, _ASKED_RANK = 512, 64  # what a base that is only asked is measured for
-_DRAWING_THREADS = 4  # one draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion
-_DRAWN_SHARE = 4  # one part in so many of the memory for parked adapters may hold first weights of new jobs
 
 
 class CannotTrain(ValueError):
@@ -68,27 +66,11 @@ class Prepared:
     prompts: PromptFile | None = None  # of its evaluation
     rows: tuple[int, ...] = ()  # of the arena, for each of its unfinished jobs
 
-    def first_weights(
-        self, configs: Mapping[int, JobConfig], before_each: Callable[[], None] = lambda: None
-    ) -> dict[int, Tensor]:
-        """The first weights of new jobs, by index, as many as a share of the host's memory for parked ones holds: drawing takes
-        the host longer than a step, so it is not the loop that should. For a GPU they are pinned: the loop's first copies of
-        best weights find that memory free again."""
-        arena, specs = self.loaded.base.trainer.arena, dict[int, AdapterSpec]()
-        bytes_left = self.capacities[0].park_bytes // _DRAWN_SHARE
-        for index, config in configs.items():
-            spec = AdapterSpec.of(config, self.start)
-            bytes_left -= 4 * spec.rank * arena.layout.width
-            if bytes_left >= 0:
-                specs[index] = spec
-
-        def draw(spec: AdapterSpec) -> Tensor:
-            before_each()
-            weights = spec.first_weights(arena.layout)
-            return host_tensor(weights.shape, weights.dtype, True).copy_(weights) if arena.master.is_cuda else weights
-
-        with ThreadPoolExecutor(_DRAWING_THREADS) as pool:
-            return dict(zip(specs, pool.map(draw, specs.values()), strict=True))
+    def draw(self, configs: Mapping[int, JobConfig]) -> "Prepared":
+        """The same for other jobs, which begin with these configurations and no checkpoints."""
+        arena, park_bytes = self.loaded.base.trainer.arena, self.capacities[0].park_bytes
+        with first_weights(arena, configs, self.start, park_bytes) as drawn:
+            return replace(self, checkpoints={}, drawn=drawn())
 
     def needs(self, evaluation: Evaluation | None) -> list[Need]:
         """What the task needs of each replica. evaluation: whose texts the first replica generates."""
@@ -151,40 +133,52 @@ class Preparation:
         self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
         self._phases, self._settings = phases, settings
 
-    def prepare(self, load: Callable[[Wanted], LoadedBase], await_kernels: Callable[[], None]) -> Prepared:
-        """load: gives the base, whose kernels are being compiled; await_kernels waits for them. Raises CannotTrain, BaseError,
-        DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not serve a file."""
-        clock = PartsClock(self._phases)
-        loaded = load(wants_of(self._placement))
+    def prepare(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
+        """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not
+        serve a file."""
+        clock, lease = PartsClock(self._phases), self._lease
+        loaded = held.load(self._placement.base, devices, lease, wants_of(self._placement))
         base = loaded.base
         _check_sharding(self._placement, loaded)
         clock.note("base")
-        train, held_out = self._placement.train_file, self._placement.validation_file
-        reading = self._reading(base)
-        validation = self._stream(held_out, reading, loaded) if held_out is not None else None
-        data = split(self._placement.spec, self._stream(train, reading, loaded), validation)
-        prompts = self._prompts(reading, loaded)
-        _check_fits(data, base)
-        if prompts is not None and len(prompts.rows):
-            _check_fits(prompts.rows, base)
-        clock.note("rows")
-        checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
-        start = self._start(base)
-        clock.note("checkpoints")
-        await_kernels()
-        clock.note("kernels")
-        profiles = _memory_profiles(base, data.longest, self._scratch)
-        ranks = ranks_of(self._placement)
-        capacities = loaded.capacities(profiles, self._settings, max(ranks, default=0))
-        rows = tuple(map(rows_for, ranks))
-        activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
-        clock.note("memory profile")
-        prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, {}, prompts, rows)
+        try:
+            data, prompts = self._rows(loaded)
+            clock.note("rows")
+            checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
+            start = self._start(base)
+            clock.note("checkpoints")
+        except (CannotTrain, DataError, CheckpointError):
+            held.await_revision(lease)  # another base than the task is pinned to is said rather than what follows from it
+            raise
         new = {job.index: job.config for job in unfinished(self._placement) if job.proposed and job.index not in checkpoints}
-        prepared.drawn.update(prepared.first_weights(new, self._lease.check))
+        parked = park_bytes(base.trainer.backbone.device, self._settings, len(loaded.devices))
+        with first_weights(base.trainer.arena, new, start, parked, lease.check) as drawn:
+            held.await_revision(lease)
+            clock.note("revision")
+            held.await_kernels(lease)
+            clock.note("kernels")
+            profiles = _memory_profiles(base, data.longest, self._scratch)
+            ranks = ranks_of(self._placement)
+            capacities = loaded.capacities(profiles, self._settings, max(ranks, default=0))
+            rows = tuple(map(rows_for, ranks))
+            activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
+            clock.note("memory profile")
+            prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, drawn(), prompts, rows)
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
         return prepared
+
+    def _rows(self, loaded: LoadedBase) -> tuple[DataSet, PromptFile | None]:
+        """What is trained on, and the prompts of its evaluation, if they are in a file of their own."""
+        train, held_out = self._placement.train_file, self._placement.validation_file
+        reading = self._reading(loaded.base)
+        validation = self._stream(held_out, reading, loaded) if held_out is not None else None
+        data = split(self._placement.spec, self._stream(train, reading, loaded), validation)
+        prompts = self._prompts(reading, loaded)
+        _check_fits(data, loaded.base)
+        if prompts is not None and len(prompts.rows):
+            _check_fits(prompts.rows, loaded.base)
+        return data, prompts
 
     def _prompts(self, reading: Reading, loaded: LoadedBase) -> PromptFile | None:
         ref = self._placement.prompts_file

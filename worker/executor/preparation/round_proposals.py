@@ -35,7 +35,7 @@ class RoundProposals:
     def expect(self, task: PlacementRun, prepared: Prepared) -> None:
         """The task was opened."""
         if task.unproposed:
-            self._prepared[task.key] = replace(prepared, checkpoints={}, drawn={})
+            self._prepared[task.key] = replace(prepared, drawn={})
 
     def drop(self, task: PlacementRun) -> None:
         """The task leaves."""
@@ -65,7 +65,7 @@ class RoundProposals:
 
         def propose() -> None:
             configs = dict(zip(jobs, pkgutil.resolve_name(_PROPOSE)(spec, tried, len(jobs)), strict=True))
-            self._hand_over(partial(self._open, task, configs, replace(prepared, drawn=prepared.first_weights(configs))))
+            self._hand_over(partial(self._open, task, configs, prepared.draw(configs)))
 
         return propose
 

@@ -1,0 +1,141 @@
+"""A base's revision is checked beside what is prepared on it, and before anything trains or is kept by it."""
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contract.messages.placement_messages import BaseModelRef
+from contract.messages.report_messages import PlacementFailed
+from tests.worker.fleet import Fleet
+from tests.worker.inside import Inside
+from tests.worker.placer import placer
+from tests.worker.reported import Reported
+from worker.data.object_cache import OBJECTS
+from worker.executor.placement.placement_lease import Lease
+from worker.pipe_messages import ExecutorProgress, PlacementEnded
+from worker.replicas import base_loader
+from worker.replicas.ranks.rank_group import RankGroup
+
+PATIENCE = 60.0
+SPACE = {"learning_rate": [3e-3], "rank": [4], "batch_size": [2]}
+SHORT: dict[str, Any] = {"training": {"max_steps": 2}}
+
+
+@pytest.fixture
+def changed(tiny_base: BaseModelRef, tmp_path: Path) -> BaseModelRef:
+    """A base whose folder has other weights than its revision, of the same shapes."""
+    folder = shutil.copytree(tiny_base.source, tmp_path / "changed")
+    (weights,) = folder.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return tiny_base.model_copy(update={"source": str(folder)})
+
+
+def why_failed(reported: Reported) -> str:
+    (failed,) = reported.of(PlacementFailed)
+    return failed.error
+
+
+def test_other_weights_train_nothing_and_leave_no_memory_profile(fleet: Fleet, changed: BaseModelRef, tmp_path: Path) -> None:
+    inside = Inside(fleet, tmp_path)
+    (reported,) = inside.run(placer(fleet, changed)(SPACE, **SHORT))
+    assert "have revision" in why_failed(reported)
+    assert not any(reported.step.values())
+    assert not list((inside.settings.scratch / OBJECTS).iterdir())
+
+
+def test_other_weights_are_said_rather_than_what_is_wrong_with_the_task(
+    fleet: Fleet, changed: BaseModelRef, tmp_path: Path
+) -> None:
+    (reported,) = Inside(fleet, tmp_path).run(placer(fleet, changed)(SPACE, [{"prompt": "x", "completion": "y"}]))
+    assert "have revision" in why_failed(reported)
+
+
+def test_a_base_that_proved_another_is_loaded_anew_for_the_next_placement(
+    fleet: Fleet, tiny_base: BaseModelRef, changed: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, load, given_back = list[int](), RankGroup.load, tiny_base.source
+
+    def loaded(self: RankGroup, *args: Any, **named: Any) -> Any:
+        loads.append(len(loads))
+        if len(loads) == 2:  # the folder is brought back
+            shutil.copytree(given_back, changed.source, dirs_exist_ok=True)
+        return load(self, *args, **named)
+
+    monkeypatch.setattr(RankGroup, "load", loaded)
+    place = placer(fleet, changed)
+    wrong, right = Inside(fleet, tmp_path).run(place(SPACE, **SHORT), place(SPACE, **SHORT))
+    assert "have revision" in why_failed(wrong)
+    assert len(right.ended) == 1
+    assert len(loads) == 2
+
+
+@pytest.fixture
+def slow_check(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The check of a revision ends once this is set."""
+    ends, check = threading.Event(), base_loader.check_revision
+
+    def slowly(ref: BaseModelRef) -> None:
+        assert ends.wait(PATIENCE)
+        check(ref)
+
+    monkeypatch.setattr(base_loader, "check_revision", slowly)
+    return ends
+
+
+def test_rows_are_read_while_it_is_checked_and_the_service_is_told_what_is_waited_for(
+    fleet: Fleet, placing: Any, tmp_path: Path, slow_check: threading.Event
+) -> None:
+    inside = Inside(fleet, tmp_path)
+    streams: list[int] = []
+
+    def on_news(news: ExecutorProgress | PlacementEnded) -> None:
+        if isinstance(news, ExecutorProgress) and any("still being checked" in text for text in news.loading.values()):
+            streams.append(len(list((inside.settings.scratch / "tenants").glob("*/files/*/*"))))
+            slow_check.set()
+
+    inside.on_news = on_news
+    (reported,) = inside.run(placing(SPACE, **SHORT))
+    assert len(reported.ended) == 1
+    assert streams[0], "its rows are tokenised"
+    assert not [one.loading for one in inside.news if isinstance(one, ExecutorProgress)][-1]
+
+
+def test_a_lease_that_ends_meanwhile_leaves_the_check_to_the_next_placement(
+    fleet: Fleet, changed: BaseModelRef, tmp_path: Path, slow_check: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, inside, check = placer(fleet, changed), Inside(fleet, tmp_path), Lease.check
+    first, second = place(SPACE, **SHORT), place(SPACE, **SHORT)
+    waited = threading.Event()
+
+    def on_news(news: ExecutorProgress | PlacementEnded) -> None:
+        if isinstance(news, ExecutorProgress) and "still being checked" in news.loading.get(first.placement_id, ""):
+            waited.set()
+        elif isinstance(news, PlacementEnded) and news.placement_id == first.placement_id:
+            slow_check.set()
+
+    def checked(lease: Lease) -> None:
+        if waited.is_set() and lease.placement_id == first.placement_id:
+            lease.release()
+        check(lease)
+
+    monkeypatch.setattr(Lease, "check", checked)
+    inside.on_news = on_news
+    (_, reported) = inside.run(first, second)
+    ended = {news.placement_id: news for news in inside.news if isinstance(news, PlacementEnded)}
+    assert ended[first.placement_id].detail.startswith("its lease ended")
+    assert "have revision" in why_failed(reported)
+
+
+def test_a_load_that_fails_waits_for_the_check(changed: BaseModelRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(*_: object, **__: object) -> None:
+        raise base_loader.Crowded("no memory for its weights")
+
+    monkeypatch.setattr(base_loader, "load_trainer", crowded)
+    with pytest.raises(base_loader.BaseError, match="have revision"):
+        base_loader.load_base(changed, torch.device("cpu"))

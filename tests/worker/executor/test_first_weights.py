@@ -1,0 +1,88 @@
+"""First weights are drawn by threads beside what else is prepared."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from contract.job_config import JobConfig
+from contract.messages.placement_messages import BaseModelRef
+from worker.adapters.location_types import AdapterSpec
+from worker.executor.placement.placement_lease import LeaseNotHeld
+from worker.executor.preparation import first_weights as drawing
+from worker.executor.preparation.first_weights import first_weights
+from worker.model.arena import Arena
+from worker.replicas.base_loader import load_base
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def arena(tiny_base: BaseModelRef) -> Arena:
+    return load_base(tiny_base, torch.device("cpu")).trainer.arena
+
+
+def configs(*ranks: int) -> dict[int, JobConfig]:
+    return {
+        3 * index: JobConfig(learning_rate=1e-3, rank=rank, alpha=16, batch_size=1, seed=index)
+        for index, rank in enumerate(ranks)
+    }
+
+
+def test_they_are_those_of_their_configurations_whoever_draws_first(arena: Arena) -> None:
+    wanted = configs(4, 64, 8, 16, 8, 32)
+    with first_weights(arena, wanted, None, 2**40) as drawn:
+        found = drawn()
+    assert found.keys() == wanted.keys()
+    for index, config in wanted.items():
+        assert torch.equal(found[index], AdapterSpec.of(config, None).first_weights(arena.layout))
+
+
+def test_no_more_are_drawn_than_a_share_of_the_memory_holds(arena: Arena) -> None:
+    two = 4 * (4 + 8) * arena.layout.width
+    with first_weights(arena, configs(4, 8, 4), None, two * drawing._SHARE) as drawn:
+        assert set(drawn()) == {0, 3}
+    with first_weights(arena, configs(4, 8, 4), None, two * drawing._SHARE - 1) as drawn:
+        assert set(drawn()) == {0}
+
+
+def test_they_are_drawn_beside_who_waits_later_and_as_many_at_once_as_there_are_threads(arena: Arena) -> None:
+    meeting = threading.Barrier(drawing._THREADS + 1)
+    with first_weights(arena, configs(*[4] * drawing._THREADS), None, 2**40, lambda: meeting.wait(PATIENCE) and None) as drawn:
+        meeting.wait(PATIENCE)
+        assert len(drawn()) == drawing._THREADS
+
+
+def test_what_ends_the_preparation_ends_the_drawing(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ends, shutdown = list[int](), threading.Event(), ThreadPoolExecutor.shutdown
+    meeting = threading.Barrier(drawing._THREADS + 1)
+
+    def before_each() -> None:
+        begun.append(len(begun))
+        meeting.wait(PATIENCE)
+        assert ends.wait(PATIENCE)
+
+    def then_go_on(pool: ThreadPoolExecutor, **how: bool) -> None:
+        shutdown(pool, **{**how, "wait": False})
+        ends.set()
+        shutdown(pool)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", then_go_on)
+
+    def prepare() -> None:
+        with first_weights(arena, configs(*[4] * 3 * drawing._THREADS), None, 2**40, before_each):
+            meeting.wait(PATIENCE)
+            raise ValueError("no row is left")
+
+    with pytest.raises(ValueError, match="no row is left"):
+        prepare()
+    assert len(begun) == drawing._THREADS, "those that had not begun are left out"
+
+
+def test_a_lease_that_ends_is_raised_for_who_waits(arena: Arena) -> None:
+    def before_each() -> None:
+        raise LeaseNotHeld("its lease ended")
+
+    with pytest.raises(LeaseNotHeld), first_weights(arena, configs(4), None, 2**40, before_each) as drawn:
+        drawn()
