@@ -77,24 +77,34 @@ def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: 
     Measures with a sibling of the trainer, which the loop may use meanwhile. On a GPU, where peaks are the device's, a base has
     one profile, so it is measured before anything trains. Raises OutOfMemory where no pass at all finds memory.
     """
-    longest = _row_class(trainer, row_tokens)
-    device = trainer.backbone.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    said = f"profiles {base.revision} {base.precision} {name} {torch.__version__} {longest}"
-    key = hashlib.sha256(said.encode()).hexdigest()
+    key, longest = _key(trainer, base, row_tokens), _row_class(trainer, row_tokens)
     known = trainer.profiles.get(key)
     if known is None:
-        trainer.profiles[key] = known = _read(scratch.find(key)) or _kept(scratch, key, trainer.sibling(), longest)
+        trainer.profiles[key] = known = _read(scratch.find(key)) or _measured(trainer.sibling(), longest)
     return known
 
 
-def _kept(scratch: ObjectCache, key: str, trainer: Trainer, longest: int) -> Profiles:
-    made = Profiles(measured(trainer, longest), measured(trainer, longest, recompute=True))
-    trainer.release_caches()  # release cached blocks of the passes' sizes
+def keep_profiles(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: ObjectCache) -> None:
+    """Write to the cache folder what profiles_of measured, once the weights are known to be the base's."""
+    key = _key(trainer, base, row_tokens)
+    if scratch.find(key) is not None:
+        return
     try:
-        scratch.keep(partial(_write, made), name=key)
+        scratch.keep(partial(_write, trainer.profiles[key]), name=key)
     except DiskFull as error:
         log.warning("the memory profile is measured again next time: %s", error)
+
+
+def _key(trainer: Trainer, base: BaseModelRef, row_tokens: int) -> str:
+    device = trainer.backbone.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    said = f"profiles {base.revision} {base.precision} {name} {torch.__version__} {_row_class(trainer, row_tokens)}"
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def _measured(trainer: Trainer, longest: int) -> Profiles:
+    made = Profiles(measured(trainer, longest), measured(trainer, longest, recompute=True))
+    trainer.release_caches()  # release cached blocks of the passes' sizes
     return made
 
 

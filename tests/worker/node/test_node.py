@@ -16,7 +16,7 @@ from worker.main_memory import available_memory
 from worker.model.peak_memory import peak_bytes
 from worker.model.plain.trainer import probe
 from worker.replicas.base_loader import BaseError, load_base
-from worker.replicas.memory_profile import Profile, Profiles, capacity_of, measured, profiles_of
+from worker.replicas.memory_profile import Profile, Profiles, capacity_of, keep_profiles, measured, profiles_of
 from worker.settings import Settings, SettingsError
 
 GPUS = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559\n1, GPU-bbbb, NVIDIA A100-SXM4-40GB, 40960\n2, GPU-cccc, NVIDIA T4, 15360\n"
@@ -202,8 +202,15 @@ def test_a_profile_is_measured_once_for_a_base_and_a_class_of_rows(tiny_base, tm
         return Profile(1, 2, 3 + recompute)
 
     monkeypatch.setattr("worker.replicas.memory_profile.measured", noted)
-    kept = [profiles_of(base.trainer, base.ref, longest, scratch) for longest in (70, 128, 100, 20, 200, 256)]
+    found = [profiles_of(base.trainer, base.ref, longest, scratch) for longest in (70, 128, 100, 20, 200, 256)]
     assert sizes == [(size, form) for size in (128, 64, 256) for form in (False, True)]
-    assert set(kept) == {Profiles(Profile(1, 2, 3), Profile(1, 2, 4))}
+    assert set(found) == {Profiles(Profile(1, 2, 3), Profile(1, 2, 4))}
     profiles_of(base.trainer, base.ref.model_copy(update={"revision": "0" * 64}), 70, scratch)
     assert sizes[6:] == [(128, False), (128, True)]
+
+    keep_profiles(base.trainer, base.ref, 128, scratch)
+    other = load_base(tiny_base, torch.device("cpu"))
+    assert profiles_of(other.trainer, other.ref, 70, scratch) == found[0]
+    assert len(sizes) == 8, "read"
+    profiles_of(other.trainer, other.ref, 20, scratch)
+    assert sizes[8:] == [(64, False), (64, True)], "nothing is kept before the weights are known to be the base's"

@@ -36,7 +36,7 @@ from worker.policy.adapter_memory_model import Capacity
 from worker.policy.generation_memory import evaluation_bytes
 from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import BaseCopy
-from worker.replicas.memory_profile import Profiles, held_bytes, park_bytes, profiles_of
+from worker.replicas.memory_profile import Profiles, held_bytes, keep_profiles, park_bytes, profiles_of
 from worker.replicas.ranks.placement_devices import PlacementDevices
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.text_generation import generation_shape
@@ -94,8 +94,12 @@ class Prepared:
 
 
 def capacities_of(loaded: LoadedBase, settings: Settings, scratch: ObjectCache) -> tuple[Capacity, ...]:
-    """What each replica holds where nothing trains: the base and adapters that are asked. Raises CannotTrain."""
-    profiles = _memory_profiles(loaded.base, min(_ASKED_TOKENS, loaded.base.max_positions), scratch)
+    """What each replica of a checked base holds where nothing trains: the base and adapters that are asked. Raises
+    CannotTrain."""
+    base = loaded.base
+    tokens = min(_ASKED_TOKENS, base.max_positions)
+    profiles = _memory_profiles(base, tokens, scratch)
+    keep_profiles(base.trainer, base.ref, tokens, scratch)
     return loaded.capacities(profiles, settings, _ASKED_RANK)
 
 
@@ -136,25 +140,26 @@ class Preparation:
     def prepare(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
         """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not
         serve a file."""
+        try:
+            return self._prepared(held, devices)
+        except (CannotTrain, DataError, CheckpointError):
+            held.await_revision(self._lease)  # another base than the task is pinned to is said rather than what follows from it
+            raise
+
+    def _prepared(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
         clock, lease = PartsClock(self._phases), self._lease
         loaded = held.load(self._placement.base, devices, lease, wants_of(self._placement))
         base = loaded.base
         _check_sharding(self._placement, loaded)
         clock.note("base")
-        try:
-            data, prompts = self._rows(loaded)
-            clock.note("rows")
-            checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
-            start = self._start(base)
-            clock.note("checkpoints")
-        except (CannotTrain, DataError, CheckpointError):
-            held.await_revision(lease)  # another base than the task is pinned to is said rather than what follows from it
-            raise
+        data, prompts = self._rows(loaded)
+        clock.note("rows")
+        checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
+        start = self._start(base)
+        clock.note("checkpoints")
         new = {job.index: job.config for job in unfinished(self._placement) if job.proposed and job.index not in checkpoints}
         parked = park_bytes(base.trainer.backbone.device, self._settings, len(loaded.devices))
         with first_weights(base.trainer.arena, new, start, parked, lease.check) as drawn:
-            held.await_revision(lease)
-            clock.note("revision")
             held.await_kernels(lease)
             clock.note("kernels")
             profiles = _memory_profiles(base, data.longest, self._scratch)
@@ -163,6 +168,9 @@ class Preparation:
             rows = tuple(map(rows_for, ranks))
             activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
             clock.note("memory profile")
+            held.await_revision(lease)
+            keep_profiles(base.trainer, base.ref, data.longest, self._scratch)
+            clock.note("revision")
             prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, drawn(), prompts, rows)
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
