@@ -1,5 +1,5 @@
 """Compiles kernels ahead of their first launch, for a GPU that this process does not use: into Triton's cache on disk, where
-processes that do use it find them.
+processes that do use it find them, with the C modules that launch them.
 
     pretend((9, 0))
     with noted() as launches:
@@ -21,12 +21,14 @@ from typing import Any
 
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from grouped_lora import launch_configs
 from grouped_lora.cached_launch import launches_noted
 
+_CUDA_DRIVER = "libcuda.so.1"
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG: a fork has no command to put setpriv before
 
 
@@ -51,6 +53,8 @@ class Launch:
     def compile(self) -> CompiledKernel:
         """Compile it, or find it compiled in the cache. Launches nothing."""
         made: CompiledKernel = self.function.run(*self.args, grid=self.grid, warmup=True, **self.named)
+        if isinstance(driver.active, _NoDriver):
+            driver.active.build_launcher(made)
         return made
 
 
@@ -77,11 +81,27 @@ def noted() -> Iterator[list[Launch]]:
         yield launches
 
 
+def _has_cuda_driver() -> bool:
+    try:
+        ctypes.CDLL(_CUDA_DRIVER)
+    except OSError:
+        return False
+    return True
+
+
 class _NoDriver:
-    """Stands for Triton's driver in a process without a GPU of its own."""
+    """Stands for Triton's driver in a process without a GPU of its own. utils: Triton's own, which building launchers takes;
+    None where the host lacks CUDA's driver, with which they are linked: nothing can be launched there."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        self.utils = CudaUtils() if _has_cuda_driver() else None
+
+    def build_launcher(self, kernel: CompiledKernel) -> None:
+        """Before 3.7 Triton has a C compiler build a module for the arguments' types of each kernel: 0.3 s where it is first
+        launched. Later ones launch all kernels by the module of `utils`."""
+        if self.utils is not None:
+            CudaLauncher(kernel.src, kernel.metadata)
 
     def get_current_device(self) -> int:
         return 0

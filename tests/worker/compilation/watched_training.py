@@ -1,4 +1,5 @@
-"""A program: jobs of some ranks train on a GPU, and Triton says what it compiles, and what it finds compiled. Prints both."""
+"""A program: jobs of some ranks train on a GPU, and Triton says what it compiles, and what it finds compiled. Prints both, and
+how many modules a C compiler built meanwhile."""
 
 import json
 import sys
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from triton import knobs
+from triton.runtime import build
 
 from tests.worker.model.device_case import examples
 from worker.model.backbone import Backbone
@@ -19,11 +21,16 @@ from worker.model.row_optimizer import RowUpdate
 
 
 def main(folder: Path, ranks: list[int]) -> None:
-    compiled, found = list[str](), list[str]()
+    compiled, found, built = list[str](), list[str](), list[str]()
 
     def note(*, src: Any, cache_hit: bool, **_: Any) -> None:
         (found if cache_hit else compiled).append(src.name)
 
+    def build_noted(*arguments: Any, **more: Any) -> str:
+        built.append(str(arguments[0]))
+        return built_by_triton(*arguments, **more)
+
+    built_by_triton, build._build = build._build, build_noted
     knobs.compilation.listener = note  # type: ignore[assignment]
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).to(torch.bfloat16)
     backbone = Backbone.of(model, "cuda")
@@ -42,7 +49,7 @@ def main(folder: Path, ranks: list[int]) -> None:
                 trainer.evaluate([*(Segment(slot, examples(step, count)) for slot in slots), Segment(None, examples(step))])
                 for slot in slots:
                     trainer.arena.detach(slot)
-    print(json.dumps({"compiled": compiled, "found": len(found)}))
+    print(json.dumps({"compiled": compiled, "found": len(found), "built": built}))
 
 
 main(Path(sys.argv[1]), json.loads(sys.argv[2]))
