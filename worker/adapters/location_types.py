@@ -27,10 +27,12 @@ class AdapterSpec:
     def of(cls, config: JobConfig, start: StartAdapter | None) -> "AdapterSpec":
         return cls(config.rank, config.plain_alpha, config.seed, config.target_modules, start)
 
-    def first_weights(self, layout: Layout) -> Tensor:
-        """The adapter before its first step, on the host, float32 [rank, W]."""
-        drawn = first_weights(layout, self.rank, self.seed, self.modules)
-        return drawn if self.start is None else self.start.onto(drawn, self.alpha / self.rank)
+    def first_weights(self, layout: Layout, into: Tensor | None = None) -> Tensor:
+        """The adapter before its first step, on the host, float32 [rank, W]. into: as of trainer.first_weights."""
+        drawn = first_weights(layout, self.rank, self.seed, self.modules, into)
+        if self.start is not None:
+            self.start.write_onto(drawn, self.alpha / self.rank)
+        return drawn
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,13 @@ class StartAdapter:
                 "set search_space.alpha nearer to the adapter's own"
             )
 
-    def onto(self, fresh: Tensor, scale: float) -> Tensor:
-        """A job's first weights: `fresh`, float32 [rank, W], with this adapter's matrices in place, rescaled to the job's
-        scale."""
-        made = fresh.clone()
+    def write_onto(self, fresh: Tensor, scale: float) -> None:
+        """Put this adapter's matrices into a job's first weights, float32 [rank, W], rescaled to the job's scale."""
         own = self.layout.split(self.weights)
-        for target, (a, b) in zip(self.layout.targets, self.layout.split(made).values(), strict=True):
+        for target, (a, b) in zip(self.layout.targets, self.layout.split(fresh).values(), strict=True):
             if target.module in self.modules:
                 a.copy_(own[target.name][0])
                 b.copy_(own[target.name][1] * (self.scale / scale))
-        return made
 
 
 def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:

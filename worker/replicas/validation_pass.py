@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -50,14 +51,32 @@ class ValidationResult:
     part: "ValidationResult | None" = None
 
 
+Pending = Callable[[], ValidationResult]  # waits for the device
+
+
 def evaluate(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
-    """Yield each request's result as soon as it is known. How a request's rows are split depends on it and `budget` alone. On
-    a sharded base all ranks come, with requests or without."""
-    for known in _results(trainer, requests, budget, on_progress, together=True):
-        if known is not None:
-            yield known
+    """Yield the requests' results, job by job, also before OutOfMemory. Each is read once the pass after its last is launched:
+    the device does not wait for the host in between. How a request's rows are split depends on it and `budget` alone. On a
+    sharded base all ranks come, with requests or without."""
+    known, coming = list[tuple[Key, Pending]](), list[tuple[Key, Pending]]()  # by passes before the last; by the last
+    try:
+        for one in _results(trainer, requests, budget, on_progress, together=True):
+            if one is not None:
+                coming.append(one)
+                continue
+            yield from _read(known)
+            known, coming = coming, []
+    except OutOfMemory:
+        yield from _read(known + coming)
+        raise
+    yield from _read(known + coming)
+
+
+def _read(results: Sequence[tuple[Key, Pending]]) -> Iterator[tuple[Key, ValidationResult]]:
+    for key, result in results:
+        yield key, result()
 
 
 def evaluation_passes(
@@ -69,7 +88,7 @@ def evaluation_passes(
         if known is None:
             yield
         else:
-            found[known[0]] = known[1]
+            found[known[0]] = known[1]()
     return found
 
 
@@ -110,7 +129,8 @@ def _results(
     budget: int,
     on_progress: Callable[[], None],
     together: bool = False,
-) -> Iterator[tuple[Key, ValidationResult] | None]:
+) -> Iterator[tuple[Key, Pending] | None]:
+    """None after each pass; before it, what reads the result of each request that is complete."""
     wanted = {
         key: AdapterSequences(
             request.slot,
@@ -123,7 +143,7 @@ def _results(
     }
     per_sequence = {key for key, request in requests.items() if request.beta is not None or request.scored is not None}
     for known in _loss_sums(trainer, wanted, per_sequence, budget, on_progress, together):
-        yield known if known is None else (known[0], _result(requests[known[0]], known[1]))
+        yield known if known is None else (known[0], partial(_result, requests[known[0]], known[1]))
 
 
 def _loss_sums(

@@ -1,10 +1,12 @@
 """Draws the first weights of new jobs beside what else is prepared for them: it takes the host longer than a step, so it is not
 the loop that should."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from contract.job_config import JobConfig
@@ -13,7 +15,8 @@ from worker.adapters.warm_start import StartAdapter
 from worker.model.arena import Arena, host_tensor
 
 _SHARE = 4  # one part in so many of the memory for parked adapters may hold first weights
-_THREADS = 4  # one draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion
+# One draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion. Others want cores, too.
+_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 @contextmanager
@@ -35,8 +38,7 @@ def first_weights(
 
     def draw(spec: AdapterSpec) -> Tensor:
         before_each()
-        weights = spec.first_weights(arena.layout)
-        return host_tensor(weights.shape, weights.dtype, True).copy_(weights) if pinned else weights
+        return spec.first_weights(arena.layout, host_tensor(torch.Size((spec.rank, arena.layout.width)), torch.float32, pinned))
 
     pool = ThreadPoolExecutor(_THREADS, "first weights")
     try:

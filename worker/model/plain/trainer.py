@@ -220,13 +220,17 @@ class Trainer:
         return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
 
 
-def first_weights(layout: Layout, rank: int, seed: int, modules: Collection[str] = MODULES) -> Tensor:
+def first_weights(
+    layout: Layout, rank: int, seed: int, modules: Collection[str] = MODULES, into: Tensor | None = None
+) -> Tensor:
     """An adapter's first weights on the host, float32 [rank, W]: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn
     target by target, from the seed alone.
 
     Matrices that are not among `modules` get A = 0 too, and so stay without an adapter: neither factor has a gradient.
+    into: the memory to draw them in; None: new memory.
     """
-    generator, rows_RW = torch.Generator().manual_seed(seed), torch.zeros(rank, layout.width)
+    generator = torch.Generator().manual_seed(seed)
+    rows_RW = torch.zeros(rank, layout.width) if into is None else into.zero_()
     for target, (a_RK, _) in zip(layout.targets, layout.split(rows_RW).values(), strict=True):
         bound = 1 / math.sqrt(target.in_features) if target.module in modules else 0.0
         a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))

@@ -1,0 +1,79 @@
+"""When the results of evaluations are read: so that the device does not wait for the host between passes, and none is lost."""
+
+from collections.abc import Generator, Sequence
+
+import pytest
+
+from tests.worker.model import tiny
+from worker.data.dataset import TokenRows
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.flat_batch import Segment
+from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
+from worker.replicas import validation_pass
+from worker.replicas.validation_pass import EvaluationRequest, ValidationResult, evaluate, evaluation_passes
+
+BUDGET = 16  # tokens: a pass of two rows
+
+
+class LoggedTrainer(Trainer):
+    """Logs its passes. fails_at: the pass that finds no memory."""
+
+    log: list[str]
+    fails_at = 0
+
+    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
+        self.log.append("pass")
+        if self.log.count("pass") == self.fails_at:
+            raise OutOfMemory(1)
+        return super().evaluate(segments)
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> LoggedTrainer:
+    backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
+    made = LoggedTrainer(backbone, Arena(backbone.targets, 8))
+    made.log, totals = [], validation_pass._totals
+
+    def read(sums: Sequence[LossSum]) -> list[float]:
+        made.log.append("read")
+        return totals(sums)
+
+    monkeypatch.setattr(validation_pass, "_totals", read)
+    return made
+
+
+def requests(*rows: int) -> dict[int, EvaluationRequest]:
+    """Of the base, over so many rows each."""
+    return {key: EvaluationRequest(None, TokenRows(tiny.examples([9] * count))) for key, count in enumerate(rows)}
+
+
+def test_a_result_is_read_once_the_next_pass_is_launched(trainer: LoggedTrainer) -> None:
+    wanted = requests(2, 2, 4)
+    found = dict(evaluate(trainer, wanted, BUDGET, lambda: trainer.log.append("done")))
+    assert trainer.log == ["pass", "done", "pass", "done", "read", "pass", "done", "read", "pass", "done", "read"]
+    apart = {key: dict(evaluate(trainer, {key: one}, BUDGET, lambda: None))[key] for key, one in wanted.items()}
+    assert found == apart
+
+
+def test_pass_by_pass_all_results_are_those_of_one_go(trainer: LoggedTrainer) -> None:
+    wanted, found = requests(2, 3, 4), dict[int, ValidationResult]()
+
+    def keep(passes: Generator[None, None, dict[int, ValidationResult]]) -> Generator[None, None, None]:
+        found.update((yield from passes))
+
+    assert len(list(keep(evaluation_passes(trainer, wanted, BUDGET, lambda: None)))) == 5
+    assert found == dict(evaluate(trainer, wanted, BUDGET, lambda: None))
+
+
+@pytest.mark.parametrize(("fails_at", "complete"), [(1, []), (2, [0]), (3, [0, 1]), (4, [0, 1]), (5, [0, 1])])
+def test_what_was_complete_before_memory_ran_out_is_told(trainer: LoggedTrainer, fails_at: int, complete: list[int]) -> None:
+    trainer.fails_at, found = fails_at, list[int]()
+
+    def ask() -> None:
+        for key, _ in evaluate(trainer, requests(2, 2, 6), BUDGET, lambda: None):
+            found.append(key)
+
+    with pytest.raises(OutOfMemory):
+        ask()
+    assert found == complete
