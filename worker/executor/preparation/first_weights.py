@@ -15,8 +15,9 @@ from worker.adapters.warm_start import StartAdapter
 from worker.model.arena import Arena, host_tensor
 
 _SHARE = 4  # one part in so many of the memory for parked adapters may hold first weights
-# One draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion. Others want cores, too.
-_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+# One draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion. More than four hold up
+# what is prepared beside them, and end no sooner: pinning their memory takes a lock.
+_THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 
 
 @contextmanager
