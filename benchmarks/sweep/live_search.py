@@ -1,5 +1,6 @@
 """One search through the real executor, from its placement to its last adapter, over real HTTP. Judges nothing."""
 
+import gc
 import json
 import time
 from dataclasses import dataclass
@@ -103,11 +104,14 @@ def run_search(
             early_exit={"max_evaluation_share": EVALUATION_SHARE, **early_exit},
         )
         inside = Inside(fleet, folder, worker_device=device, **settings)
+        gc.collect()
+        gc.freeze()  # as an executor's own process does
         began = time.monotonic()
         with watch.watching():
             (reported,) = inside.run(placement)
         seconds = time.monotonic() - began
     finally:
+        gc.unfreeze()
         fleet.close()
     failed = reported.of(JobFailed)
     if failed or fleet.refused or len(reported.ended) != len(placement.jobs):
