@@ -60,7 +60,7 @@ class BestAdapter:
 
 class ArtifactUploader:
     """`hand_over` queues a callback for the training loop, which calls `leave(task, lost, why)` where a placement
-    cannot continue."""
+    cannot continue. adapters_left: given by the loop and not dealt with yet."""
 
     def __init__(
         self,
@@ -72,16 +72,25 @@ class ArtifactUploader:
         self._link, self._cache, self._hand_over, self._leave = link, cache, hand_over, leave
         self._checkpoints = BackgroundWorker("checkpoint uploads")
         self._adapters = BackgroundWorker("adapter uploads", _ADAPTERS_AT_ONCE)
+        self.adapters_left = 0
 
     def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         """Export and upload the best adapter of a job that ends."""
-        self._adapters.submit(partial(self._guarded, task, lambda: self._export(task, best, then)))
+        self.adapters_left += 1
+        self._adapters.submit(partial(self._store_adapter, task, best, then))
 
     def keep_checkpoint(
         self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
         """Write and upload the jobs' states, all taken at one moment."""
         self._checkpoints.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
+
+    def _store_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
+        self._guarded(task, lambda: self._export(task, best, then))
+        self._hand_over(self._dealt_with)
+
+    def _dealt_with(self) -> None:
+        self.adapters_left -= 1
 
     def _guarded(self, task: PlacementRun, work: Callback) -> None:
         try:

@@ -58,10 +58,11 @@ class CheckpointPolicy:
         inbox: "queue.SimpleQueue[Callable[[], None]]",
         deadline: float,
     ) -> None:
-        """Checkpoint every task with anything new until all are stored, running the loop's callbacks meanwhile."""
+        """Checkpoint every task with anything new until all are stored, and the adapters of jobs that ended before,
+        running the loop's callbacks meanwhile."""
         while True:
             self.take(tasks(), store, now=True)
-            if not any(task.checkpointing for task in tasks()):
+            if not self._uploader.adapters_left and not any(task.checkpointing for task in tasks()):
                 return
             try:
                 inbox.get(timeout=max(0.0, deadline - boot_now()))()

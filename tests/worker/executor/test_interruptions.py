@@ -14,7 +14,9 @@ from contract.messages.report_messages import (
 from contract.states import JobStatus
 from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside, resumed
+from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
+from worker.executor.training_loop import Executor
 from worker.pipe_messages import Detach, Renew, Stop
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -112,6 +114,24 @@ def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path
     steps = {ref.step for ref in checkpointed.jobs.values()}
     assert set(checkpointed.jobs) == {0, 1, 2, 3}
     assert steps == {reported.step[0]}, "one moment for all, and nothing after it"
+
+
+def test_told_to_stop_while_adapters_are_stored_it_stores_and_tells_them(fleet, placing, tmp_path, monkeypatch):
+    put, stop, told, stopping = PlacementLink.put, Executor._stop, [], threading.Event()
+
+    def late(self, grant, path):
+        told[0].handle_command(Stop(seconds=120))
+        assert stopping.wait(60)
+        put(self, grant, path)
+
+    def begun(self, seconds):
+        stopping.set()
+        stop(self, seconds)
+
+    monkeypatch.setattr(PlacementLink, "put", late)
+    monkeypatch.setattr(Executor, "_stop", begun)
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM), prepare=told.append)
+    assert set(reported.manifests) == set(reported.ended) == {0, 1, 2, 3}
 
 
 def test_a_placement_that_was_ended_leaves_and_others_stay(fleet, placing, tmp_path):
