@@ -19,6 +19,7 @@ def main() -> None:
     writer = Writer(take_stdout())
     with PlacementLink(settings.api_url) as link:
         executor = Executor(settings, link, writer.write)
+        gc.collect()
         gc.freeze()  # what is imported stays: no collection, of which captures of graphs make some, need look at it
         exit_with_parent(COMMANDS, executor.handle_command)
         signal.signal(signal.SIGTERM, lambda *_: executor.handle_command(Stop(seconds=settings.worker_stop_seconds)))

@@ -45,6 +45,7 @@ from benchmarks.sweep.packed_vs_solo import spread
 from benchmarks.sweep.random_base import write_base
 from benchmarks.sweep.solo_steps import solo_rows
 from benchmarks.sweep.stopwatch import EVALUATION, LOADING, OTHER, PARKING, STORING, TRAINING, UPDATED, Stopwatch
+from contract.messages.placement_messages import BaseModelRef
 from contract.task_spec import TaskSpec
 from worker.compilation.kernel_compiler import KernelCompiler
 from worker.data.dataset import load
@@ -100,7 +101,7 @@ def measure(given: argparse.Namespace, folder: Path, note: Note) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in data))
     compiled = KernelCompiler().begin(Path(ref.source), device, RANKS, [False], eight_bit=False)
     compiled(lambda: None, lambda: None)  # as a node does before its first search, and not again
-    note(spread(load_base(ref, device), path))
+    note(spread(_checked(ref, device), path))
     _freed()
 
     def search(count: int, epochs: int, **early_exit: Any) -> Live:
@@ -113,7 +114,7 @@ def measure(given: argparse.Namespace, folder: Path, note: Note) -> None:
 
     watch = search(given.rows, given.epochs, policy=OURS).watch
     _freed()
-    base = load_base(ref, device)
+    base = _checked(ref, device)
     trainer = base.trainer
     assert isinstance(trainer, DeviceTrainer), "passes are measured on a GPU"
     for row in time_split(watch, device_ms(trainer, watch.sampled)):
@@ -171,6 +172,13 @@ def peft_row(examples: Sequence[Example], size: int, compiled: bool = False) -> 
     """PEFT's step at this batch size."""
     batches = [list(examples[place * size : (place + 1) * size]) for place in range(PEFT_BATCHES)]
     return sequential_ms(batches, compiled)
+
+
+def _checked(ref: BaseModelRef, device: torch.device) -> BaseCopy:
+    """Loaded, and nothing is at work on it any more."""
+    base = load_base(ref, device)
+    base.checked.result()
+    return base
 
 
 def _freed() -> None:

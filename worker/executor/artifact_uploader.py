@@ -120,7 +120,7 @@ class ArtifactUploader:
                 return {path.name: scratch.adopt(path, f"export-{uuid4()}") for path in paths}
 
         began = time.time()
-        kept = persist(task.lease, "an adapter", write)
+        kept = persist(task.lease, f"the adapter of job {run.index}", write)
         began = task.phases.over("export adapter", began, run.index)
         for file in kept.values():
             upload(self._link, task.lease, file)
@@ -150,10 +150,17 @@ class ArtifactUploader:
             with self._cache.relief():
                 return scratch.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors))
 
-        for snapshot in snapshots:
-            kept = persist(task.lease, "a checkpoint", partial(write, snapshot))
-            upload(self._link, task.lease, kept)
-            made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
+        try:
+            for snapshot in snapshots:
+                if not task[snapshot.index].unfinished:
+                    continue  # its adapter was stored meanwhile
+                kept = persist(task.lease, "a checkpoint", partial(write, snapshot))
+                made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
+                upload(self._link, task.lease, kept)
+        except (LeaseNotHeld, FenceStale, Refused):  # the placement leaves, or has left: nothing points to them
+            for ref in made.values():
+                scratch.drop(ref.sha256)
+            raise
         self._hand_over(partial(then, made))
 
 

@@ -59,6 +59,11 @@ class BaseCopy:
     end_tokens: frozenset[int] = frozenset()  # each ends a generated text
 
     @property
+    def proved_wrong(self) -> bool:
+        """Whether its weights were found to be others."""
+        return self.checked.done() and self.checked.exception() is not None
+
+    @property
     def vocabulary(self) -> int:
         """Size of the base's vocabulary, in tokens."""
         return self.trainer.backbone.embedding.shape[0]
@@ -77,8 +82,8 @@ def load_base(
     on_progress: OnLoaded = ignore_progress,
 ) -> BaseCopy:
     """Load the base with its tokenizer, and begin to check the revision, which takes longer: nothing may be trained, or kept by
-    its revision, before `checked` is done. Arguments and errors as of load_trainer; a wrong revision is said rather than what
-    follows from it, so that errors come once all was read."""
+    its revision, before `checked` is done. Arguments and errors as of load_trainer; a wrong revision is said rather than
+    another BaseError or Crowded, so that these come once all was read."""
     source, beside = Path(ref.source), ThreadPoolExecutor(1, "revision")
     checked = beside.submit(check_revision, ref)
     beside.shutdown(wait=False)

@@ -59,15 +59,18 @@ def evaluate(
 ) -> Iterator[tuple[Key, ValidationResult]]:
     """Yield the requests' results, job by job, also before OutOfMemory. Each is read once the pass after its last is launched:
     the device does not wait for the host in between. How a request's rows are split depends on it and `budget` alone. On a
-    sharded base all ranks come, with requests or without."""
+    sharded base all ranks come, with requests or without, and each result is read at once: while they are together, it is
+    watched whether one is lost (RankWatch)."""
     known, coming = list[tuple[Key, Pending]](), list[tuple[Key, Pending]]()  # by passes before the last; by the last
     try:
         for one in _results(trainer, requests, budget, on_progress, together=True):
-            if one is not None:
+            if one is None:
+                yield from _read(known)
+                known, coming = coming, []
+            elif trainer.backbone.shards is None:
                 coming.append(one)
-                continue
-            yield from _read(known)
-            known, coming = coming, []
+            else:
+                yield from _read([one])
     except OutOfMemory:
         yield from _read(known + coming)
         raise

@@ -1,7 +1,9 @@
 """A base's revision is checked beside what is prepared on it, and before anything trains or is kept by it."""
 
+import gc
 import shutil
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from tests.worker.placer import placer
 from tests.worker.reported import Reported
 from worker.data.object_cache import OBJECTS
 from worker.executor.placement.placement_lease import Lease
+from worker.executor.preparation.executor_base import ExecutorBase
+from worker.model.plain.trainer import Trainer
 from worker.pipe_messages import ExecutorProgress, PlacementEnded
 from worker.replicas import base_loader
-from worker.replicas.ranks.rank_group import RankGroup
+from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 
 PATIENCE = 60.0
 SPACE = {"learning_rate": [3e-3], "rank": [4], "batch_size": [2]}
@@ -75,6 +79,48 @@ def test_a_base_that_proved_another_is_loaded_anew_for_the_next_placement(
     assert len(loads) == 2
 
 
+def test_a_base_that_proved_another_unseen_is_checked_anew(
+    fleet: Fleet, tiny_base: BaseModelRef, changed: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first placement's lease ended before it could be told."""
+    place, await_revision, leases = placer(fleet, changed), ExecutorBase.await_revision, list[Lease]()
+
+    def awaited(held: ExecutorBase, lease: Lease) -> None:
+        leases.append(lease)
+        if len(leases) == 1:
+            assert held.loaded is not None
+            assert held.loaded.base.checked.exception(PATIENCE) is not None
+            shutil.copytree(tiny_base.source, changed.source, dirs_exist_ok=True)
+            lease.release()
+            lease.check()
+        await_revision(held, lease)
+
+    monkeypatch.setattr(ExecutorBase, "await_revision", awaited)
+    _, right = Inside(fleet, tmp_path).run(place(SPACE, **SHORT), place(SPACE, **SHORT))
+    assert len(right.ended) == 1
+    assert len(leases) == 2
+
+
+def test_a_base_that_proved_another_is_freed_at_once(
+    fleet: Fleet, changed: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainers, load = list[weakref.ref[Trainer]](), RankGroup.load
+
+    def loaded(self: RankGroup, *args: Any, **named: Any) -> LoadedBase:
+        made = load(self, *args, **named)
+        trainers.append(weakref.ref(made.base.trainer))
+        return made
+
+    monkeypatch.setattr(RankGroup, "load", loaded)
+    gc.disable()
+    try:
+        (reported,) = Inside(fleet, tmp_path).run(placer(fleet, changed)(SPACE, **SHORT))
+        assert "have revision" in why_failed(reported)
+        assert [trainer() for trainer in trainers] == [None]
+    finally:
+        gc.enable()
+
+
 @pytest.fixture
 def slow_check(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The check of a revision ends once this is set."""
@@ -96,7 +142,7 @@ def test_rows_are_read_while_it_is_checked_and_the_service_is_told_what_is_waite
 
     def on_news(news: ExecutorProgress | PlacementEnded) -> None:
         if isinstance(news, ExecutorProgress) and any("still being checked" in text for text in news.loading.values()):
-            streams.append(len(list((inside.settings.scratch / "tenants").glob("*/files/*/*"))))
+            streams.append(len(list((inside.settings.scratch / "tenants").glob("*/files/*/streams/*"))))
             slow_check.set()
 
     inside.on_news = on_news

@@ -1,7 +1,7 @@
 """The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed."""
 
 from hashlib import sha256
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -220,3 +220,27 @@ def test_adapters_of_jobs_that_end_together_are_stored_two_at_a_time(fleet, plac
     (reported,) = Inside(fleet, tmp_path).run(placing({**SPACE, "learning_rate": [1e-2, 1e-3]}, early_exit=CALM))
     assert set(reported.manifests) == {0, 1}
     assert adapter(reported, 0) != adapter(reported, 1)
+
+
+def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, tmp_path, monkeypatch):
+    put, drop, under_way, ended, dropped = PlacementLink.put, ObjectCache.drop, set(), Event(), Event()
+    inside = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.01)
+
+    def late(self, grant, path):
+        if not path.name.startswith("export-"):
+            under_way.add(path.name)
+            assert ended.wait(60)
+        put(self, grant, path)
+
+    def noted(self, name):
+        drop(self, name)
+        if name in under_way:
+            dropped.set()
+
+    fleet.on_report = lambda reported, report: ended.set() if len(reported.ended) == 4 else None
+    monkeypatch.setattr(PlacementLink, "put", late)
+    monkeypatch.setattr(ObjectCache, "drop", noted)
+    (reported,) = inside.run(placing(SPACE, early_exit=CALM))
+    assert set(reported.manifests) == {0, 1, 2, 3}
+    assert dropped.wait(60)
+    assert not [*inside.settings.scratch.glob("tenants/*/objects/*")]

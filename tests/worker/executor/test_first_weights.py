@@ -20,7 +20,9 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def arena(tiny_base: BaseModelRef) -> Arena:
-    return load_base(tiny_base, torch.device("cpu")).trainer.arena
+    base = load_base(tiny_base, torch.device("cpu"))
+    base.checked.result()  # its threads are no part of what is tested
+    return base.trainer.arena
 
 
 def configs(*ranks: int) -> dict[int, JobConfig]:
@@ -49,7 +51,9 @@ def test_no_more_are_drawn_than_a_share_of_the_memory_holds(arena: Arena) -> Non
 
 def test_they_are_drawn_beside_who_waits_later_and_as_many_at_once_as_there_are_threads(arena: Arena) -> None:
     meeting = threading.Barrier(drawing._THREADS + 1)
-    with first_weights(arena, configs(*[4] * drawing._THREADS), None, 2**40, lambda: meeting.wait(PATIENCE) and None) as drawn:
+    with first_weights(
+        arena, configs(*[4] * drawing._THREADS), None, 2**40, True, lambda: meeting.wait(PATIENCE) and None
+    ) as drawn:
         meeting.wait(PATIENCE)
         assert len(drawn()) == drawing._THREADS
 
@@ -71,7 +75,7 @@ def test_what_ends_the_preparation_ends_the_drawing(arena: Arena, monkeypatch: p
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", then_go_on)
 
     def prepare() -> None:
-        with first_weights(arena, configs(*[4] * 3 * drawing._THREADS), None, 2**40, before_each):
+        with first_weights(arena, configs(*[4] * 3 * drawing._THREADS), None, 2**40, True, before_each):
             meeting.wait(PATIENCE)
             raise ValueError("no row is left")
 
@@ -84,5 +88,12 @@ def test_a_lease_that_ends_is_raised_for_who_waits(arena: Arena) -> None:
     def before_each() -> None:
         raise LeaseNotHeld("its lease ended")
 
-    with pytest.raises(LeaseNotHeld), first_weights(arena, configs(4), None, 2**40, before_each) as drawn:
+    with pytest.raises(LeaseNotHeld), first_weights(arena, configs(4), None, 2**40, True, before_each) as drawn:
         drawn()
+
+
+def test_on_a_cpu_they_are_drawn_when_they_are_waited_for(arena: Arena) -> None:
+    begun = list[int]()
+    with first_weights(arena, configs(4, 8), None, 2**40, False, lambda: begun.append(1)) as drawn:
+        assert not begun
+        assert drawn().keys() == configs(4, 8).keys()

@@ -1,6 +1,8 @@
 """When the results of evaluations are read: so that the device does not wait for the host between passes, and none is lost."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,23 @@ def test_a_result_is_read_once_the_next_pass_is_launched(trainer: LoggedTrainer)
     assert trainer.log == ["pass", "done", "pass", "done", "read", "pass", "done", "read", "pass", "done", "read"]
     apart = {key: dict(evaluate(trainer, {key: one}, BUDGET, lambda: None))[key] for key, one in wanted.items()}
     assert found == apart
+
+
+def test_over_a_sharded_base_it_is_read_while_the_ranks_are_together(
+    trainer: LoggedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backbone, "shards", property(lambda backbone: backbone))
+    together = type(trainer.backbone.gathers).together
+
+    @contextmanager
+    def logged(*arguments: Any) -> Iterator[None]:
+        with together(*arguments):
+            yield
+        trainer.log.append("apart")
+
+    monkeypatch.setattr(type(trainer.backbone.gathers), "together", logged)
+    assert len(dict(evaluate(trainer, requests(2, 4), BUDGET, lambda: None))) == 2
+    assert trainer.log == ["pass", "read", "pass", "pass", "read", "apart"]
 
 
 def test_pass_by_pass_all_results_are_those_of_one_go(trainer: LoggedTrainer) -> None:

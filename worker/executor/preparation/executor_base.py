@@ -34,6 +34,8 @@ class ExecutorBase:
         moments = self._settings.worker_moments
         device, source = devices.devices[0], Path(ref.source)
         self._compiled = self._kernels.begin(source, device, wanted.possible_ranks, wanted.dropouts, moments == "8bit")
+        if self.loaded is not None and self.loaded.base.proved_wrong:
+            self._drop()  # its folder may have been brought back
         if self.loaded is None or (self.loaded.base.ref.identity, self.loaded.devices) != (ref.identity, devices.devices):
             self.loaded = None  # the next base needs its memory
             with self._fetch.telling(lease) as tell:
@@ -50,12 +52,9 @@ class ExecutorBase:
                 tell(f"base model {base.ref.name}: loaded; its weights are still being checked")
                 while not wait([base.checked], _CHECK_SECONDS).done:
                     lease.check()
-        try:
-            base.checked.result()
-        except BaseError:
-            self.loaded = None
-            self._ranks.close()
-            raise
+        if (error := base.checked.exception()) is not None:
+            self._drop()
+            raise BaseError(str(error)) from None  # not the future's own, whose traceback would hold what is dropped
 
     def await_kernels(self, lease: Lease) -> None:
         """Wait until those of the last load are compiled. Raises LeaseNotHeld."""
@@ -63,6 +62,10 @@ class ExecutorBase:
         name = self.loaded.base.ref.name
         with self._fetch.telling(lease) as tell:
             self._compiled(lease.check, lambda: tell(f"base model {name}: loaded; its kernels are being compiled"))
+
+    def _drop(self) -> None:
+        self.loaded = None
+        self._ranks.close()
 
     def close(self) -> None:
         """End the other ranks."""

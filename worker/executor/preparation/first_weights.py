@@ -26,28 +26,39 @@ def first_weights(
     configs: Mapping[int, JobConfig],
     start: StartAdapter | None,
     park_bytes: int,
+    at_once: bool = True,
     before_each: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[], dict[int, Tensor]]]:
     """Within it, threads draw. What is yielded waits for them, and returns float32 [rank, W] by job index, of as many jobs as a
     share of the memory for parked adapters holds. For a GPU they are pinned: the loop's first copies of best weights find that
     memory free again.
 
-    start: the adapter that all of them start from. park_bytes: of main memory. before_each: called in the threads before each
-    adapter; what it raises is raised again for who waits.
+    start: the adapter that all of them start from. park_bytes: of main memory. at_once: else they are drawn when they are
+    waited for. before_each: called in the threads before each adapter; what it raises is raised again for who waits.
     """
-    pinned, drawing, most_bytes = arena.master.is_cuda, dict[int, Future[Tensor]](), park_bytes // _SHARE
+    pinned, drawing = arena.master.is_cuda, dict[int, Future[Tensor]]()
 
     def draw(spec: AdapterSpec) -> Tensor:
         before_each()
         return spec.first_weights(arena.layout, host_tensor(torch.Size((spec.rank, arena.layout.width)), torch.float32, pinned))
 
-    pool = ThreadPoolExecutor(_THREADS, "first weights")
-    try:
+    def begin() -> None:
+        left = park_bytes // _SHARE
         for index, config in configs.items():
             spec = AdapterSpec.of(config, start)
-            most_bytes -= 4 * spec.rank * arena.layout.width
-            if most_bytes >= 0:
+            left -= 4 * spec.rank * arena.layout.width
+            if left >= 0:
                 drawing[index] = pool.submit(draw, spec)
-        yield lambda: {index: drawn.result() for index, drawn in drawing.items()}
+
+    def drawn() -> dict[int, Tensor]:
+        if not at_once:
+            begin()
+        return {index: one.result() for index, one in drawing.items()}
+
+    pool = ThreadPoolExecutor(_THREADS, "first weights")
+    try:
+        if at_once:
+            begin()
+        yield drawn
     finally:
         pool.shutdown(cancel_futures=True)

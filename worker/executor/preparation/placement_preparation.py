@@ -158,8 +158,10 @@ class Preparation:
         start = self._start(base)
         clock.note("checkpoints")
         new = {job.index: job.config for job in unfinished(self._placement) if job.proposed and job.index not in checkpoints}
-        parked = park_bytes(base.trainer.backbone.device, self._settings, len(loaded.devices))
-        with first_weights(base.trainer.arena, new, start, parked, lease.check) as drawn:
+        device = base.trainer.backbone.device
+        parked = park_bytes(device, self._settings, len(loaded.devices))
+        beside = device.type == "cuda"  # on a CPU they would be part of what the executor holds for good
+        with first_weights(base.trainer.arena, new, start, parked, beside, lease.check) as drawn:
             held.await_kernels(lease)
             clock.note("kernels")
             profiles = _memory_profiles(base, data.longest, self._scratch)

@@ -1,5 +1,6 @@
 """A rank of an executor as a process, a child of rank 0, or of the agent on a further host. Knows sockets and signals alone."""
 
+import gc
 import signal
 import socket
 import sys
@@ -19,6 +20,8 @@ def main() -> None:
     keep_freed_blocks()
     exit_with_parent(TypeAdapter(None), lambda nothing: None)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 still wants its adapters; it ends this process
+    gc.collect()
+    gc.freeze()  # what is imported stays: no collection, of which captures of graphs make some, need look at it
     memory = SharedHostMemory(lends=True)
     end = socket.socket(fileno=int(sys.argv[1]))
     RankServer(RankLink(end, memory) if end.family == socket.AF_UNIX else HostRankLink(end), memory).serve()
