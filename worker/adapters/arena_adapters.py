@@ -49,10 +49,20 @@ class ReplicaAdapters(Protocol):
 
 @dataclass
 class _Held:
-    """best: a host copy of its best weights, float32 [rank, W]; None before the first evaluation."""
+    """copied: waits for the host copy of its best weights, float32 [rank, W]; None before the first evaluation."""
 
     slot: Slot
-    best: Tensor | None
+    copied: Callable[[], Tensor] | None
+
+    @property
+    def best(self) -> Tensor | None:
+        return self.copied() if self.copied is not None else None
+
+    def let_go(self) -> None:
+        """Give up its best weights, whose memory another copy may then take: their own is through."""
+        if self.copied is not None:
+            self.copied()
+        self.copied = None
 
 
 class ArenaAdapters:
@@ -80,7 +90,7 @@ class ArenaAdapters:
         except NoRows as error:
             self._tracker.limit_rows(self._trainer.arena.rows)
             return Allocated(str(error), evicted)
-        self._held[key] = _Held(slot, best)
+        self._held[key] = _Held(slot, None if best is None else lambda: best)
         return Allocated(None, evicted)
 
     def _fill(self, slot: Slot, spec: AdapterSpec, source: Source) -> Tensor | None:
@@ -111,16 +121,19 @@ class ArenaAdapters:
         return used.start, used.stop
 
     def note_best(self, key: JobKey) -> None:
-        """Keep a host copy of the job's weights, as its best so far."""
+        """Keep a host copy of the job's weights, as its best so far. It may be under way yet."""
         held = self._held[key]
-        held.best = self._trainer.arena.snapshot(held.slot, moments=False).weights
+        copied = self._trainer.arena.begin_snapshot(held.slot)
+        held.let_go()
+        held.copied = copied
 
     def restore_best(self, key: JobKey) -> bool:
         """Write the job's best weights into its rows, for good: it ends. Whether it has any."""
         held = self._held[key]
-        if held.best is not None:
-            self._trainer.arena.restore(held.slot, AdapterState(held.best))
-        return held.best is not None
+        best = held.best
+        if best is not None:
+            self._trainer.arena.restore(held.slot, AdapterState(best))
+        return best is not None
 
     def park(self, key: JobKey) -> None:
         """The job trains no more, and keeps its rows until another needs them: jobs that found none may try again."""
@@ -135,7 +148,9 @@ class ArenaAdapters:
 
     def free(self, key: JobKey) -> None:
         """Free the job's rows. Freed rows let jobs that found none try again."""
-        self._trainer.arena.detach(self._held.pop(key).slot)
+        held = self._held.pop(key)
+        held.let_go()
+        self._trainer.arena.detach(held.slot)
         self._tracker.limit_rows(None)
 
     # ---- adapters that no job trains ---------------------------------------------------------------------------------

@@ -77,12 +77,6 @@ def host_tensor(shape: torch.Size, dtype: torch.dtype, pinned: bool) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
 
-def _on_host(tensor: Tensor, memory: HostMemory | None) -> Tensor:
-    """A host copy in this memory; None: pinned, if it comes from a GPU."""
-    shape, dtype = tensor.shape, tensor.dtype
-    return (memory(shape, dtype) if memory is not None else host_tensor(shape, dtype, tensor.is_cuda)).copy_(tensor)
-
-
 def _enlarged(buffer: Tensor, rows: int) -> Tensor:
     new = buffer.new_zeros(rows, *buffer.shape[1:])
     new[: buffer.shape[0]] = buffer
@@ -229,10 +223,20 @@ class Arena:
     def snapshot(self, slot: Slot, moments: bool = True) -> AdapterState:
         """Copy an adapter to the host."""
         self._own(slot)
-        weights = _on_host(self.master[slot.used], self.host_memory)
-        if not moments:
-            return AdapterState(weights)
-        return AdapterState(weights, *(_on_host(moment, self.host_memory) for moment in self.moments.read(slot.used)))
+        parts = [self.master[slot.used], *(self.moments.read(slot.used) if moments else ())]
+        return AdapterState(*(self._host_like(part).copy_(part) for part in parts))
+
+    def begin_snapshot(self, slot: Slot) -> Callable[[], Tensor]:
+        """Copy an adapter's weights, as they are now, to the host, float32 [rank, W]. What is returned waits for the copy; call
+        it before its memory is used again."""
+        weights = self.snapshot(slot, moments=False).weights
+        return lambda: weights
+
+    def _host_like(self, tensor: Tensor) -> Tensor:
+        """Host memory for a copy: `host_memory`, or else pinned, if the tensor is on a GPU."""
+        if self.host_memory is not None:
+            return self.host_memory(tensor.shape, tensor.dtype)
+        return host_tensor(tensor.shape, tensor.dtype, tensor.is_cuda)
 
     def restore(self, slot: Slot, state: AdapterState) -> None:
         """Write a snapshot back into a slot of the same rank. Without moments they start at zero; the gradient always does."""

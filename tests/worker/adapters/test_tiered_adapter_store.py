@@ -144,6 +144,31 @@ def test_a_parked_job_stays_in_memory_while_the_disk_is_full(trainers, small_dis
         assert same(store.one(key(job)), tensors)
 
 
+def test_best_weights_are_given_up_only_once_their_copy_is_through(trainers, tmp_path, monkeypatch):
+    """Another copy may take their memory, which a device still writes; who asks for them waits, too."""
+    store, awaited = Store(trainers, ObjectCache(tmp_path)), []
+    arena = trainers[0].arena
+
+    def begin(slot):
+        weights, number = arena.snapshot(slot, moments=False).weights, len(begun)
+        begun.append(number)
+        return lambda: awaited.append(number) or weights
+
+    begun = []
+    trained(store, trainers[0], 1)
+    monkeypatch.setattr(arena, "begin_snapshot", begin)
+    store.note_best(key(1))
+    assert (begun, awaited) == ([0], [])
+    store.note_best(key(1))
+    assert (begun, awaited) == ([0, 1], [0])
+    assert torch.equal(store.best(key(1)), arena.master[store.slot(key(1)).used])
+    assert awaited == [0, 1]
+    store.one(key(1))
+    assert awaited == [0, 1, 1]
+    store.remove(key(1))
+    assert awaited == [0, 1, 1, 1]
+
+
 def test_two_jobs_parked_alike_do_not_share_a_file(trainers, tmp_path):
     store = Store(trainers, ObjectCache(tmp_path), 0)
     for job in (0, 1):

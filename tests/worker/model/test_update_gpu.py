@@ -9,6 +9,7 @@ import torch
 from benchmarks.consecutive_steps import job_steps
 from benchmarks.llama_shapes import Rows
 from tests.worker.model.device_case import device_trainer, examples, fill_slots, llama
+from worker.model.arena import AdapterState
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import StepLosses
@@ -29,14 +30,16 @@ def test_nothing_in_a_step_waits_for_the_device(graph_tokens: int) -> None:
         trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
         trainer.update([RowUpdate(slot, 1e-3, 0.0, number, 1.0) for slot in slots])
 
-    for number in range(1, CAPTURE_AFTER + 1):
+    for number in range(1, CAPTURE_AFTER):
         take(number)
-    assert len(trainer.captured) == (1 if graph_tokens else 0)
+    assert trainer.captured == []
     torch.cuda.set_sync_debug_mode("error")
     try:
-        take(CAPTURE_AFTER + 1)
+        for number in (CAPTURE_AFTER, CAPTURE_AFTER + 1):  # the first of which captures it
+            take(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert len(trainer.captured) == (1 if graph_tokens else 0)
 
 
 def test_no_whole_step_of_jobs_waits_for_more_than_its_losses() -> None:
@@ -64,27 +67,27 @@ class Begun:
         torch.manual_seed(0)
         self.jobs = job_steps(self.trainer, Rows(300), 1, 4)
 
-    def step(self, number: int, before: Launched | None) -> Launched:
+    def step(self, number: int, *unread: Launched) -> Launched:
         steps = StepInProgress([replace(one, number=number) for one in self.jobs], 1 << 16)
-        return launch(self.trainer, {steps: None}, 1 << 16, lambda: None, self.ahead, before)
+        return launch(self.trainer, {steps: None}, 1 << 16, lambda: None, self.ahead, unread)
 
 
 def test_a_step_is_launched_while_the_device_is_at_the_last_and_is_the_same() -> None:
     found = []
     for ahead in (True, False):
         begun = Begun(ahead)
-        losses = [begun.step(0, None).read().losses]
+        losses = [begun.step(0).read().losses]
         if ahead:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                launched = [second := begun.step(1, None), begun.step(2, second)]
+                launched = [second := begun.step(1), third := begun.step(2, second), begun.step(3, second, third)]
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             steps = [one.read() for one in launched]
             assert all(0 < stepped.seconds < 60 for stepped in steps)
             losses += [stepped.losses for stepped in steps]
         else:
-            losses += [begun.step(number, None).read().losses for number in (1, 2)]
+            losses += [begun.step(number).read().losses for number in (1, 2, 3)]
         found.append((losses, begun.trainer.arena.master.clone()))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
@@ -93,7 +96,7 @@ def test_a_step_is_launched_while_the_device_is_at_the_last_and_is_the_same() ->
 def test_a_step_launched_ahead_updates_no_job_whose_loss_was_not_finite() -> None:
     """Its weights are sound, so that the loss of its second step is a number."""
     begun = Begun(ahead=True)
-    first = begun.step(0, None)
+    first = begun.step(0)
     key, (ruined, *others) = begun.jobs[1].job.key, [begun.jobs[place].slot.used for place in (1, 0, 2, 3)]
     nan = torch.tensor(float("nan"), device=first.sums[0][1].total.device)
     first.sums = [(of, replace(loss, total=nan) if of == key else loss) for of, loss in first.sums]
@@ -116,3 +119,45 @@ def test_an_adapter_whose_loss_is_not_finite_keeps_its_weights() -> None:
     trainer.update(updates, StepLosses(totals, (0, 1, 2, 3)))
     for index, slot in enumerate(slots):
         assert torch.equal(trainer.arena.master[slot.used], before[slot.used]) == (index == 1)
+
+
+def test_a_copy_of_weights_is_of_before_what_is_launched_after_it() -> None:
+    """It is made beside them: updates, other adapters' weights and rows that move wait for it."""
+    trainer = device_trainer(llama(), 256)
+    slots, arena = fill_slots(trainer), trainer.arena
+    expected = [arena.master[slot.used].cpu() for slot in slots]
+    busy = torch.randn(8192, 8192, device="cuda")
+
+    def ruin(slot_index: int) -> None:
+        slot = slots[slot_index]
+        if slot_index == 0:
+            trainer.train([Segment(slot, examples(0), 0.01)])
+            trainer.update([RowUpdate(slot, 1.0, 0.0, 1, 1.0)])
+        elif slot_index == 1:
+            arena.restore(slot, AdapterState(torch.full((slot.rank, arena.layout.width), 7.0)))
+        elif slot_index == 2:
+            arena.detach(slot)
+        else:
+            arena.grow(arena.rows + 64)
+            arena.master.fill_(7.0)
+
+    for index in range(4):
+        for _ in range(20):
+            busy = busy @ busy
+        copied = arena.begin_snapshot(slots[index])
+        ruin(index)
+        changed = arena.master[slots[index].used].cpu() if index < 3 else None
+        assert torch.equal(copied(), expected[index])
+        assert changed is None or not torch.equal(changed, expected[index])
+
+
+def test_a_copy_of_weights_does_not_keep_the_host_waiting() -> None:
+    trainer = device_trainer(llama(), 256)
+    slots = fill_slots(trainer)
+    trainer.arena.begin_snapshot(slots[0])()  # its memory is there from now on
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        copied = trainer.arena.begin_snapshot(slots[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(copied(), trainer.arena.master[slots[0].used].cpu())

@@ -136,6 +136,7 @@ class DeviceTrainer(Trainer):
         master, compute_copy, *moments = (
             arena.layered(buffer) for buffer in (arena.master, arena.compute_copy, *arena.moments.buffers)
         )
+        arena.await_snapshots()
         norms = adamw(master, arena.gradient, tuple(moments), compute_copy, table, BETAS, EPS)
         for update in updates:
             arena.slots_with_gradient.discard(update.slot)
