@@ -149,3 +149,41 @@ def test_graphs_of_other_buffers_are_forgotten_and_the_oldest_of_too_many() -> N
     assert len(graphs.shapes) == MAX_GRAPHS
     graphs.belong_to((1, 3))
     assert graphs.shapes == []
+
+
+@pytest.mark.parametrize(
+    ("held", "peak", "reserved", "free", "allowed", "room"),
+    [
+        (20, 30, 30, 50, 100, True),
+        (20, 30, 35, 14, 100, False),  # 15 lie in caches, of which passes may have left all
+        (20, 45, 30, 24, 100, False),  # a pass took 25, before caches were emptied
+        (20, 30, 30, 50, 39, False),  # of an operator's limit 9 are left
+        (20, 30, 30, 50, 40, True),
+    ],
+)
+def test_caches_are_emptied_where_the_pool_may_not_find_its_memory_beside_them(
+    monkeypatch: pytest.MonkeyPatch, held: int, peak: int, reserved: int, free: int, allowed: int, room: bool
+) -> None:
+    known = {
+        "memory_allocated": held,
+        "max_memory_allocated": peak,
+        "memory_reserved": reserved,
+        "mem_get_info": (free, 200),
+        "get_per_process_memory_fraction": allowed / 200,
+    }
+    for name, value in known.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert Unrecorded(2, Counter())._has_room() is room
+
+
+def test_a_bucket_is_launched_anew_before_it_is_captured_where_the_arena_moved() -> None:
+    """The launch leaves its memory where a capture is weighed by it."""
+    graphs = Counted()
+    graphs.belong_to((1, 2))
+    for _ in range(CAPTURE_AFTER - 1):
+        graphs.pass_of(SHAPE)
+    graphs.belong_to((1, 3))
+    graphs.pass_of(SHAPE)
+    assert graphs.did == {"launched": CAPTURE_AFTER}
+    graphs.pass_of(SHAPE)
+    assert graphs.did["captured"] == 1

@@ -47,11 +47,13 @@ class CapturedGraphs(Generic[Key, Result]):
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def belong_to(self, buffers: Sequence[int]) -> None:
-        """What is captured reads and writes these buffers, by address: graphs of others are forgotten."""
-        if buffers != self._buffers:
+    def belong_to(self, buffers: Sequence[int]) -> bool:
+        """What is captured reads and writes these buffers, by address: graphs of others are forgotten. Whether they differ."""
+        differ = buffers != self._buffers
+        if differ:
             self.forget()
             self._buffers = buffers
+        return differ
 
     def forget(self) -> None:
         self._graphs.clear()
@@ -80,9 +82,9 @@ class CapturedGraphs(Generic[Key, Result]):
         rest: Callable[[], object] | None = None,
     ) -> None:
         """Capture `run`, which reads `inputs`, and what of it is launched later, `rest`. Their kernels were launched before.
-        warm: makes the same launches without harm, once, so that the pool can grow from what they leave in the allocator's
-        cache; None where the pool holds the memory of a graph that takes no less: then caches, on which what is launched next
-        depends, stay as they are."""
+        warm: makes the same launches without harm; None where the pool holds the memory of a graph that takes no less. Else,
+        where the device has too little memory for the pool beside the allocator's caches, these are emptied: the pool grows
+        from what `warm` leaves there. What is launched next has to allocate its memory anew then."""
         if len(self._graphs) == self._most:
             self._graphs.popitem(last=False)
         self._graphs[key] = self._recorded(inputs, run, warm, rest)
@@ -99,7 +101,7 @@ class CapturedGraphs(Generic[Key, Result]):
         self._stream.wait_stream(torch.cuda.current_stream())
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        if warm is None:
+        if warm is None or self._has_room():
             recording: AbstractContextManager[None] = _recording(graph, self._pool, self._stream)
         else:
             with torch.cuda.stream(self._stream):
@@ -114,6 +116,15 @@ class CapturedGraphs(Generic[Key, Result]):
         with _no_collection(), _recording(later, self._pool, self._stream):
             rest()
         return _Graph(graph, inputs, result, later)
+
+    def _has_room(self) -> bool:
+        """Whether a pool of its own finds as much memory as passes took at most, while caches keep theirs."""
+        device = self._device
+        held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        taken = max(torch.cuda.max_memory_allocated(device), reserved) - held
+        free, whole = torch.cuda.mem_get_info(device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(device) * whole) - reserved
+        return taken <= min(free, allowed)
 
 
 @contextmanager

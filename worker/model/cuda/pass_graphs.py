@@ -47,6 +47,7 @@ class PassGraphs:
         self._device, self._most_tokens, self._width, self._dtype = device, most_tokens, width, dtype
         self._captured = CapturedGraphs[tuple[BatchShape, PassMode], None](device, MAX_GRAPHS)
         self._wasted = defaultdict[tuple[BatchShape, PassMode], float](float)  # replayed passes, of buckets not captured
+        # since graphs were last forgotten: their kernels are loaded, and their memory lies in the allocator's cache
         self._launched = set[tuple[BatchShape, PassMode]]()
         # [2, T + 1, D], which all graphs share: hidden states as a forward left them, and their gradient
         self._ends: Tensor | None = None
@@ -58,10 +59,12 @@ class PassGraphs:
 
     def belong_to(self, buffers: Sequence[int]) -> None:
         """The passes read and write these buffers, by address: graphs of others are forgotten."""
-        self._captured.belong_to(buffers)
+        if self._captured.belong_to(buffers):
+            self._launched.clear()
 
     def forget(self) -> None:
         self._captured.forget()
+        self._launched.clear()
         self._ends = None
 
     def larger(self, shape: BatchShape, mode: PassMode) -> Iterator[BatchShape]:
@@ -110,7 +113,7 @@ class PassGraphs:
         return h, gradient
 
     def _capture(self, key: tuple[BatchShape, PassMode], host: Tensor, launcher: Launcher) -> None:
-        (shape, mode), inputs = key, host.to(self._device)
+        (shape, mode), inputs = key, host.to(self._device, non_blocking=True)
         (h, gradient), done = self._shared_ends(shape), list[ForwardDone]()
 
         def forward() -> None:
