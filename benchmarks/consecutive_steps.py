@@ -115,8 +115,8 @@ def _timed(trainer: Trainer, due: list[JobStep], count: int) -> tuple[list[float
     times, unread, began = list[float](), list[Launched](), time.perf_counter()
     for number in range(count):
         task_step = StepInProgress([replace(one, number=one.number + number) for one in due], BUDGET)
-        ahead, before = trainer.launches_ahead, unread[0] if unread else None
-        unread.append(launch(trainer, {task_step: None}, BUDGET, lambda: None, ahead, before))
+        ahead = trainer.launches_ahead
+        unread.append(launch(trainer, {task_step: None}, BUDGET, lambda: None, ahead, tuple(unread)))
         while len(unread) > (ahead and number + 1 < count):
             unread.pop(0).read()
             times.append((time.perf_counter() - began) * 1e3)

@@ -65,7 +65,8 @@ class StepScheduler:
         batches of the same step differ in their tokens, so the fullest replica keeps the others waiting; over several steps
         that evens out. And a device that works by itself is given the next of several steps before it is through with the last,
         for which alone one replica takes several, where they are short. One step at first, which says how long they take: a
-        whole one, not what is left of one that was begun in slices. Ranks of a sharded base meet in every layer anyway."""
+        whole one, not what is left of one that was begun in slices; where jobs have left, those of before say it. Ranks of a
+        sharded base meet in every layer anyway."""
         last, self._whole = self._whole, frozenset(run.key for run in runs)
         if replicas.under_way(placement):
             self._whole = frozenset()
@@ -73,7 +74,7 @@ class StepScheduler:
         several = replicas.count > 1
         pays = several or (replicas.launches_ahead and all(run.job.reference is None for run in runs))
         short = 0 < self._step_seconds <= (_SHORT_SECONDS if several else _SHORT_ALONE_SECONDS)
-        if not pays or not short or replicas.sharded or others or self._whole != last:
+        if not pays or not short or replicas.sharded or others or not self._whole <= last:
             return 1
         seconds = min(_APART_SECONDS, _LEAD_SECONDS * self._step_seconds / replicas.lead) if replicas.lead else _APART_SECONDS
         most = max(1, int(seconds / self._step_seconds))

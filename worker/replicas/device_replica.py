@@ -5,7 +5,8 @@ A pass that finds no memory is repeated in shorter passes, or with recomputation
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,7 +17,8 @@ from worker.model.plain.trainer import OutOfMemory, Trainer
 from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
-from worker.policy.step_time import PRIOR, STALL, StepLoad, StepModel, StepTimes
+from worker.policy.step_pace import StepPace
+from worker.policy.step_time import StepLoad, StepModel
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.packed_step import Launched, Stepped, launch, update_refusal
 from worker.replicas.step_in_progress import StepInProgress
@@ -27,10 +29,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OnProgress = Callable[[], None]
-_REFIT_STEPS = 16  # measured steps between two fits of the model
-_COMPANY = 0.05  # what a step of several tasks counts beside one of a task alone, where it is asked what tasks take alone
-_KEPT = 0.998  # of what was seen alone, with each step in company: half after 350
 _THROUGHPUT_SHARE = 0.97  # of an endless pass's throughput: longer passes are not sought
+# of steps that a device is given before it is through with an earlier one, so that it works while its host captures a pass,
+# which takes 35 to 50 ms, longer than most passes that are captured; and how many at most
+_AHEAD_SECONDS, _MOST_AHEAD = 0.1, 8
 StepsInAll = Callable[[int, Sequence[Stepped]], int]  # with how many steps were begun, and those whose losses are read
 Pending = Callable[[], T]  # work that has begun, or begins when its result is asked for
 Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
@@ -49,11 +51,7 @@ class Replica:
     ) -> None:
         self.trainer, self.tracker, self._give_way, self._failed = trainer, tracker, give_way, failed
         self.adapters = ArenaAdapters(trainer, tracker)
-        self.times = self._alone = StepTimes.empty()  # of this replica's steps, and of those of a task alone
-        self._model: StepModel | None = None  # fitted after so many steps
-        self._alone_model: StepModel | None = None
-        self._model_at = 0
-        self._fastest = math.inf  # least seconds of a step, over those of the prior
+        self._pace = StepPace()
         self._steps_in_progress: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
 
     @property
@@ -79,30 +77,17 @@ class Replica:
             shrink_arena(self.trainer, self.adapters.spare_rows)
 
     @property
-    def model(self) -> StepModel:
-        """How long its steps take; a guess until some were measured."""
-        self._fit()
-        return self._model or PRIOR
-
-    @property
     def alone_model(self) -> StepModel:
-        """How long a task's step takes alone: what steps of one task say, and where these leave it open, those of several. By
-        all steps alike small tasks were predicted a quarter too long, and so were taken for less slowed than they were."""
-        self._fit()
-        return self._alone_model or PRIOR
-
-    def _fit(self) -> None:
-        if self._model is None or self.times.count >= self._model_at + _REFIT_STEPS:
-            self._model, self._model_at = self.times.model(), self.times.count
-            self._alone_model = self._alone.beside(self.times, _COMPANY).model()
+        """How long a task's step takes alone."""
+        return self._pace.alone_model
 
     def _grew(self) -> bool:
         """After a step that found its memory: whether micro-batches grew just now, again after a failure, or because longer
         ones were found to pay."""
         rows = self.trainer.arena.rows
         grew = self.tracker.record_step(rows)
-        if self.times.count >= _REFIT_STEPS and self.capacity.most_pass_tokens:
-            longest = self.model.tokens_for_throughput_share(_THROUGHPUT_SHARE, self.capacity.most_pass_tokens)
+        if self._pace.known and self.capacity.most_pass_tokens:
+            longest = self._pace.model.tokens_for_throughput_share(_THROUGHPUT_SHARE, self.capacity.most_pass_tokens)
             grew |= self.tracker.lengthen(longest, rows)
         return grew
 
@@ -146,20 +131,21 @@ class Replica:
         in_all: StepsInAll,
     ) -> tuple[list[Stepped], Unrunnable]:
         steps, unrunnable, going_on = list[Stepped](), Unrunnable(), list(jobs)
-        ahead, begun, unread = count > 1 and self._may_launch_ahead(jobs), 0, None
+        ahead, begun, unread = count > 1 and self._may_launch_ahead(jobs), 0, deque[Launched]()
         while not begun or (going_on and begun < count and begun < in_all(begun, steps)):
             latest, lost = self._launch([(job, number + begun) for job, number in going_on], slices, on_progress, ahead, unread)
             begun += 1
-            if unread is not None:
-                going_on = self._read(unread, going_on, steps)
-                left = {job.key for job, _ in going_on}
-                lost = {key: why for key, why in lost.items() if key in left}  # others had ended before
+            while unread and (lost or len(unread) >= _most_ahead(steps)):
+                going_on = self._read(unread.popleft(), going_on, steps)
+            left = {job.key for job, _ in going_on}
+            lost = {key: why for key, why in lost.items() if key in left}  # others had ended before
             unrunnable |= lost
-            going_on, unread = [pair for pair in going_on if pair[0].key not in lost], latest
+            going_on = [pair for pair in going_on if pair[0].key not in lost]
+            unread.append(latest)
             if not ahead:
-                going_on, unread = self._read(unread, going_on, steps), None
-        if unread is not None:
-            self._read(unread, going_on, steps)
+                going_on = self._read(unread.popleft(), going_on, steps)
+        while unread:
+            going_on = self._read(unread.popleft(), going_on, steps)
         return steps, unrunnable
 
     def _may_launch_ahead(self, jobs: Sequence[tuple[TrainingJob, int]]) -> bool:
@@ -173,14 +159,14 @@ class Replica:
         slices: int | None,
         on_progress: OnProgress,
         ahead: bool,
-        before: Launched | None,
+        unread: Collection[Launched],
     ) -> tuple[Launched, Unrunnable]:
-        """Launch a step of these jobs. ahead, before: as of packed_step.launch."""
+        """Launch a step of these jobs. ahead, unread: as of packed_step.launch."""
         steps = {key: one for some in self._job_steps(jobs).values() for key, one in some.items()}
         rejected = {key: why for key, one in steps.items() if (why := update_refusal(one)) is not None}
         runnable = [key for key in steps if key not in rejected]
         launched, unrunnable = self.run_with_oom_retries(
-            runnable, lambda left: self._launch_for([steps[key] for key in left], slices, on_progress, ahead, before)
+            runnable, lambda left: self._launch_for([steps[key] for key in left], slices, on_progress, ahead, unread)
         )
         return launched, rejected | unrunnable
 
@@ -202,29 +188,28 @@ class Replica:
         """Learn from a step without its preferences, which take time besides."""
         if not stepped.preferring:
             self._leave_out_stalls(stepped)
-        seconds = stepped.seconds - stepped.preference_seconds
-        self.times = self.times.learned(stepped.load, seconds)
         # on a sharded base the other ranks' tasks step at the same time
         alone = len(stepped.work) == 1 and self._failed is None
-        self._alone = self._alone.learned(stepped.load, seconds) if alone else self._alone.aged(_KEPT)
+        self._pace.learn(stepped.load, stepped.seconds - stepped.preference_seconds, alone)
 
     def _leave_out_stalls(self, stepped: Stepped) -> None:
-        """Nobody should learn how fast a device is from its first step, which compiles, and of a later stall no more than such
-        a step may take: by the fastest step of the first few, later by the fit."""
-        guess, first = PRIOR.seconds(stepped.load), math.isinf(self._fastest)
-        known = self.model
-        usual = known.seconds(stepped.load) if known is not PRIOR else guess * self._fastest
-        self._fastest = min(self._fastest, stepped.seconds / guess)
+        """The service learns from each task's work how fast a device is."""
+        seconds = self._pace.without_stall(stepped.load, stepped.seconds)
         for work in stepped.work.values():
-            work.device_steps, work.device_seconds = (0, 0.0) if first else (1, min(stepped.seconds, STALL * usual))
+            work.device_steps, work.device_seconds = (0, 0.0) if seconds is None else (1, seconds)
 
     def _launch_for(
-        self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress, ahead: bool, before: Launched | None
+        self,
+        steps: Sequence[JobStep],
+        slices: int | None,
+        on_progress: OnProgress,
+        ahead: bool,
+        unread: Collection[Launched],
     ) -> Launched:
         steps_in_progress = [self._step_in_progress(placement, some) for placement, some in _by_placement(steps).items()]
         budget = self.capacity.pass_budget
         try:
-            return launch(self.trainer, dict.fromkeys(steps_in_progress, slices), budget, on_progress, ahead, before)
+            return launch(self.trainer, dict.fromkeys(steps_in_progress, slices), budget, on_progress, ahead, unread)
         except OutOfMemory:
             for placement in _by_placement(steps):
                 del self._steps_in_progress[placement]
@@ -290,6 +275,11 @@ class Replica:
                     log.warning("out of memory in a pass of %d tokens; the arena gave back its free rows", error.tokens)
                 else:
                     unrunnable |= self.tracker.shrink_after_oom(error, left, self.trainer.arena.rows)
+
+
+def _most_ahead(steps: Sequence[Stepped]) -> int:
+    """How many steps may be launched and not read, beside the one just launched, after these."""
+    return max(1, min(_MOST_AHEAD, int(_AHEAD_SECONDS / max(steps[-1].seconds, 1e-9)))) if steps else 1
 
 
 def _by_placement(steps: Sequence[JobStep]) -> dict[str, dict[JobKey, JobStep]]:

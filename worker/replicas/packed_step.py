@@ -1,7 +1,7 @@
 """One packed step: an optimizer step of every given job over shared micro-batches. Chooses no jobs and stops none early.
 
-A replica calls `launch`, and reads the losses of what it launched: on a device that works by itself after it has launched the
-step that follows, so that the device never waits for the host. `step` is for benchmarks, which take whole steps.
+A replica calls `launch`, and reads the losses of what it launched: on a device that works by itself after it has launched steps
+that follow, so that the device seldom waits for the host. `step` is for benchmarks, which take whole steps.
 
 A job's batch is split into pieces. A slice is the pieces of one task that enter one micro-batch; a micro-batch is one pass of
 the base, over slices of several tasks (step_in_progress.py splits, policy/packing.py packs).
@@ -10,7 +10,7 @@ the base, over slices of several tasks (step_in_progress.py splits, policy/packi
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -117,14 +117,14 @@ def launch(
     budget: int,
     on_progress: Callable[[], None],
     ahead: bool = False,
-    before: Launched | None = None,
+    unread: Collection[Launched] = (),
 ) -> Launched:
     """Run the next so many slices of each task's step (None: all that is left of it) in micro-batches of `budget` tokens, and
     update the jobs whose batches are through. Calls `on_progress` after each micro-batch. On a sharded base all ranks come,
     with steps or without.
 
-    ahead: the step that follows may be launched before this one is read. before: the one before, where it is not read yet. A
-    job whose loss there turns out not to be finite is not updated here either, and has taken no step. No job is under dpo then.
+    ahead: steps that follow may be launched before this one is read. unread: those before it that are not read yet. A job whose
+    loss in any of them turns out not to be finite is not updated here either, and has taken no step. No job is under dpo then.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void the gradients of the others, too (the trainer voided those of the pass).
@@ -164,7 +164,7 @@ def launch(
         for loss in task_step.sums[job_step.job.key]
     ]
     steps = [job_step for _, job_step in done]
-    read_values = _update(trainer, steps, sums, preferred, before.sums if before is not None else ())
+    read_values = _update(trainer, steps, sums, preferred, [pair for launched in unread for pair in launched.sums])
     on_device = (started, trainer.moment()) if started is not None else None
     return Launched(stepped, began, [one.job.key for one in steps], sums, preferred, read_values, on_device)
 
@@ -243,7 +243,7 @@ def _update(
     preferred: Mapping[JobKey, float],
     unread: Sequence[tuple[JobKey, LossSum]],
 ) -> Callable[[], list[float]]:
-    """Update these jobs but those with a loss that is not finite, in this step or among `unread`, those of the step before.
+    """Update these jobs but those with a loss that is not finite, in this step or among `unread`, those of steps before.
     Returns what waits for the totals of `sums`, followed by their hits.
 
     The update is queued before losses are read, and the device finds out whose are not finite, so it never waits for the host.

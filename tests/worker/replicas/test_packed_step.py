@@ -85,53 +85,55 @@ def test_a_loss_that_is_not_finite_updates_nobody_else_otherwise_and_itself_not_
 
 
 def launched(ahead: bool, not_finite: tuple[int, int] | None = None) -> tuple[Recorder, list[JobStep], list[Stepped]]:
-    """Two steps of three jobs, the second launched before the losses of the first are read, or after."""
+    """Three steps of three jobs, the second and third launched before the losses of the first are read, or after."""
     torch.manual_seed(0)
     backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
     trainer = Recorder(backbone, Arena(backbone.targets, 120))
     trainer.not_finite = not_finite
     jobs = job_steps(trainer, Rows(tiny.VOCAB), 2, 3)
 
-    def begin(number: int, before: Launched | None) -> Launched:
+    def begin(number: int, *unread: Launched) -> Launched:
         steps = StepInProgress([replace(one, number=number) for one in jobs], 4000)
-        return launch(trainer, {steps: None}, 4000, lambda: None, ahead, before)
+        return launch(trainer, {steps: None}, 4000, lambda: None, ahead, unread)
 
-    first = begin(0, None)
+    first = begin(0)
     if ahead:
         second = begin(1, first)
-        return trainer, jobs, [first.read(), second.read()]
+        third = begin(2, first, second)
+        return trainer, jobs, [first.read(), second.read(), third.read()]
     read = first.read()
-    return trainer, jobs, [read, begin(1, None).read()]
+    return trainer, jobs, [read, begin(1).read(), begin(2).read()]
 
 
 def test_a_step_that_is_launched_ahead_is_the_same_step() -> None:
     (ahead, _, found), (after, _, expected) = launched(True), launched(False)
-    assert ahead.seen == ["copy", "update", "copy", "update", "read", "read"]
-    assert after.seen == ["copy", "update", "read"] * 2
+    assert ahead.seen == ["copy", "update"] * 3 + ["read"] * 3
+    assert after.seen == ["copy", "update", "read"] * 3
     assert [stepped.losses for stepped in found] == [stepped.losses for stepped in expected]
     assert torch.equal(ahead.arena.master, after.arena.master)
 
 
 def test_the_time_of_steps_that_are_launched_ahead_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late they are read. That of a step by itself is the host's: nothing waits for its update."""
-    clock = iter((3.0, 5.0, 5.5, 9.5))
+    clock = iter((3.0, 5.0, 5.5, 9.5, 9.5, 10.0))
     monkeypatch.setattr(Recorder, "moment", lambda self: HostMoment(next(clock)))
-    _, _, (first, second) = launched(True)
-    assert [first.seconds, second.seconds] == [2.0, 4.0], "each from its launch, or the end of what came before, to its update"
+    _, _, (first, second, third) = launched(True)
+    seconds = [first.seconds, second.seconds, third.seconds]
+    assert seconds == [2.0, 4.0, 0.5], "each from its launch, or the end of what came before, to its update"
     assert second.work["gsm8k"].device_seconds == 4.0
     _, _, steps = launched(False)
     assert all(stepped.seconds > 0 for stepped in steps)
     assert list(clock) == []
 
 
-def test_a_job_whose_loss_was_not_finite_is_not_updated_by_the_step_that_was_launched_ahead() -> None:
-    """Its weights are sound, so that the loss of the second step is a number, and nothing else would say so."""
-    trainer, jobs, (first, second) = launched(True, not_finite=(1, 1))
+def test_a_job_whose_loss_was_not_finite_is_not_updated_by_steps_that_were_launched_ahead() -> None:
+    """Its weights are sound, so that the losses of the next steps are numbers, and nothing else would say so."""
+    trainer, jobs, (first, *later) = launched(True, not_finite=(1, 1))
     healthy, _, _ = launched(False)
     assert math.isnan(first.losses[jobs[1].job.key])
-    assert math.isfinite(second.losses[jobs[1].job.key])
+    assert all(math.isfinite(stepped.losses[jobs[1].job.key]) for stepped in later)
     exp_avg, _ = trainer.arena.moments.read(jobs[1].slot.used)
-    assert not exp_avg.any(), "neither step updated it"
+    assert not exp_avg.any(), "no step updated it"
     for place in (0, 2):
         assert torch.equal(trainer.arena.master[jobs[place].slot.used], healthy.arena.master[jobs[place].slot.used])
 

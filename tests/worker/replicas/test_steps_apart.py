@@ -11,7 +11,7 @@ from tests.worker.inside import Inside
 from tests.worker.replicas.resumption import adapters
 from tests.worker.replicas.test_replica_set import CALM, JOB, device_steps, wide
 from tests.worker.replicas.test_sharded_base import PAIRS
-from worker.model.plain.trainer import Trainer
+from worker.model.plain.trainer import HostMoment, Trainer
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Replica
 from worker.replicas.packed_step import Launched, Stepped
@@ -48,7 +48,7 @@ def test_between_two_evaluations_replicas_do_not_wait_for_each_other(fleet, plac
     (reported,) = Inside(fleet, tmp_path / "wide").run(wide(placing(space, data, **spec)))
     assert counts[0] == 1, "which says how long a step takes"
     assert sum(counts) == 11
-    assert counts in ([1, 3, 1, 3, 3], [1, 1, 2, 4, 3]), "to steps 4, 8 and 11, and anew where a job has ended"
+    assert counts in ([1, 3, 4, 3], [1, 1, 2, 4, 3]), "to steps 4, 8 and 11; where a job ended, their time is known"
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}
     assert reported.ended[1].reason is ExitReason.DIVERGING
@@ -62,12 +62,12 @@ def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monke
     begun, and that it finds no memory either is not what ends it."""
     keys, taken, read = [JobKey("task", job) for job in range(3)], [], []
 
-    def launch(self, jobs, slices, on_progress, ahead_too, before):
+    def launch(self, jobs, slices, on_progress, ahead_too, unread):
         taken.append([(job.key.job, number) for job, number in jobs])
         lost = {job.key: "no memory" for job, number in jobs if (job.key.job, number) in ((1, 7), (2, 7))}
         losses = {job.key: math.nan if (job.key.job, number) == (2, 6) else 1.0 for job, number in jobs if job.key not in lost}
         assert ahead_too is ahead
-        assert (before is not None) is (ahead and len(taken) > 1)
+        assert len(unread) == (ahead and len(taken) > 1)
         assert len(read) == max(0, len(taken) - (2 if ahead else 1))
 
         def values():
@@ -90,7 +90,7 @@ def test_a_job_that_cannot_go_on_takes_no_further_step_while_the_others_do(monke
 def test_where_the_losses_of_all_jobs_stop_being_finite_no_step_counts_after_that(monkeypatch):
     keys = [JobKey("task", job) for job in range(2)]
 
-    def launch(self, jobs, slices, on_progress, ahead, before):
+    def launch(self, jobs, slices, on_progress, ahead, unread):
         losses = {job.key: math.nan if number == 6 else 1.0 for job, number in jobs}
         return Launched(Stepped({}, 0.0), 0.0, jobs=list(losses), preferred=losses), {}
 
@@ -101,6 +101,42 @@ def test_where_the_losses_of_all_jobs_stop_being_finite_no_step_counts_after_tha
     steps, unrunnable = replica.begin_steps(jobs, None, 9, lambda: None)()
     assert [[math.isnan(loss) for loss in stepped.losses.values()] for stepped in steps] == [[False] * 2, [True] * 2]
     assert unrunnable == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(0.02, 5), (0.001, 8), (0.2, 1)], ids=["as long as a host is busy", "eight at most", "at least one"]
+)
+def test_short_steps_are_launched_further_ahead(monkeypatch, seconds, most):
+    """So that a device works on while its host captures a pass. A job whose loss was not finite took none of the steps that
+    were launched before that was read; one that finds no memory ends once all before it are read."""
+    keys, unread_at, events = [JobKey("task", job) for job in range(3)], [], []
+
+    def launch(self, jobs, slices, on_progress, ahead, unread):
+        number = jobs[0][1]
+        unread_at.append(len(unread))
+        events.append(("launched", number))
+        lost = {job.key: "no memory" for job, _ in jobs if number == 20 and job.key.job == 1}
+        losses = {job.key: math.nan if (job.key.job, number) == (2, 7) else 1.0 for job, _ in jobs if job.key not in lost}
+        assert (2 in [job.key.job for job, _ in jobs]) is (not any(event == ("read", 7) for event in events))
+
+        def values():
+            events.append(("read", number))
+            return []
+
+        time = HostMoment(number * seconds), HostMoment((number + 1) * seconds)
+        return Launched(Stepped({}, 0.0), 0.0, list(losses), preferred=losses, read_values=values, on_device=time), lost
+
+    monkeypatch.setattr(Replica, "_launch", launch)
+    monkeypatch.setattr(Replica, "_grew", lambda self: False)
+    replica, jobs = Replica.__new__(Replica), [(SimpleNamespace(key=key, reference=None), 0) for key in keys]
+    replica.trainer = SimpleNamespace(launches_ahead=True)
+    steps, unrunnable = replica.begin_steps(jobs, None, 30, lambda: None)()
+    assert max(unread_at) == most
+    assert [number for what, number in events if what == "read"] == list(range(30))
+    assert events.index(("read", 19)) < events.index(("launched", 21)), "who is lost had not ended before"
+    assert unrunnable == {keys[1]: "no memory"}
+    took = {key.job: sum(key in stepped.losses for stepped in steps) for key in keys}
+    assert took == {0: 30, 1: 20, 2: 8}, "its eighth step has the loss that ends it"
 
 
 @pytest.mark.parametrize("form", ["sft", "dpo"])
@@ -131,7 +167,7 @@ def test_steps_that_are_launched_ahead_are_those_of_one_after_another(fleet, pla
     (ahead,) = Inside(fleet, tmp_path / "ahead").run(placing(space, data, **spec))
     if form == "sft":
         most = order[counts.index(max(counts))]
-        assert most[:3] == ["launch", "launch", "read"]
+        assert most[:3] == ["launch", "launch", "read"], "how far ahead goes by how long a step takes"
         assert most.count("read") == most.count("launch") == max(counts)
     else:
         assert order == [["launch", "read"]] * 11

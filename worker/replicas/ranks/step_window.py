@@ -6,8 +6,8 @@ at the same step.
     a rank: Paused    between two of its steps, with how many it has begun; it waits
     rank 0: GoOn      to each that waits, with the most that any has begun
 
-A device may be at its last two steps then. A rank that has answered its call instead counts with the steps that it took: all of
-them, or fewer where its jobs have ended.
+A device may be at the last few steps then, which were launched ahead (device_replica.py). A rank that has answered its call
+instead counts with the steps that it took: all of them, or fewer where its jobs have ended.
 """
 
 import time
