@@ -36,10 +36,13 @@ def signature_of(args: Iterable[object]) -> list[object]:
     classifying them."""
     found: list[object] = []
     for value in args:
-        if isinstance(value, Tensor):
-            found += (value.dtype, value.data_ptr() & 15)
+        kind = type(value)
+        if kind is int:
+            found.append(value)
+        elif kind is Tensor or isinstance(value, Tensor):
+            found += (value.dtype, value.data_ptr() & 15)  # type: ignore[attr-defined]
         else:
-            found.append(value if type(value) is int else type(value))
+            found.append(kind)
     return found
 
 
@@ -64,12 +67,14 @@ class Kernel:
         compiled, constants = known
         x, y, z = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
-        compiled.run(
-            *(x, y, z, stream, compiled.function, compiled.packed_metadata),
-            compiled.launch_metadata(grid, stream, *args, *constants),
-            *(knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook),
-            *(*args, *constants),
-        )
+        hooks: tuple[Any, Any] = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        metadata = None
+        if any(getattr(hook, "calls", True) for hook in hooks):  # else nobody asks, and Triton would call empty lists of hooks
+            metadata = compiled.launch_metadata(grid, stream, *args, *constants)
+        else:
+            hooks = None, None
+        place = x, y, z, stream, compiled.function, compiled.packed_metadata
+        compiled.run(*place, metadata, *hooks, *args, *constants)
 
     def _learn(self, key: tuple[object, ...], compiled: object, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not isinstance(compiled, CompiledKernel):
