@@ -63,11 +63,7 @@ def select(candidates: Sequence[RunnableTask], deficits: Mapping[str, float], bu
     """
     if not candidates:
         return SliceSelection((), {})
-    gain = rates(candidates)
-    before = {one.key: deficits.get(one.key, 0.0) for one in candidates}
-    waits = {one.key: max(0.0, (one.cost - before[one.key]) / gain[one.key]) for one in candidates}
-    clock = min(waits.values())
-    after = {key: balance + clock * gain[key] for key, balance in before.items()}
+    waits, after = _gained(candidates, deficits)
     order = sorted(range(len(candidates)), key=lambda at: (waits[candidates[at].key], at))
     chosen, tokens = set[str](), 0
     for at in order:
@@ -79,6 +75,21 @@ def select(candidates: Sequence[RunnableTask], deficits: Mapping[str, float], bu
             tokens += one.tokens
             after[one.key] -= one.cost
     return SliceSelection(tuple(one.key for one in candidates if one.key in chosen), after)
+
+
+def charged(candidates: Sequence[RunnableTask], deficits: Mapping[str, float]) -> dict[str, float]:
+    """The deficits after all of these ran, as in a selection of all of them: who cost more than others owes it."""
+    _, after = _gained(candidates, deficits)
+    return {one.key: after[one.key] - one.cost for one in candidates}
+
+
+def _gained(candidates: Sequence[RunnableTask], deficits: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """How long each task would wait until it can pay, and all counters once the first of them can."""
+    gain = rates(candidates)
+    before = {one.key: deficits.get(one.key, 0.0) for one in candidates}
+    waits = {one.key: max(0.0, (one.cost - before[one.key]) / gain[one.key]) for one in candidates}
+    clock = min(waits.values(), default=0.0)
+    return waits, {key: balance + clock * gain[key] for key, balance in before.items()}
 
 
 @dataclass(frozen=True)

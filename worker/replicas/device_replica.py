@@ -98,6 +98,10 @@ class Replica:
             for placement, steps in self._job_steps(jobs).items()
         }
 
+    def in_one_slice(self, jobs: Sequence[tuple[TrainingJob, int]]) -> bool:
+        """Whether the next slice of each task's step is its whole step. jobs: each with the number of its step."""
+        return all(self._step_in_progress(key, steps).is_one_slice for key, steps in self._job_steps(jobs).items())
+
     def under_way(self, placement: str) -> bool:
         """Whether the task has run a slice of its step, and not all."""
         known = self._steps_in_progress.get(placement)

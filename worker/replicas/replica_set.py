@@ -30,6 +30,7 @@ from worker.policy.admission import Demand, admission_refusal
 from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
 from worker.policy.replica_assignment import Load, assign, next_move
+from worker.policy.step_time import StepLoad
 from worker.replicas.base_loader import BaseCopy
 from worker.replicas.device_replica import OnProgress, Pending, Replica, Unrunnable
 from worker.replicas.packed_step import Stepped
@@ -189,6 +190,14 @@ class Replicas:
     def launches_ahead(self) -> bool:
         """Whether devices may be given a step before they are through with the last."""
         return self.base.trainer.launches_ahead
+
+    def take_whole_steps(self, jobs: Sequence[tuple[TrainingJob, int]]) -> bool:
+        """Whether one replica has all jobs, and the next slice of each task's step is its whole step."""
+        return self.count == 1 and self.first.in_one_slice(jobs)
+
+    def seconds_alone(self, load: StepLoad) -> float:
+        """What a task's step takes alone on the first replica."""
+        return self.first.alone_model.seconds(load)
 
     def under_way(self, placement: str) -> bool:
         """Whether a replica has run a slice of the task's step, and not all."""

@@ -37,6 +37,11 @@ class StepInProgress:
         """Whether all its jobs have taken their steps."""
         return not self.steps
 
+    @property
+    def is_one_slice(self) -> bool:
+        """Whether its next slice is the whole step."""
+        return not self.started and len(self._split()) == 1
+
     def preference(self, key: JobKey) -> PreferenceResult | None:
         """The job's results under dpo."""
         return self.preferences.get(key) if self.preferences is not None else None

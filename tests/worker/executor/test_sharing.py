@@ -126,6 +126,34 @@ def test_a_neighbour_of_long_rows_is_split_along_its_batch_and_the_others_step_m
     assert order.count(short.placement_id) > len(turns)
 
 
+def test_on_a_device_that_works_by_itself_tenants_take_steps_in_a_row(fleet, placing, tmp_path, monkeypatch):
+    """Several whole steps of all of them, launched before earlier losses are read, cut short for who joins; one whose rate
+    ruins it ends meanwhile. Each task is what it is alone, to the bit."""
+    rates = ([3e-3], [1e-3, 1e20], [2e-3])
+    placements = []
+    for tenant, (rate, steps) in enumerate(zip(rates, (300, 300, 60), strict=True)):
+        spec = {"early_exit": {"policy": "none", "eval_every": 100}, "training": {"max_steps": steps, "epochs": 100}}
+        placements.append(of_tenant(placing(JOB | {"learning_rate": rate}, **spec), str(tenant)))
+    alone = [ends(Inside(fleet, tmp_path / f"{at}").run(again(p, f"r{at}"))[0]) for at, p in enumerate(placements)]
+    counts, real = [], Replicas.step
+
+    def step(self, jobs, slices, count, on_progress):
+        steps, unrunnable = real(self, jobs, slices, count, on_progress)
+        counts.append((len({job.key.placement for job, _ in jobs}), count, len(steps)))
+        return steps, unrunnable
+
+    monkeypatch.setattr(Replicas, "step", step)
+    monkeypatch.setattr(Trainer, "launches_ahead", True)
+    for name in ("_TOGETHER_SECONDS", "_SHORT_ALONE_SECONDS"):
+        monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 1e9)
+    reported = Inside(fleet, tmp_path / "all").run(*placements[:2], joining=placements[2:], after=1, together=True)
+    assert [ends(one) for one in reported] == alone
+    assert alone[1][2] == {0: "job_completed", 1: "job_exited"}
+    assert max(took for tasks, _, took in counts if tasks == 2) > 1
+    assert max(took for tasks, _, took in counts if tasks == 3) > 1
+    assert any(took < count for tasks, count, took in counts if tasks == 2), "who joins is not kept waiting"
+
+
 def test_a_tenant_with_many_tasks_does_not_slow_down_one_with_one(fleet, placing, tmp_path, monkeypatch):
     """A micro-batch holds one task's step at a time, so that turns are seen: one tenant has three tasks, the other one."""
     spec = {"early_exit": CALM, "training": {"max_steps": 24}}

@@ -9,6 +9,7 @@ import pytest
 from worker.executor.step_scheduler import StepScheduler
 from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
+from worker.policy.step_time import StepLoad
 from worker.replicas.packed_step import Stepped, Work
 
 ALONE = 0.01  # seconds that a slice of any task takes alone
@@ -23,6 +24,7 @@ class Costs:
     sharded: bool = False
     launches_ahead: bool = False
     begun: bool = False
+    whole: bool = True
     lead: float = 0.0
 
     def under_way(self, placement: str) -> bool:
@@ -30,6 +32,12 @@ class Costs:
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
         return {job: SliceCost(ALONE, 100) for job, _ in jobs}
+
+    def take_whole_steps(self, jobs: Any) -> bool:
+        return self.count == 1 and self.whole
+
+    def seconds_alone(self, load: StepLoad) -> float:
+        return ALONE / 100 * load.tokens
 
 
 class Job(str):
@@ -200,7 +208,8 @@ def test_replicas_that_have_one_task_meet_after_several_steps(
     shared.steps("a", seconds, 1)
     assert chosen("a") == (None, expected)
     assert chosen("b") == (None, 1), "nor a step of other jobs"
-    assert chosen("ab") == (1, 1), "tasks take turns"
+    assert chosen("ab") == (1, 1), "nor a step of both"
+    shared.replicas.whole = False
     shared.steps("ab", seconds, 1)
     assert chosen("a") == (None, 1), "the last was a slice"
 
@@ -238,6 +247,73 @@ def test_the_rest_of_a_step_that_was_begun_in_slices_does_not_say_how_long_steps
     assert chosen() == 1, "the rest of a step was measured"
     shared.steps("a", 8.0, 1)
     assert chosen() == 1, "a whole step"
+
+
+class Together(Shared):
+    """Tasks of one replica that launches ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replicas = Costs(launches_ahead=True)
+
+    def choose(self, keys: str, others: bool = False) -> tuple[str, int | None, int]:
+        here = {key: placement(key) for key in keys}
+        chosen = self.scheduler.choose(self.replicas, here, [run(key) for key in keys], others)  # type: ignore[arg-type]
+        return "".join(one.key.placement for one in chosen[0]), *chosen[1:]
+
+    def record(self, seconds: float, **tokens: int) -> None:
+        work = {key: Work(tokens=count) for key, count in tokens.items()}
+        self.scheduler.record(Stepped({JobKey(key, 0): 1.0 for key in tokens}, seconds, work=work), lambda _: UNTOLD)
+
+
+def test_tasks_whose_whole_steps_fit_one_pass_take_several_of_them() -> None:
+    """For a second: then it is asked again who takes part."""
+    shared = Together()
+    assert shared.choose("abc") == ("abc", 1, 1), "nobody knows how long a step takes"
+    shared.record(0.05, a=100, b=100, c=100)
+    assert shared.choose("abc") == ("abc", None, 20)
+    shared.record(0.05, a=100, b=100, c=100)
+    assert shared.choose("ab") == ("ab", None, 20), "a step of fewer takes no longer"
+    shared.record(0.05, a=100, b=100)
+    assert shared.choose("abd") == ("abd", 1, 1), "one has joined"
+    shared.record(0.05, a=100, b=100, d=100)
+    assert shared.choose("abd", others=True) == ("abd", 1, 1)
+    shared.record(0.05, a=100, b=100, d=100)
+    shared.replicas.whole = False
+    assert shared.choose("abd") == ("abd", 1, 1), "a step in slices"
+    shared.record(0.05, a=100, b=100, d=100)
+    shared.replicas.whole, shared.replicas.pass_budget = True, 200
+    chosen, slices, count = shared.choose("abd")
+    assert (len(chosen), slices, count) == (2, 1, 1), "three do not fit one pass"
+
+
+def test_who_took_more_of_several_steps_owes_it() -> None:
+    """Later steps of a row have other batches than the first, which alone was looked at."""
+    shared = Together()
+    shared.choose("abc")
+    shared.record(0.02, a=100, b=100, c=100)
+    assert shared.choose("abc")[2] == 50
+    for tokens in (100, 450):  # of which the first was charged by the choice
+        shared.record(0.02, a=100, b=tokens, c=100)
+    left_out = []
+    for _ in range(6):
+        chosen = shared.choose("abc")
+        left_out.append("abc".translate(dict.fromkeys(map(ord, chosen[0]))))
+        shared.record(0.02, **dict.fromkeys(chosen[0], 100))
+        assert (chosen[2] > 1) <= (chosen[0] == "abc")
+    assert left_out == ["b"] * 3 + [""] * 3, "it took three and a half steps more than the others, and may owe a step"
+
+
+def test_the_speed_of_tasks_in_a_row_of_steps_is_by_what_each_step_took() -> None:
+    shared = Together()
+    shared.choose("ab")
+    shared.record(0.2, a=100, b=100)
+    assert shared.choose("ab")[2] > 1
+    for _ in range(40):
+        shared.record(0.2, a=2000, b=500)
+    a, b = shared.told("ab")
+    assert a == pytest.approx(1.0, rel=0.05), "a step of 2,000 tokens takes 0.2 s alone"
+    assert b == pytest.approx(4.0, rel=0.05)
 
 
 def test_under_dpo_one_replica_takes_no_steps_in_a_row() -> None:
