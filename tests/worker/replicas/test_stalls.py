@@ -56,7 +56,7 @@ def test_what_a_step_takes_alone_is_learned_from_steps_of_one_task() -> None:
     for _ in range(60):
         for company in ((154, 306), (154, 610), (154, 306, 610), (306, 610, 610, 154)):
             told.step(1.25 * (4.6e-3 + 7.6e-6 * sum(company)), *company)
-    assert told.model.seconds(StepLoad(1, 154, 8, 0)) > 1.05 * told.alone(154)
+    assert told._pace.model.seconds(StepLoad(1, 154, 8, 0)) > 1.05 * told.alone(154)
     assert told.alone(154) == pytest.approx(4.6e-3 + 7.6e-6 * 154, rel=0.01)
     assert told.alone(610) == pytest.approx(4.6e-3 + 7.6e-6 * 610, rel=0.15), "never alone: as those in company have it"
 
