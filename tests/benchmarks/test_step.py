@@ -41,7 +41,7 @@ def test_steps_that_are_launched_ahead_train_the_same(monkeypatch: pytest.Monkey
     found, real, unread = list[Any](), consecutive.launch, list[bool]()
 
     def launch(*given: Any) -> Any:
-        unread.append(given[-1] is not None)
+        unread.append(bool(given[-1]))
         return real(*given)
 
     monkeypatch.setattr(consecutive, "launch", launch)

@@ -1,11 +1,13 @@
 """What a remembered launch is remembered by: whatever Triton compiles apart is told apart, and all arguments arrive."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from grouped_lora.cached_launch import Kernel, signature_of
+from triton import knobs
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel, make_backend
@@ -58,6 +60,26 @@ class Function:
             return self.compiled
 
         return call
+
+
+def test_hooks_on_launches_are_called_and_nothing_is_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's profilers add hooks to lists that are there, empty, without them."""
+    function, metadata = Function(), {"name": "kernel"}
+    kernel = Kernel(function)
+    monkeypatch.setattr("grouped_lora.cached_launch.driver", SimpleNamespace(active=SimpleNamespace(get_current_stream=int)))
+    monkeypatch.setattr(Compiled, "launch_metadata", lambda self, *args: metadata)
+    for entered in (None, print):
+        if entered is not None:
+            knobs.runtime.launch_enter_hook.add(entered)
+        try:
+            for _ in range(2):  # the first compiles
+                kernel[(1,)](STORE, 32, BN=64, WIDE=True)
+        finally:
+            if entered is not None:
+                knobs.runtime.launch_enter_hook.remove(entered)
+    plain, _, watched = function.compiled.calls
+    assert plain[6:9] == (None, None, None)
+    assert watched[6:9] == (metadata, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
 
 
 def test_a_launch_is_found_by_its_classes_and_brings_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

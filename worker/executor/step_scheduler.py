@@ -111,9 +111,12 @@ class StepScheduler:
             task_of(placement).worked(stepped.seconds, work.tokens / tokens, work)
 
     def _charge(self, stepped: Stepped) -> None:
-        """Tasks took a further whole step together: charge each for what its own took, as if it had been chosen."""
+        """Tasks took a further whole step together: charge each for what its own took, as if it had been chosen. Who thus owes
+        more than a slice, of a second at most, is left out of steps until it has paid."""
         jobs = Counter(key.placement for key in stepped.losses)
-        loads = {key: StepLoad(1, work.tokens, work.adapter_rows, jobs[key]) for key, work in stepped.work.items()}
+        loads = {
+            key: StepLoad(work.micro_batches, work.tokens, work.adapter_rows, jobs[key]) for key, work in stepped.work.items()
+        }
         self._chosen = {key: self._seconds_alone(load) for key, load in loads.items()}
         there = [replace(one, cost=self._chosen[one.key]) for one in self._together if one.key in self._chosen]
         self._deficits = {**self._deficits, **charged(there, self._deficits)}

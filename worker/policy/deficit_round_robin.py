@@ -59,7 +59,7 @@ def select(candidates: Sequence[RunnableTask], deficits: Mapping[str, float], bu
 
     deficits: as the last selection left them; a task that is not in it has none. All counters gain, in proportion to their
     rates, until the first task can pay for its slice; it runs, and so do those that owe nothing. Who is left out for want of
-    tokens comes first the next time. So a counter stays within one of the task's slices of 0.
+    tokens comes first the next time. So a counter stays within one of the task's slices of 0, but for what is `charged`.
     """
     if not candidates:
         return SliceSelection((), {})

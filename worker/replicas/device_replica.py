@@ -32,7 +32,7 @@ OnProgress = Callable[[], None]
 _THROUGHPUT_SHARE = 0.97  # of an endless pass's throughput: longer passes are not sought
 # of steps that a device is given before it is through with an earlier one, so that it works while its host captures a pass,
 # which takes 35 to 50 ms, longer than most passes that are captured; and how many at most
-_AHEAD_SECONDS, _MOST_AHEAD = 0.1, 8
+_AHEAD_SECONDS, _AHEAD_STEPS = 0.1, 8
 StepsInAll = Callable[[int, Sequence[Stepped]], int]  # with how many steps were begun, and those whose losses are read
 Pending = Callable[[], T]  # work that has begun, or begins when its result is asked for
 Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
@@ -283,7 +283,7 @@ class Replica:
 
 def _most_ahead(steps: Sequence[Stepped]) -> int:
     """How many steps may be launched and not read, beside the one just launched, after these."""
-    return max(1, min(_MOST_AHEAD, int(_AHEAD_SECONDS / max(steps[-1].seconds, 1e-9)))) if steps else 1
+    return max(1, min(_AHEAD_STEPS, int(_AHEAD_SECONDS / max(steps[-1].seconds, 1e-9)))) if steps else 1
 
 
 def _by_placement(steps: Sequence[JobStep]) -> dict[str, dict[JobKey, JobStep]]:

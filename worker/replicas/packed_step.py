@@ -124,7 +124,8 @@ def launch(
     with steps or without.
 
     ahead: steps that follow may be launched before this one is read. unread: those before it that are not read yet. A job whose
-    loss in any of them turns out not to be finite is not updated here either, and has taken no step. No job is under dpo then.
+    loss in any of them turns out not to be finite is not updated here either, and has taken no step: its tokens count as work
+    that was done. No job is under dpo then.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void the gradients of the others, too (the trainer voided those of the pass).

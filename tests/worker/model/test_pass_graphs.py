@@ -154,21 +154,23 @@ def test_graphs_of_other_buffers_are_forgotten_and_the_oldest_of_too_many() -> N
 @pytest.mark.parametrize(
     ("held", "peak", "reserved", "free", "allowed", "room"),
     [
-        (20, 30, 30, 50, 100, True),
-        (20, 30, 35, 14, 100, False),  # 15 lie in caches, of which passes may have left all
-        (20, 45, 30, 24, 100, False),  # a pass took 25, before caches were emptied
-        (20, 30, 30, 50, 39, False),  # of an operator's limit 9 are left
-        (20, 30, 30, 50, 40, True),
+        (20, 30, 30, 11, 100, True),
+        (20, 30, 30, 10, 100, False),  # a pool's segments are rounded up
+        (20, 30, 35, 15, 100, False),  # 15 lie in caches, of which passes may have left all
+        (20, 45, 30, 25, 100, False),  # a pass took 25, before caches were emptied
+        (20, 30, 30, 50, 40, False),  # of an operator's limit 10 are left
+        (20, 30, 30, 50, 41, True),
     ],
 )
 def test_caches_are_emptied_where_the_pool_may_not_find_its_memory_beside_them(
     monkeypatch: pytest.MonkeyPatch, held: int, peak: int, reserved: int, free: int, allowed: int, room: bool
 ) -> None:
+    """In GiB."""
     known = {
-        "memory_allocated": held,
-        "max_memory_allocated": peak,
-        "memory_reserved": reserved,
-        "mem_get_info": (free, 200),
+        "memory_allocated": held << 30,
+        "max_memory_allocated": peak << 30,
+        "memory_reserved": reserved << 30,
+        "mem_get_info": (free << 30, 200 << 30),
         "get_per_process_memory_fraction": allowed / 200,
     }
     for name, value in known.items():

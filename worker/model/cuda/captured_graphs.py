@@ -12,6 +12,7 @@ from torch import Tensor
 
 # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only the capturing one's calls are captured.
 _ERRORS = "thread_local"
+_SLACK, _SLACK_PART = 2**28, 1 / 16  # bytes, and of what passes took: a pool's segments are rounded up, libraries take some
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -118,13 +119,14 @@ class CapturedGraphs(Generic[Key, Result]):
         return _Graph(graph, inputs, result, later)
 
     def _has_room(self) -> bool:
-        """Whether a pool of its own finds as much memory as passes took at most, while caches keep theirs."""
+        """Whether a pool of its own finds as much memory as passes took at most, while caches keep theirs. Counts the pool's
+        memory so far among the caches'. Within a capture the allocator empties no cache, so it must not err low."""
         device = self._device
         held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         taken = max(torch.cuda.max_memory_allocated(device), reserved) - held
         free, whole = torch.cuda.mem_get_info(device)
         allowed = int(torch.cuda.get_per_process_memory_fraction(device) * whole) - reserved
-        return taken <= min(free, allowed)
+        return taken + _SLACK + _SLACK_PART * taken <= min(free, allowed)
 
 
 @contextmanager

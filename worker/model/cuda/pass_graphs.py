@@ -47,7 +47,7 @@ class PassGraphs:
         self._device, self._most_tokens, self._width, self._dtype = device, most_tokens, width, dtype
         self._captured = CapturedGraphs[tuple[BatchShape, PassMode], None](device, MAX_GRAPHS)
         self._wasted = defaultdict[tuple[BatchShape, PassMode], float](float)  # replayed passes, of buckets not captured
-        # since graphs were last forgotten: their kernels are loaded, and their memory lies in the allocator's cache
+        # since graphs were last forgotten: their kernels are loaded, and what passes took at most counts their memory
         self._launched = set[tuple[BatchShape, PassMode]]()
         # [2, T + 1, D], which all graphs share: hidden states as a forward left them, and their gradient
         self._ends: Tensor | None = None

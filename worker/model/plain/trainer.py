@@ -42,8 +42,8 @@ class LossSum:
 
 @dataclass(frozen=True)
 class StepLosses:
-    """totals [n]: losses on the device that decide who is updated, of the step or of the one before; update_indices: to which
-    of a step's updates each belongs."""
+    """totals [n]: losses on the device that decide who is updated, of the step or of unread ones before it; update_indices:
+    to which of a step's updates each belongs."""
 
     totals: Tensor
     update_indices: tuple[int, ...]
