@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from contract.rows.conversation import Conversation, conversation_of
 from contract.rows.ignored_fields import checked_conversation
-from contract.rows.tokenizer import Messages, RowError, Tokenizer, TokenizerError, Tools
+from contract.rows.tokenizer import Messages, Offsets, RowError, Tokenizer, TokenizerError, Tools
 from contract.rows.turn_spans import Rendered, render
 from contract.task_spec import Objective
 
@@ -110,7 +110,7 @@ class RowReader:
             return
         encoded = self._tokenizer.spans([chat.text for chat in chats])
         for chat, (ids, offsets) in zip(chats, encoded, strict=True):
-            yield _tokens(ids, [_is_learned(chat, start, end) for start, end in offsets])
+            yield _tokens(ids, _learned(chat, offsets))
 
     def _encode_completions(self, pairs: list[tuple[str, str]]) -> Iterator[Tokens]:
         """Encodes prompts and completions in batches, so that a fast tokenizer uses all cores."""
@@ -162,11 +162,14 @@ def _completions(row: dict[str, Any], kind: str) -> list[tuple[str, str]]:
             return []
 
 
-def _is_learned(chat: Rendered, start: int, end: int) -> bool:
-    return any(
-        start < stop and begin < end <= stop and (start >= begin or chat.text[start:begin].isspace())
-        for begin, stop in chat.learned
-    )
+def _learned(chat: Rendered, offsets: Offsets) -> list[bool]:
+    """For each token, whether its characters, apart from leading white space, are within one of the chat's learned spans."""
+    text, found = chat.text, [False] * len(offsets)
+    for begin, stop in chat.learned:
+        for place, (start, end) in enumerate(offsets):
+            if begin < end <= stop and start < stop and (start >= begin or text[start:begin].isspace()):
+                found[place] = True
+    return found
 
 
 def _tokens(ids: list[int], learned: list[bool]) -> Tokens:

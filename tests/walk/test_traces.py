@@ -10,7 +10,7 @@ from tests.walk.running_stack import RunningStack, running_stack, short_rows
 TRACE, CALLER = "ab" * 16, "cd" * 8
 OF_THE_NODE = {
     "start executor",
-    *(f"prepare {part}" for part in ("base", "rows", "checkpoints", "kernels", "memory profile", "revision", "first weights")),
+    *(f"prepare {part}" for part in ("base", "checkpoints", "rows", "kernels", "memory profile", "revision", "first weights")),
     *("evaluate base", "warmup", "train", "export adapter", "upload adapter"),
 }
 

@@ -84,7 +84,7 @@ def test_what_a_joiner_takes_is_in_the_log(fleet, placing, tmp_path, caplog):
     Inside(fleet, tmp_path).run(first, joining=[joiner])
     said = [record.getMessage() for record in caplog.records]
     parts = next(line for line in said if line.startswith(f"placement {joiner.placement_id} is prepared"))
-    names = ("base", "rows", "checkpoints", "kernels", "memory profile", "revision", "first weights")
+    names = ("base", "checkpoints", "rows", "kernels", "memory profile", "revision", "first weights")
     assert re.search(r"[\d.]+ s \(" + ", ".join(rf"{name} [\d.]+" for name in names), parts)
     assert any(re.match(rf"placement {joiner.placement_id}: first optimizer step [\d.]+ s after attach", line) for line in said)
 

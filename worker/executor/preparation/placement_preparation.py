@@ -152,8 +152,6 @@ class Preparation:
         base = loaded.base
         _check_sharding(self._placement, loaded)
         clock.note("base")
-        data, prompts = self._rows(loaded)
-        clock.note("rows")
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
         clock.note("checkpoints")
@@ -162,6 +160,8 @@ class Preparation:
         parked = park_bytes(device, self._settings, len(loaded.devices))
         beside = device.type == "cuda"  # on a CPU they would be part of what the executor holds for good
         with first_weights(base.trainer.arena, new, start, parked, beside, lease.check) as drawn:
+            data, prompts = self._rows(loaded)
+            clock.note("rows")
             held.await_kernels(lease)
             clock.note("kernels")
             profiles = _memory_profiles(base, data.longest, self._scratch)
