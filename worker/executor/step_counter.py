@@ -25,8 +25,9 @@ class StepCounter:
 
     @property
     def decides(self) -> bool:
-        """Whether something follows from these steps at once: the end of a job whose loss is not finite, or room for others."""
-        return self.grew or not all(map(math.isfinite, self.losses.values()))
+        """Whether something follows from these steps at once: the end of a job whose loss is not finite, room for others, or
+        another choice of who takes part."""
+        return self.grew or self._scheduler.owed_too_much or not all(map(math.isfinite, self.losses.values()))
 
     def count(self, steps: Sequence[Stepped]) -> None:
         """All replicas have taken these steps, one after another."""
