@@ -19,9 +19,10 @@ _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
 # that replicas train before they meet again, unless a command, a checkpoint or a thread waits for that: what their steps differ
 # by has evened out then, in tokens and in the passes that one of them captures. Their losses are told meanwhile
 _APART_SECONDS = 30.0
-# that tasks step together before it is asked again who takes part: their urgencies change slowly. The device waits meanwhile,
-# 0.07 s beside 16 tasks; or fewer, once one owes so much of what its steps take alone
-_TOGETHER_SECONDS, _MOST_DEBT = 5.0, 1.0
+_TOGETHER_SECONDS = 5.0  # that tasks step together before it is asked again who takes part: their urgencies change slowly
+# that a task may owe, in seconds that its steps take alone, before it is left out of steps: what evens out by itself must not
+# divide them, since those of fewer tasks are slower by the task, and their buckets are captured apart
+_CREDIT = 0.5
 _LEAD_SECONDS = 1.0  # that the fastest may be ahead by then: a command waits until the others have taken as many steps
 # of a step of several replicas, and of one, that is launched ahead: a command would wait for two longer ones, and beside those
 # what a host does is little
@@ -62,7 +63,7 @@ class StepScheduler:
             return list(runs), None, self._steps_in_a_row(replicas, runs, others, _APART_SECONDS)
         costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
         candidates = [self._candidate(placements[key], cost) for key, cost in costs.items()]
-        selection = select(candidates, self._deficits, replicas.pass_budget)
+        selection = select(candidates, self._deficits, replicas.pass_budget, _CREDIT)
         self._deficits, self._measured = selection.deficits, list(costs)
         self._chosen = {key: costs[key].seconds for key in selection.chosen}
         chosen = [run for run in runs if run.key.placement in self._chosen]
@@ -114,12 +115,11 @@ class StepScheduler:
 
     @property
     def owed_too_much(self) -> bool:
-        """Whether a task owes so much for whole steps together that it is to be asked again who takes part."""
-        return bool(self._together) and min(self._deficits.values(), default=0.0) < -_MOST_DEBT
+        """Whether a task owes more for whole steps together than it may: it is to be asked again who takes part."""
+        return bool(self._together) and min(self._deficits.values(), default=0.0) < -_CREDIT
 
     def _charge(self, stepped: Stepped) -> None:
-        """Tasks took a further whole step together: charge each for what its own took, as if it had been chosen. Who thus owes
-        more than a slice is left out of steps until it has paid."""
+        """Tasks took a further whole step together: charge each for what its own took, as if it had been chosen."""
         jobs = Counter(key.placement for key in stepped.losses)
         loads = {
             key: StepLoad(work.micro_batches, work.tokens, work.adapter_rows, jobs[key]) for key, work in stepped.work.items()

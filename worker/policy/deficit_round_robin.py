@@ -5,10 +5,10 @@ with its rate and falls by the cost of each slice that it runs, so what a task g
 sizes of its steps. A slice is a task's whole step, or as many of its pieces as one pass holds; all jobs of a task are in it
 together.
 
-Costs are seconds that the slices would take alone, so equal rates mean equal progress compared with running alone. A task that
-owes nothing runs beside the one whose turn it is, on credit of a slice: steps that are packed together cost less than one after
-another. (With credit of half a slice, 16 tasks whose steps differ by a tenth were packed 54 % as often as they could be; with a
-whole one 97 %.)
+Costs are seconds that the slices would take alone, so equal rates mean equal progress compared with running alone. A task runs
+beside the one whose turn it is, on credit: steps that are packed together cost less than one after another. The credit is a
+slice (with half of one, 16 tasks whose steps differ by a tenth were packed 54 % as often as they could be; with a whole one
+97 %), and what the caller gives besides.
 """
 
 from collections import Counter
@@ -54,12 +54,15 @@ def rates(candidates: Sequence[RunnableTask]) -> dict[str, float]:
     return {one.key: one.weight / tasks[one.tenant] * one.urgency for one in candidates}
 
 
-def select(candidates: Sequence[RunnableTask], deficits: Mapping[str, float], budget: int) -> SliceSelection:
+def select(
+    candidates: Sequence[RunnableTask], deficits: Mapping[str, float], budget: int, credit: float = 0.0
+) -> SliceSelection:
     """The tasks whose next slices run now, of at most `budget` tokens together (a single larger slice excepted).
 
     deficits: as the last selection left them; a task that is not in it has none. All counters gain, in proportion to their
-    rates, until the first task can pay for its slice; it runs, and so do those that owe nothing. Who is left out for want of
-    tokens comes first the next time. So a counter stays within one of the task's slices of 0, but for what is `charged`.
+    rates, until the first task can pay for its slice; it runs, and so do those that owe at most `credit`, in the unit of costs.
+    Who is left out for want of tokens comes first the next time. So a counter stays within a slice of the task and the credit
+    of 0, but for what is `charged`.
     """
     if not candidates:
         return SliceSelection((), {})
@@ -69,7 +72,7 @@ def select(candidates: Sequence[RunnableTask], deficits: Mapping[str, float], bu
     for at in order:
         one = candidates[at]
         first = not chosen
-        turn = first or after[one.key] >= 0
+        turn = first or after[one.key] >= -credit
         if turn and (first or tokens + one.tokens <= budget):
             chosen.add(one.key)
             tokens += one.tokens

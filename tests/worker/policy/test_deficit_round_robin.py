@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,8 @@ TASKS = st.lists(
 class Run:
     """Tasks that always have work; each runs its slices in turn. served: by task, in the unit of the costs."""
 
-    def __init__(self, tasks, budget=10**9):
-        self.tasks, self.budget = tasks, budget
+    def __init__(self, tasks, budget=10**9, credit=0.0):
+        self.tasks, self.budget, self.credit = tasks, budget, credit
         self.deficits, self.served = {}, defaultdict(float)
         self.turns, self.clock, self.history = defaultdict(int), 0.0, []
 
@@ -34,7 +35,7 @@ class Run:
 
     def step(self):
         before = self.candidates()
-        said = select(before, self.deficits, self.budget)
+        said = select(before, self.deficits, self.budget, self.credit)
         gains = rates(before)
         for one in before:
             paid = one.cost if one.key in said.chosen else 0.0
@@ -56,10 +57,10 @@ class Run:
         return (said.deficits[one.key] + paid - self.deficits.get(one.key, 0.0)) / gains[one.key]
 
 
-@given(TASKS, st.integers(1, 1000))
-def test_service_follows_rates_and_stays_within_a_slice_of_fluid_shares(tasks, budget):
+@given(TASKS, st.integers(1, 1000), st.floats(0.0, 100.0))
+def test_service_follows_rates_and_stays_within_a_slice_and_the_credit_of_fluid_shares(tasks, budget, credit):
     """The float reference: under fluid sharing, task i has got rate_i times the clock."""
-    run = Run(tasks, budget)
+    run = Run(tasks, budget, credit)
     for _ in range(60):
         said, before = run.step()
         assert said.chosen, "somebody always runs"
@@ -67,8 +68,9 @@ def test_service_follows_rates_and_stays_within_a_slice_of_fluid_shares(tasks, b
         assert sum(tokens) <= budget or len(tokens) == 1
     gains = rates(run.candidates())
     for key, (costs, *_) in enumerate(tasks):
-        assert -max(costs) - 1e-6 <= run.deficits[str(key)] <= max(costs) + 1e-6
-        assert abs(run.served[str(key)] - gains[str(key)] * run.clock) <= max(costs) + 1e-6 * run.clock * gains[str(key)] + 1e-6
+        assert -max(costs) - credit - 1e-6 <= run.deficits[str(key)] <= max(costs) + 1e-6
+        ahead = run.served[str(key)] - gains[str(key)] * run.clock
+        assert abs(ahead) <= max(costs) + credit + 1e-6 * run.clock * gains[str(key)] + 1e-6
 
 
 @given(TASKS)
@@ -93,6 +95,19 @@ def test_steps_of_about_one_size_are_packed_together(costs):
         run.step()
     packed = sum(map(len, run.history)) / (len(costs) * len(run.history))
     assert packed > 0.85, "a difference in size does not set tasks apart"
+
+
+@pytest.mark.parametrize("count", [2, 7, 16])
+def test_credit_keeps_tasks_together_whose_steps_differ_by_chance(count):
+    random = Random(count)
+    runs = [Run([([0.0], 1.0, at, 10) for at in range(count)], credit=credit) for credit in (0.0, 30.0)]
+    for _ in range(100):
+        costs = [([random.uniform(0.5, 1.5)], 1.0, at, 10) for at in range(count)]
+        for run in runs:
+            run.tasks = costs
+            run.step()
+    without, with_credit = (sum(map(len, run.history)) for run in runs)
+    assert without < with_credit == 100 * count
 
 
 def test_a_neighbour_of_long_rows_takes_turns_and_the_others_go_on():
