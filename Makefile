@@ -13,7 +13,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PACKAGES := contract service worker kernels/grouped_lora client/motet deploy migrations
 
-.PHONY: help install demo up test test-all test-gpu lint openapi sbom
+.PHONY: help install demo up test test-ci test-all test-gpu lint openapi sbom
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -35,7 +35,10 @@ up: install ## the whole of Motet in the foreground, until Ctrl-C
 
 SIDE_BY_SIDE := --numprocesses logical --dist loadfile --no-loadscope-reorder
 
-test: install ## everything that needs no GPU, short forms
+test: install ## what two cores do in a quarter of an hour
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not gpu and not heavy"
+
+test-ci: install ## everything that needs no GPU, short forms
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-all: install ## the long forms too

@@ -62,9 +62,14 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
     *("benchmarks/test_placement.py", "benchmarks/test_growth.py", "service/test_fuzz.py", "service/test_commands.py"),
     "kernels/test_triton_pass.py",
 )
+_HERE = Path(__file__).parent
 _NO_MOUNT = pytest.StashKey[int]()
 NO_BROWSER = "no browser to test in"  # what such a test says when it is skipped
-_NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
+_NOT_RUN = {
+    "gpu": "tests that need a GPU: make test-gpu",
+    "slow": "tests of the long form: make test-all",
+    "heavy": "tests that take long: make test-ci",
+}
 
 
 class TestStack:
@@ -264,10 +269,24 @@ class NotRun:
                 terminalreporter.write_line(f"NOT RUN: {count} {_NOT_RUN[marker]}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {Path(__file__).parent / name: place for place, name in enumerate(_LONGEST)}
+    places = {_HERE / name: place for place, name in enumerate(_LONGEST)}
     assert [path for path in places if not path.exists()] == []
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    heavy = _heavy()
+    for item in items:
+        if {(item.path, ""), (item.path, item.originalname if isinstance(item, pytest.Function) else "")} & heavy:
+            item.add_marker(pytest.mark.heavy)
+
+
+def _heavy() -> set[tuple[Path, str]]:
+    """Files of heavy.txt, each with the name of a test, or none for all that it has."""
+    lines = (_HERE / "heavy.txt").read_text().splitlines()
+    found = {(_HERE / name, test) for name, _, test in (line.partition("::") for line in lines if not line.startswith("#"))}
+    wrong = sorted(str(path) for path, test in found if not path.exists() or (test and f"def {test}(" not in path.read_text()))
+    assert wrong == [], "heavy.txt names what is not there"
+    return found
 
 
 def pytest_collection_finish() -> None:
