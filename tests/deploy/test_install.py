@@ -131,4 +131,4 @@ def test_make_lets_byte_code_be_written() -> None:
 def test_make_says_what_can_be_made() -> None:
     said = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     offered = set(re.findall(r"^make (\S+)", said, re.MULTILINE))
-    assert offered == {"help", "install", "demo", "up", "test", "test-all", "test-gpu", "lint", "openapi", "sbom"}
+    assert offered == {"help", "install", "demo", "up", "test", "test-ci", "test-all", "test-gpu", "lint", "openapi", "sbom"}

@@ -27,7 +27,7 @@ class StepCounter:
     def decides(self) -> bool:
         """Whether something follows from these steps at once: the end of a job whose loss is not finite, room for others, or
         another choice of who takes part."""
-        return self.grew or self._scheduler.owed_too_much or not all(map(math.isfinite, self.losses.values()))
+        return self.grew or self._scheduler.asks_again or not all(map(math.isfinite, self.losses.values()))
 
     def count(self, steps: Sequence[Stepped]) -> None:
         """All replicas have taken these steps, one after another."""

@@ -9,7 +9,7 @@ from contract.messages.placement_messages import Placement
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.placement.work_done import Slowdown
-from worker.policy.deficit_round_robin import RunnableTask, SliceCost, SpeedEstimate, charged, select, urgency
+from worker.policy.deficit_round_robin import RunnableTask, SliceCost, SpeedEstimate, allowances, charged, select, urgency
 from worker.policy.job_record import JobKey
 from worker.policy.step_time import STALL, StepLoad
 from worker.replicas.packed_step import Stepped
@@ -20,8 +20,8 @@ _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
 # by has evened out then, in tokens and in the passes that one of them captures. Their losses are told meanwhile
 _APART_SECONDS = 30.0
 _TOGETHER_SECONDS = 5.0  # that tasks step together before it is asked again who takes part: their urgencies change slowly
-# that a task may owe, in seconds that its steps take alone, before it is left out of steps: what evens out by itself must not
-# divide them, since those of fewer tasks are slower by the task, and their buckets are captured apart
+# that a task may owe besides a slice, in seconds that its steps take alone, before it is left out of steps: what evens out by
+# itself must not divide them, since those of fewer tasks are slower by the task, and their buckets are captured apart
 _CREDIT = 0.5
 _LEAD_SECONDS = 1.0  # that the fastest may be ahead by then: a command waits until the others have taken as many steps
 # of a step of several replicas, and of one, that is launched ahead: a command would wait for two longer ones, and beside those
@@ -114,9 +114,14 @@ class StepScheduler:
             task_of(placement).worked(stepped.seconds, work.tokens / tokens, work)
 
     @property
-    def owed_too_much(self) -> bool:
-        """Whether a task owes more for whole steps together than it may: it is to be asked again who takes part."""
-        return bool(self._together) and min(self._deficits.values(), default=0.0) < -_CREDIT
+    def asks_again(self) -> bool:
+        """Whether it is to be asked again who takes part in whole steps that tasks take together: one owes more than a choice
+        leaves it with, or the last choice is long ago."""
+        if not self._together or self._chosen is None:
+            return False
+        allowed = allowances(self._together, _CREDIT)
+        owe = any(self._deficits.get(key, 0.0) < -allowed[key] - own for key, own in self._chosen.items())
+        return owe or self._seconds >= _TOGETHER_SECONDS
 
     def _charge(self, stepped: Stepped) -> None:
         """Tasks took a further whole step together: charge each for what its own took, as if it had been chosen."""

@@ -8,7 +8,7 @@ together.
 Costs are seconds that the slices would take alone, so equal rates mean equal progress compared with running alone. A task runs
 beside the one whose turn it is, on credit: steps that are packed together cost less than one after another. The credit is a
 slice (with half of one, 16 tasks whose steps differ by a tenth were packed 54 % as often as they could be; with a whole one
-97 %), and what the caller gives besides.
+97 %), and what the caller gives besides, by rates: a tenant's tasks share it, and beside an urgent task others get less.
 """
 
 from collections import Counter
@@ -54,25 +54,33 @@ def rates(candidates: Sequence[RunnableTask]) -> dict[str, float]:
     return {one.key: one.weight / tasks[one.tenant] * one.urgency for one in candidates}
 
 
+def allowances(candidates: Sequence[RunnableTask], credit: float) -> dict[str, float]:
+    """What each task may owe besides a slice: its part of `credit`, by rates; that of the highest rate may owe all of it."""
+    gain = rates(candidates)
+    most = max(gain.values(), default=1.0)
+    return {key: credit * own / most for key, own in gain.items()}
+
+
 def select(
     candidates: Sequence[RunnableTask], deficits: Mapping[str, float], budget: int, credit: float = 0.0
 ) -> SliceSelection:
     """The tasks whose next slices run now, of at most `budget` tokens together (a single larger slice excepted).
 
     deficits: as the last selection left them; a task that is not in it has none. All counters gain, in proportion to their
-    rates, until the first task can pay for its slice; it runs, and so do those that owe at most `credit`, in the unit of costs.
-    Who is left out for want of tokens comes first the next time. So a counter stays within a slice of the task and the credit
-    of 0, but for what is `charged`.
+    rates, until the first task can pay for its slice; it runs, and so do those that owe at most their `allowances`. Who is left
+    out for want of tokens comes first the next time. So a counter stays within a slice of the task and its credit of 0, but for
+    what is `charged`.
     """
     if not candidates:
         return SliceSelection((), {})
     waits, after = _gained(candidates, deficits)
     order = sorted(range(len(candidates)), key=lambda at: (waits[candidates[at].key], at))
+    allowed = allowances(candidates, credit)
     chosen, tokens = set[str](), 0
     for at in order:
         one = candidates[at]
         first = not chosen
-        turn = first or after[one.key] >= -credit
+        turn = first or after[one.key] >= -allowed[one.key]
         if turn and (first or tokens + one.tokens <= budget):
             chosen.add(one.key)
             tokens += one.tokens

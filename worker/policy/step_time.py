@@ -98,7 +98,7 @@ class StepModel:
         return round(share / (1 - share) * self.per_pass / self.per_token)
 
 
-PRIOR = StepModel(4e-3, 4e-6, 0.0, 0.0)  # an H200 with a base of 1B; only the proportions matter before steps are measured
+PRIOR = StepModel(4e-3, 4e-6, 0.0, 0.0)  # an H200 with a base of 1B: until steps are measured
 
 
 def _not_negative(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Tasks that share an executor's steps, for tests of who steps when: replicas on which every slice takes the same."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ ALONE = 0.01  # seconds that a slice of any task takes alone
 
 @dataclass
 class Costs:
-    """Replicas on which every slice takes the same."""
+    """Replicas on which every slice takes the same, but for `tokens`."""
 
     pass_budget: int = 10**6
     count: int = 1
@@ -24,12 +25,14 @@ class Costs:
     begun: bool = False
     whole: bool = True
     lead: float = 0.0
+    tokens: Mapping[str, int] = field(default_factory=dict)  # of slices that have not 100
 
     def under_way(self, placement: str) -> bool:
         return self.begun
 
     def next_slice_costs(self, jobs: Any) -> dict[str, SliceCost]:
-        return {job: SliceCost(ALONE, 100) for job, _ in jobs}
+        sizes = {job: self.tokens.get(job, 100) for job, _ in jobs}
+        return {job: SliceCost(ALONE / 100 * size, size) for job, size in sizes.items()}
 
     def take_whole_steps(self, jobs: Any) -> bool:
         return self.count == 1 and self.whole

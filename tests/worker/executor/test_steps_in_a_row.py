@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.worker.executor.shared_steps import UNTOLD, Costs, Shared, placement, run
+from worker.policy.deficit_round_robin import RunnableTask, allowances
 from worker.policy.job_record import JobKey
 from worker.replicas.packed_step import Stepped, Work
 
@@ -122,9 +123,9 @@ def test_who_took_more_of_several_steps_owes_it() -> None:
     shared.choose("abc")
     shared.record(0.02, a=100, b=100, c=100)
     assert shared.choose("abc")[2] == 120, "until a job is looked at"
-    for tokens in (100, 5350):  # of which the first was charged by the choice; 100 take 0.01 s alone
+    for tokens in (100, 5350, 100):  # of which the first was charged by the choice; 100 take 0.01 s alone
         shared.record(0.02, a=100, b=tokens, c=100)
-    assert shared.scheduler.owed_too_much
+    assert shared.scheduler.asks_again
     left_out = []
     for _ in range(6):
         chosen = shared.choose("abc")
@@ -132,6 +133,35 @@ def test_who_took_more_of_several_steps_owes_it() -> None:
         shared.record(0.02, **dict.fromkeys(chosen[0], 100))
         assert (chosen[2] > 1) <= (chosen[0] == "abc")
     assert left_out == ["b"] * 2 + [""] * 4, "it owes 0.525 s, and may owe half a second"
+    assert chosen[2] > 1
+    assert not shared.scheduler.asks_again
+
+
+@pytest.mark.parametrize(("one", "other"), [(1000, 1100), (100, 110), (100, 130)])
+def test_tasks_of_unequal_steps_take_most_of_them_in_rows(one: int, other: int) -> None:
+    """Who costs more stands at what it may owe: a row is not cut for that."""
+    shared = Together()
+    shared.replicas.tokens = {"a": one, "b": other}
+    taken, rows = {"a": 0, "b": 0}, 0
+    for _ in range(3000):
+        keys, _, count = shared.choose("ab")
+        for at in range(count):
+            shared.record(0.0001 * (one + other), **{key: shared.replicas.tokens[key] for key in keys})
+            rows += count > 1
+            for key in keys:
+                taken[key] += 1
+            if shared.scheduler.asks_again:
+                break
+            assert at < count
+    assert rows > 0.5 * max(taken.values())
+    assert taken["a"] * one == pytest.approx(taken["b"] * other, rel=0.05), "equal progress"
+
+
+def test_tenants_share_what_their_tasks_may_owe_and_urgent_ones_leave_others_less() -> None:
+    many = [RunnableTask(f"m{at}", "many", 1.0, 10) for at in range(4)]
+    assert allowances([*many, RunnableTask("one", "one", 1.0, 10)], 2.0) == {f"m{at}": 0.5 for at in range(4)} | {"one": 2.0}
+    pressed = RunnableTask("pressed", "one", 1.0, 10, urgency=4.0)
+    assert allowances([pressed, RunnableTask("calm", "two", 1.0, 10)], 2.0) == {"pressed": 2.0, "calm": 0.5}
 
 
 def test_tasks_whose_steps_differ_by_chance_go_on_together() -> None:
@@ -140,20 +170,32 @@ def test_tasks_whose_steps_differ_by_chance_go_on_together() -> None:
         assert shared.choose("abc")[0] == "abc"
         for key in longest:
             shared.record(0.02, **{one: 300 if one == key else 100 for one in "abc"})
-        assert not shared.scheduler.owed_too_much
+        assert not shared.scheduler.asks_again
 
 
-def test_a_row_ends_once_a_task_owes_more_than_half_a_second() -> None:
+def test_a_row_ends_once_a_task_owes_more_than_half_a_second_and_a_slice() -> None:
     shared = Together()
     shared.choose("abc")
     shared.record(0.02, a=100, b=100, c=100)
     assert shared.choose("abc")[2] > 1
     for _ in range(20):  # each takes 0.06 s alone, and b 0.01 more
         shared.record(0.02, a=600, b=700, c=600)
-        assert not shared.scheduler.owed_too_much
-    while not shared.scheduler.owed_too_much:
-        shared.record(0.02, a=600, b=700, c=600)
-    assert shared.scheduler._deficits["b"] == pytest.approx(-0.5, abs=0.02)
+        assert not shared.scheduler.asks_again
+    steps = next(at for at in range(1, 100) if shared.record(0.02, a=600, b=700, c=600) or shared.scheduler.asks_again)
+    assert steps == pytest.approx(37, abs=1), "0.57 s of 0.01 s each, a slice of its own among them"
+
+
+def test_a_row_ends_after_five_seconds_whatever_its_steps_were_to_take() -> None:
+    shared = Together()
+    shared.choose("ab")
+    shared.record(0.02, a=100, b=100)
+    assert shared.choose("ab")[2] > 1
+    shared.record(0.02, a=100, b=100)
+    for _ in range(9):
+        shared.record(0.5, a=10000, b=10000)
+        assert not shared.scheduler.asks_again
+    shared.record(0.5, a=10000, b=10000)
+    assert shared.scheduler.asks_again
 
 
 def test_the_speed_of_tasks_in_a_row_of_steps_is_by_what_each_step_took() -> None:

@@ -100,14 +100,14 @@ def test_steps_of_about_one_size_are_packed_together(costs):
 @pytest.mark.parametrize("count", [2, 7, 16])
 def test_credit_keeps_tasks_together_whose_steps_differ_by_chance(count):
     random = Random(count)
-    runs = [Run([([0.0], 1.0, at, 10) for at in range(count)], credit=credit) for credit in (0.0, 30.0)]
-    for _ in range(100):
+    runs = [Run([([0.0], 1.0, at, 10) for at in range(count)], credit=credit) for credit in (0.0, 80.0)]
+    for _ in range(1000):
         costs = [([random.uniform(0.5, 1.5)], 1.0, at, 10) for at in range(count)]
         for run in runs:
             run.tasks = costs
             run.step()
     without, with_credit = (sum(map(len, run.history)) for run in runs)
-    assert without < with_credit == 100 * count
+    assert without < with_credit == 1000 * count
 
 
 def test_a_neighbour_of_long_rows_takes_turns_and_the_others_go_on():

@@ -33,6 +33,8 @@ def first_weights(
     share of the memory for parked adapters holds. For a GPU they are pinned: the loop's first copies of best weights find that
     memory free again.
 
+    They are held for as long as that: beside the rows of a large file for minutes.
+
     start: the adapter that all of them start from. park_bytes: of main memory. at_once: else they are drawn when they are
     waited for. before_each: called in the threads before each adapter; what it raises is raised again for who waits.
     """
