@@ -177,7 +177,7 @@ def measure(
         gate = _gate(solo[0], company[0])
         first = min(given.at_once)
         width = max(1, min(first, int(1 + (BOUND - 1) * (first - 1) / max(1e-9, at_slowdown[first] - 1))))
-        executor.run(make(width, WARM_STEPS, None), width)
+        executor.run(make(width, WARM_STEPS, None), width)  # likewise
         seconds, bounded = executor.run(make(2 * width, steps, BOUND), width)
         rows.append(_said(_row(f"bound {BOUND:g}: {2 * width} tasks, {width} at a time", steps, seconds, bounded, alone)))
         figures["x_bound_4"] = 2 * width * alone / seconds

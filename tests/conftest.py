@@ -276,7 +276,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
     heavy = _heavy()
     for item in items:
-        if {(item.path, ""), (item.path, item.originalname if isinstance(item, pytest.Function) else "")} & heavy:
+        if (item.path, "") in heavy or (item.path, item.name.partition("[")[0]) in heavy:
             item.add_marker(pytest.mark.heavy)
 
 
