@@ -8,10 +8,13 @@ import torch
 
 from contract.job_config import JobConfig
 from contract.messages.placement_messages import BaseModelRef
+from tests.worker.inside import Inside
 from worker.adapters.location_types import AdapterSpec
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.executor.preparation import first_weights as drawing
+from worker.executor.preparation import placement_preparation
 from worker.executor.preparation.first_weights import first_weights
+from worker.executor.preparation.placement_preparation import Preparation
 from worker.model.arena import Arena
 from worker.replicas.base_loader import load_base
 
@@ -97,3 +100,21 @@ def test_on_a_cpu_they_are_drawn_when_they_are_waited_for(arena: Arena) -> None:
     with first_weights(arena, configs(4, 8), None, 2**40, False, lambda: begun.append(1)) as drawn:
         assert not begun
         assert drawn().keys() == configs(4, 8).keys()
+
+
+def test_they_are_drawn_while_rows_are_read(fleet, placing, tmp_path, monkeypatch) -> None:
+    """On a GPU: on a CPU, which is where this runs, they are drawn when they are waited for."""
+    drawn, real_rows, real_weights = threading.Event(), Preparation._rows, placement_preparation.first_weights
+
+    def rows(self, loaded):
+        assert drawn.wait(PATIENCE), "they are drawn once rows are read"
+        return real_rows(self, loaded)
+
+    def weights(arena, new, start, parked, at_once, before_each):
+        return real_weights(arena, new, start, parked, True, lambda: drawn.set() or before_each())
+
+    monkeypatch.setattr(Preparation, "_rows", rows)
+    monkeypatch.setattr(placement_preparation, "first_weights", weights)
+    placement = placing({"learning_rate": [1e-3], "rank": [4], "batch_size": [1]}, training={"max_steps": 2})
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    assert len(reported.ended) == 1
