@@ -4,8 +4,8 @@
 
 The real executor over real HTTP with its default settings; random weights of the 1B shape, read from a folder. Each task has
 one job of batch 2, rank 16, its own tenant and its own learning rate; its steps are chosen to last so long alone. The gate
-compares the losses of a task alone and in the fullest company. `bound_4` keeps as many tasks at once as a slowdown of 4 allows
-by the slowdowns measured before, and gives each placement that bound.
+compares the first losses of a task alone and in the fullest company. `bound_4` keeps as many tasks at once as a slowdown of 4
+allows by the slowdowns measured before, and gives each placement that bound.
 """
 
 import argparse
