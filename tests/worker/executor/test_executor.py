@@ -19,6 +19,7 @@ from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.api_client import PlacementLink
 from worker.data.object_cache import ObjectCache
+from worker.executor.training_loop import Executor
 from worker.pipe_messages import ExecutorProgress
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -224,7 +225,7 @@ def test_adapters_of_jobs_that_end_together_are_stored_two_at_a_time(fleet, plac
 
 def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, tmp_path, monkeypatch):
     put, drop, under_way, ended, dropped = PlacementLink.put, ObjectCache.drop, set(), Event(), Event()
-    inside = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.01)
+    inside, executors, stop = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.01), [], Executor._stop
 
     def late(self, grant, path):
         if not path.name.startswith("export-"):
@@ -236,11 +237,17 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
         drop(self, name)
         if name in under_way:
             dropped.set()
+            executors[0]._inbox.put(lambda: None)
+
+    def stop_later(self, seconds):
+        while not dropped.is_set():  # a loop that has ended runs nothing that the upload hands it
+            self._inbox.get(timeout=60)()
+        stop(self, seconds)
 
     fleet.on_report = lambda reported, report: ended.set() if len(reported.ended) == 4 else None
     monkeypatch.setattr(PlacementLink, "put", late)
     monkeypatch.setattr(ObjectCache, "drop", noted)
-    (reported,) = inside.run(placing(SPACE, early_exit=CALM))
+    monkeypatch.setattr(Executor, "_stop", stop_later)
+    (reported,) = inside.run(placing(SPACE, early_exit=CALM), prepare=executors.append)
     assert set(reported.manifests) == {0, 1, 2, 3}
-    assert dropped.wait(60)
     assert not [*inside.settings.scratch.glob("tenants/*/objects/*")]
