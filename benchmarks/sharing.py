@@ -4,8 +4,9 @@
 
 The real executor over real HTTP with its default settings; random weights of the 1B shape, read from a folder. Each task has
 one job of batch 2, rank 16, its own tenant and its own learning rate; its steps are chosen to last so long alone. The gate
-compares the losses of a task alone and in the fullest company. `bound_4` keeps as many tasks at once as a slowdown of 4 allows
-by the slowdowns measured before, and gives each placement that bound.
+compares the losses of a task alone and in the fullest company. A row has these differences by tenths of the steps, and beside
+them what rounding does: those of the same task alone with a learning rate that is a millionth higher. `bound_4` keeps as many
+tasks at once as a slowdown of 4 allows by the slowdowns measured before, and gives each placement that bound.
 """
 
 import argparse
@@ -43,6 +44,7 @@ SHAPES = {"1b": LLAMA_1B, "toy": LlamaShape(2, 64, 128, 4, 2, 16, 8000, True)}
 ALONE = 3  # tasks measured one after another
 WARM_STEPS = 60
 BOUND = 4.0
+NUDGE = 1e-6  # of a learning rate: less than any product in bf16 tells apart
 TOLERANCE = 0.02  # relative mean difference of losses, as docs/NUMERICS.md has for packed and solo steps on a GPU
 
 
@@ -151,6 +153,13 @@ def twin(placement: Placement, key: str) -> Placement:
     return placement.model_copy(update={"placement_id": key, "token": f"token-{key}"})
 
 
+def nudged(placement: Placement, key: str) -> Placement:
+    """The same task with a learning rate that is higher by NUDGE."""
+    (job,) = placement.jobs
+    config = job.config.model_copy(update={"learning_rate": job.config.learning_rate * (1 + NUDGE)})
+    return twin(placement, key).model_copy(update={"jobs": [job.model_copy(update={"config": config})]})
+
+
 def measure(
     given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder: Path
 ) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
@@ -174,7 +183,10 @@ def measure(
             figures[f"step_ms_{count}"] = median(one.step_ms for one in company)
             at_slowdown[count] = max(one.seconds for one in company) / alone
             rows.append(_said(_row(f"{count} at once", steps, seconds, company, alone)))
+        _, (control,) = executor.run([nudged(tasks[0], "nudged")], 1)
         gate = _gate(solo[0], company[0])
+        differences = {"in company": _by_tenths(solo[0], company[0]), "nudged": _by_tenths(solo[0], control)}
+        rows.append(_said({"what": "losses differ from those alone, by tenths of the steps", **differences}))
         first = min(given.at_once)
         width = max(1, min(first, int(1 + (BOUND - 1) * (first - 1) / max(1e-9, at_slowdown[first] - 1))))
         executor.run(make(width, WARM_STEPS, None), width)  # likewise
@@ -201,14 +213,23 @@ def _row(what: str, steps: int, seconds: float, tasks: Sequence[Finished], alone
 
 def _gate(alone: Finished, packed: Finished) -> dict[str, Any]:
     """The same task's losses, alone and in company."""
-    pairs = list(zip(alone.losses, packed.losses, strict=True))
-    error = sum(abs(a - b) for a, b in pairs) / sum(a for a, _ in pairs)
+    error = _difference(alone.losses, packed.losses)
     return {
         "tolerance": TOLERANCE,
         "worst_error": error,
-        "compared": f"{len(pairs)} training losses",
+        "compared": f"{len(alone.losses)} training losses",
         "passed": error < TOLERANCE,
     }
+
+
+def _by_tenths(alone: Finished, other: Finished) -> list[float]:
+    cuts = [len(alone.losses) * tenth // 10 for tenth in range(11)]
+    return [_difference(alone.losses[a:b], other.losses[a:b]) for a, b in itertools.pairwise(cuts)]
+
+
+def _difference(alone: Sequence[float], other: Sequence[float]) -> float:
+    """Their mean difference over the mean loss alone."""
+    return sum(abs(a - b) for a, b in zip(alone, other, strict=True)) / sum(alone)
 
 
 def _said(row: dict[str, Any]) -> dict[str, Any]:
