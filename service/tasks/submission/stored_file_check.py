@@ -7,7 +7,8 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from datetime import datetime
 
 from sqlalchemy import select, text
@@ -28,6 +29,8 @@ from service.tasks.models import Task
 log = logging.getLogger(__name__)
 
 _GROUP_SIZE = 100  # tasks per transaction and notice
+_OUTDATED_SECONDS = 1.0  # after which tasks that have come since are looked for
+_Group = tuple[tuple[str, ...], list[str]]  # files, and tasks that name them
 _TRY_LOCK = text(
     "SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_advisory_xact_lock(hashtextextended(id, 0))"
 )
@@ -40,23 +43,46 @@ class _Stopped(Exception):
 def validate_due(db: Database, storage: Storage, queue: Queue, stopping: threading.Event | None = None) -> int:
     """Validate every task in `validating` that no other validator has claimed, until `stopping` is set. Returns their number.
 
-    Tasks with the same files are validated together: a search submitted as many tasks reads its files once.
+    Tasks with the same files are validated together: a search submitted as many tasks reads its files once. Next is always the
+    tenant whose files took least time so far, also one whose task came meanwhile: nobody waits for all files of another.
     """
-    with db.begin() as session:
-        rows = select(Task.id, Task.train_file_id, Task.validation_file_id, Task.prompts_file_id).where(
-            Task.status == TaskStatus.VALIDATING
-        )
-        due: dict[tuple[str, ...], list[str]] = {}
-        for task_id, *named in session.execute(rows.order_by(Task.created_at)):
-            due.setdefault(tuple(file for file in named if file is not None), []).append(task_id)
-    groups = [(files, ids[at : at + _GROUP_SIZE]) for files, ids in due.items() for at in range(0, len(ids), _GROUP_SIZE)]
     stopping, done = stopping or threading.Event(), 0
+    spent, tried = defaultdict[str, float](float), set[str]()
     try:
-        for files, ids in groups:
-            done += _validate(db, storage, queue, files, ids, stopping)
+        while due := _due(db, tried):
+            outdated = time.monotonic() + _OUTDATED_SECONDS
+            while due:
+                tenant_id = min(due, key=spent.__getitem__)
+                files, ids = due[tenant_id].pop(0)
+                due = {tenant: groups for tenant, groups in due.items() if groups}
+                tried.update(ids)
+                began = time.monotonic()
+                done += _validate(db, storage, queue, files, ids, stopping)
+                spent[tenant_id] += time.monotonic() - began
+                if time.monotonic() >= outdated:
+                    break
     except _Stopped:
         log.info("validation stops; what is left is another validator's")
     return done
+
+
+def _due(db: Database, but: Container[str]) -> dict[str, list[_Group]]:
+    """Each tenant's tasks in `validating` but those, in groups of equal files, the oldest first."""
+    with db.begin() as session:
+        rows = select(Task.id, Task.tenant_id, Task.train_file_id, Task.validation_file_id, Task.prompts_file_id).where(
+            Task.status == TaskStatus.VALIDATING
+        )
+        found: dict[str, dict[tuple[str, ...], list[str]]] = {}
+        for task_id, tenant_id, *named in session.execute(rows.order_by(Task.created_at, Task.id)):
+            if task_id not in but:
+                files = tuple(file for file in named if file is not None)
+                found.setdefault(tenant_id, {}).setdefault(files, []).append(task_id)
+    return {tenant_id: list(_in_groups(by_files)) for tenant_id, by_files in found.items()}
+
+
+def _in_groups(by_files: dict[tuple[str, ...], list[str]]) -> Iterator[_Group]:
+    for files, ids in by_files.items():
+        yield from ((files, ids[at : at + _GROUP_SIZE]) for at in range(0, len(ids), _GROUP_SIZE))
 
 
 def _validate(

@@ -7,6 +7,7 @@ from contract.states import TaskStatus
 from service.files.models import File
 from service.scheduler.models import PlanRequest
 from service.tasks.models import Task, TaskEvent
+from service.tasks.submission import stored_file_check
 from service.tasks.submission.stored_file_check import validate_due
 from tests.service.api import PAIR
 
@@ -60,6 +61,55 @@ def test_tasks_of_the_same_files_are_validated_by_one_reading(tenant, database, 
         assert (seen["status"], seen["version"], seen["waiting"]["code"]) == ("queued", 2, "not_planned")
         assert seen["queued_at"] > seen["created_at"]
         assert statuses_told(database, task) == ["validating", "queued"]
+
+
+class Noted:
+    """Storage that notes whose files are read, after `first` was called at the first one."""
+
+    def __init__(self, storage, owners: dict[str, str], first=lambda: None) -> None:
+        self.read: list[str] = []
+        self._storage, self._owners, self._first = storage, owners, first
+
+    def open(self, sha256: str):
+        if not self.read:
+            self._first()
+        self.read.append(self._owners[sha256])
+        return self._storage.open(sha256)
+
+
+@pytest.fixture
+def submit(database):
+    """Submits a task of a tenant with rows that no other has; notes whose file has which sha256."""
+
+    def one(tenant, name: str, owners: dict[str, str]) -> None:
+        file_id = tenant.file([PAIR | {"prompt": f"{name}{len(owners)}-{n}"} for n in range(9)])
+        with database.begin() as session:
+            owners[session.get_one(File, file_id).sha256] = name
+        assert tenant.post("/v1/tasks", json=tenant.spec(file_id)).status_code == 201
+
+    return one
+
+
+def test_no_tenant_waits_for_all_files_of_another(new_tenant, database, storage, queue, submit):
+    validate_due(database, storage, queue)
+    many, one, owners = new_tenant(), new_tenant(), {}
+    for _ in range(3):
+        submit(many, "many", owners)
+    submit(one, "one", owners)
+    noted = Noted(storage, owners)
+    assert validate_due(database, noted, queue) == 4
+    assert noted.read == ["many", "one", "many", "many"]
+
+
+def test_a_task_that_comes_while_files_are_read_takes_part(new_tenant, database, storage, queue, submit, monkeypatch):
+    validate_due(database, storage, queue)
+    monkeypatch.setattr(stored_file_check, "_OUTDATED_SECONDS", 0.0)
+    many, late, owners = new_tenant(), new_tenant(), {}
+    for _ in range(3):
+        submit(many, "many", owners)
+    noted = Noted(storage, owners, lambda: submit(late, "late", owners))
+    assert validate_due(database, noted, queue) == 4
+    assert noted.read == ["many", "late", "many", "many"]
 
 
 def statuses_told(database, task_id: str) -> list[str]:
