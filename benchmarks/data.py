@@ -54,14 +54,14 @@ _SPEC = {
 _INTAKE = """
 import sys, time
 from pathlib import Path
-from service.files.dataset_intake import Intake, Limits
+from service.files.dataset_intake import Intake, IntakeLimits
 from service.storage.upload_grants import UploadGrants
 from service.storage.local_storage import LocalStorage
 storage = LocalStorage(Path(sys.argv[2]), UploadGrants("x" * 32))
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
 before, began = peak(), time.monotonic()
-intake = Intake(storage.receive(), Limits(2**40, 10**9, 4 * 2**20))
+intake = Intake(storage.receive(), IntakeLimits(2**40, 10**9, 4 * 2**20))
 with open(sys.argv[1], "rb") as file:
     while block := file.read(2**20):
         intake.feed(block)
@@ -134,7 +134,7 @@ def executor(fleet: Fleet, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
     }
     log = folder / "executor.log"
     with log.open("wb") as said:
-        words = [sys.executable, "-m", "worker.executor.training_loop"]
+        words = [sys.executable, "-m", "worker.executor"]
         process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)
     assert process.stdout is not None
     news = read(process.stdout.fileno(), EXECUTOR_NEWS)
