@@ -36,8 +36,9 @@ from tests.worker.reported import Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.training_loop import Executor
-from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded, Stop
+from worker.pipe_messages import Attach, Detach, ExecutorProgress, PlacementEnded, Stop
 from worker.settings import Settings
+from worker.stepping_process import settle
 
 ROWS = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
 SHAPES = {"1b": LLAMA_1B, "toy": LlamaShape(2, 64, 128, 4, 2, 16, 8000, True)}
@@ -76,6 +77,7 @@ class WarmExecutor:
         settings = Settings(api_url=fleet.url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device=device)  # type: ignore[arg-type]
         self._link = PlacementLink(fleet.url)
         self._executor = Executor(settings, self._link, self._told)
+        settle()
         self._thread = threading.Thread(target=self._executor.run, name="training loop", daemon=True)
         steps = logging.getLogger("worker.executor.placement.placement_run")
         steps.setLevel(logging.INFO)
@@ -94,15 +96,24 @@ class WarmExecutor:
             while waiting and len(began) - len(ended) < at_once:
                 placement = waiting.pop(0)
                 began[placement.placement_id] = time.monotonic()
-                deadline = boot_now() + placement.lease_seconds
-                self._executor.handle_command(Attach(placement=placement, deadline=deadline))
-            name = self._ended.get(timeout=900)
-            ended[name] = time.monotonic()
+                self.attach(placement)
+            ended[self.next_end()] = time.monotonic()
         failed = [event for one in reported.values() for event in one.of(JobFailed)]
         if failed or self._fleet.refused or any(not one.ended for one in reported.values()):
             raise RuntimeError(f"not every task came to its end: {failed or self._fleet.refused}")
         found = [Finished(reported[key], ended[key] - began[key], self._first_steps[key]) for key in reported]
         return time.monotonic() - start, found
+
+    def attach(self, placement: Placement) -> None:
+        self._executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+
+    def detach(self, placement_id: str) -> None:
+        """As where the service has ended it."""
+        self._executor.handle_command(Detach(placement_id=placement_id))
+
+    def next_end(self) -> str:
+        """Waits until a placement ends; its id."""
+        return self._ended.get(timeout=900)
 
     def close(self) -> None:
         self._executor.handle_command(Stop(seconds=0))
@@ -213,7 +224,7 @@ def _row(what: str, steps: int, seconds: float, tasks: Sequence[Finished], alone
 
 def _gate(alone: Finished, packed: Finished) -> dict[str, Any]:
     """The same task's losses, alone and in company."""
-    error = _difference(alone.losses, packed.losses)
+    error = mean_difference(alone.losses, packed.losses)
     return {
         "tolerance": TOLERANCE,
         "worst_error": error,
@@ -224,10 +235,10 @@ def _gate(alone: Finished, packed: Finished) -> dict[str, Any]:
 
 def _by_tenths(alone: Finished, other: Finished) -> list[float]:
     cuts = [len(alone.losses) * tenth // 10 for tenth in range(11)]
-    return [_difference(alone.losses[a:b], other.losses[a:b]) for a, b in itertools.pairwise(cuts)]
+    return [mean_difference(alone.losses[a:b], other.losses[a:b]) for a, b in itertools.pairwise(cuts)]
 
 
-def _difference(alone: Sequence[float], other: Sequence[float]) -> float:
+def mean_difference(alone: Sequence[float], other: Sequence[float]) -> float:
     """Their mean difference over the mean loss alone."""
     return sum(abs(a - b) for a, b in zip(alone, other, strict=True)) / sum(alone)
 

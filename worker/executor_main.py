@@ -1,26 +1,23 @@
 """One executor as a process, a child of the daemon. Knows pipes and signals alone."""
 
-import gc
 import signal
 
 from worker.api_client import PlacementLink
 from worker.executor.training_loop import Executor
-from worker.model.peak_memory import keep_freed_blocks
 from worker.parent_watchdog import exit_with_parent
 from worker.pipe_messages import COMMANDS, Stop, Writer, take_stdout
 from worker.settings import Settings
 from worker.stderr_logging import log_to_stderr
+from worker.stepping_process import settle
 
 
 def main() -> None:
     log_to_stderr()
-    keep_freed_blocks()
     settings = Settings.load()
     writer = Writer(take_stdout())
     with PlacementLink(settings.api_url) as link:
         executor = Executor(settings, link, writer.write)
-        gc.collect()
-        gc.freeze()  # what is imported stays: no collection, of which captures of graphs make some, need look at it
+        settle()
         exit_with_parent(COMMANDS, executor.handle_command)
         signal.signal(signal.SIGTERM, lambda *_: executor.handle_command(Stop(seconds=settings.worker_stop_seconds)))
         executor.run()

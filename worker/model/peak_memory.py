@@ -1,12 +1,9 @@
-"""Measures the peak of live tensor bytes while a piece of work runs, and makes the C library keep freed blocks. Knows no
-models.
+"""Measures the peak of live tensor bytes while a piece of work runs. Knows no models.
 
 Counts operation by operation from the storages, so it is exact for tensors, the same on every machine and independent of the
 allocator's caches. It does not see memory inside library calls.
 """
 
-import ctypes
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,9 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-KEPT_BYTES = 2**25  # blocks up to this size stay with the process; the C library allows no more
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # numbers of <malloc.h>
 
 
 class _Meter(TorchDispatchMode):
@@ -55,18 +49,3 @@ def peak_bytes(work: Callable[[], object], known: Iterable[Tensor]) -> int:
     with _Meter(known) as meter:
         work()
     return meter.peak
-
-
-def keep_freed_blocks() -> bool:
-    """Ask the C library to keep freed memory instead of giving it back to the kernel after every tensor.
-
-    A step on CPU allocates the same blocks over and over; otherwise the kernel maps and zeroes each one anew, which took a
-    tenth of a step. For the process that trains. Returns whether the C library accepted it (glibc does).
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
-    wanted = ((M_MMAP_THRESHOLD, KEPT_BYTES), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2 * KEPT_BYTES))
-    return all(libc.mallopt(option, value) == 1 for option, value in wanted)

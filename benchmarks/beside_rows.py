@@ -1,0 +1,206 @@
+"""What running tasks lose while a neighbour's rows are read.
+
+    python -m benchmarks.beside_rows [--rows 30000] [--tasks 1 8] [--shape 1b] [--device cuda] [--commit HASH]
+
+Tasks of batch 2 train on one warm executor (benchmarks.sharing). Then a task of another tenant joins whose file, chat rows made
+from GSM8K, was never read there. Measured are the steps a second until its rows are tokenised, by the reports, beside those of
+the seconds before; three times for each number of tasks, with a file of its own each time. The gate compares the losses of one
+that had such neighbours with those of the same task alone.
+"""
+
+import argparse
+import itertools
+import logging
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.result_file import write_result
+from benchmarks.sharing import ROWS, SHAPES, TOLERANCE, WARM_STEPS, WarmExecutor, mean_difference, tasks_of, twin
+from benchmarks.sweep.live_search import read_rows
+from benchmarks.sweep.random_base import write_base
+from contract.messages.placement_messages import BaseModelRef, Placement
+from contract.messages.report_messages import Report
+from tests.worker.fleet import Fleet
+from tests.worker.placer import placer
+from tests.worker.reported import Reported
+from worker.data import token_cache
+
+TIMES = 3
+WINDOW_SECONDS = 6.0
+ENDLESS = 7000  # steps: more than are taken
+COMPARED = 300  # steps of the gate, at most
+
+
+class Pace:
+    """How fast placements step, by the times at which their reports come; and when rows have been tokenised, by the log."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._reports = defaultdict[str, list[tuple[float, int]]](list)
+        self._tokenised = threading.Event()
+        self.seconds = 0.0  # that the last file took
+        fleet.on_report = self._heard
+        said = logging.Handler(logging.INFO)
+        said.emit = self._noted  # type: ignore[method-assign]
+        logger = logging.getLogger(token_cache.__name__)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(said)
+
+    def steps(self, key: str) -> int:
+        return self._reports[key][-1][1] if self._reports[key] else 0
+
+    def expect(self) -> None:
+        """The next file that is read is the one to wait for."""
+        self._tokenised.clear()
+
+    def wait(self) -> None:
+        if not self._tokenised.wait(600):
+            raise RuntimeError("the rows were not tokenised in ten minutes")
+
+    def a_second(self, keys: list[str], since: float, until: float) -> float:
+        """Steps a second of all of them together. Raises RuntimeError where one reported less than twice."""
+        total = 0.0
+        for key in keys:
+            within = [(at, step) for at, step in self._reports[key] if since <= at <= until]
+            if len(within) < 2:
+                raise RuntimeError(f"{key} reported {len(within)} times in {until - since:.1f} s: give more rows")
+            (began, first), (ended, last) = within[0], within[-1]
+            total += (last - first) / (ended - began)
+        return total
+
+    def _heard(self, reported: Reported, report: Report) -> None:
+        self._reports[reported.placement.placement_id].append((time.monotonic(), reported.step[0]))
+
+    def _noted(self, record: logging.LogRecord) -> None:
+        if "are tokenised" in record.msg and isinstance(record.args, tuple):
+            self.seconds = float(str(record.args[-1]))
+            self._tokenised.set()
+
+
+class Neighbours:
+    """Tasks of a tenant of their own, each with a file of so many chat rows that no other has."""
+
+    def __init__(self, fleet: Fleet, base: BaseModelRef, rows: int) -> None:
+        self._place, self._numbers, self._rows = placer(fleet, base), itertools.count(), rows
+        self._known = read_rows(ROWS, 500)
+
+    def next(self) -> Placement:
+        number = next(self._numbers)
+        rows = [self._row(f"{number}.{at}", at) for at in range(self._rows)]
+        made = self._place(
+            {"learning_rate": [1e-4], "rank": [16], "batch_size": [2]},
+            rows,
+            dataset={"max_validation_rows": 8},
+            training={"max_steps": 8, "max_seq_len": 512},
+            early_exit={"policy": "none", "eval_every": 8},
+        )
+        key = f"neighbour{number}"
+        return twin(made, key).model_copy(update={"tenant_id": key})
+
+    def _row(self, name: str, at: int) -> dict[str, Any]:
+        asked, *rest = self._known[at % len(self._known)]["messages"]
+        return {"messages": [{**asked, "content": f"{name}: {asked['content']}"}, *rest]}
+
+
+def measure(
+    given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder: Path
+) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
+    make, neighbours = tasks_of(fleet, base), Neighbours(fleet, base, given.rows)
+    executor, figures, rows = WarmExecutor(fleet, folder / "executor", given.device), {}, []
+    try:
+        executor.run(make(1, WARM_STEPS, None), 1)  # loads the base and compiles
+        pace = Pace(fleet)
+        for count in given.tasks:
+            tasks = make(count, ENDLESS, None)
+            told = _start(executor, fleet, pace, tasks)
+            found = [
+                _beside(executor, fleet, pace, [task.placement_id for task in tasks], neighbours.next()) for _ in range(TIMES)
+            ]
+            _stop(executor, tasks)
+            rows += [_said({"tasks": count, "rows": given.rows, **one}) for one in found]
+            figures[f"slower_{count}"] = median(one["slower"] for one in found)
+        figures["us_a_row"] = median(1e6 * row["tokenise_s"] / row["rows"] for row in rows)
+        alone = twin(tasks[0], "alone")
+        compared = _losses(_start(executor, fleet, pace, [alone], COMPARED)[0])
+        _stop(executor, [alone])
+    finally:
+        executor.close()
+    both = list(zip(compared, _losses(told[0]), strict=False))
+    error = mean_difference([a for a, _ in both], [b for _, b in both])
+    gate = {
+        "tolerance": TOLERANCE,
+        "worst_error": error,
+        "compared": f"{len(both)} training losses",
+        "passed": error < TOLERANCE,
+    }
+    return figures, rows, gate
+
+
+def _start(executor: WarmExecutor, fleet: Fleet, pace: Pace, tasks: list[Placement], steps: int = WARM_STEPS) -> list[Reported]:
+    """Attach them, and wait until each has taken so many steps."""
+    told = [fleet.place(task) for task in tasks]
+    for task in tasks:
+        executor.attach(task)
+    while any(pace.steps(task.placement_id) < steps for task in tasks):
+        time.sleep(0.1)
+    return told
+
+
+def _stop(executor: WarmExecutor, tasks: list[Placement]) -> None:
+    for task in tasks:
+        executor.detach(task.placement_id)
+    for _ in tasks:
+        executor.next_end()
+
+
+def _beside(executor: WarmExecutor, fleet: Fleet, pace: Pace, keys: list[str], neighbour: Placement) -> dict[str, float]:
+    """One neighbour: steps a second before and while its rows are read."""
+    before = time.monotonic()
+    time.sleep(WINDOW_SECONDS)
+    fleet.place(neighbour)
+    pace.expect()
+    attached = time.monotonic()
+    executor.attach(neighbour)
+    pace.wait()
+    read = time.monotonic()
+    alone, beside = pace.a_second(keys, before, attached), pace.a_second(keys, attached, read)
+    assert executor.next_end() == neighbour.placement_id
+    return {"alone_steps_s": alone, "beside_steps_s": beside, "slower": alone / beside, "tokenise_s": pace.seconds}
+
+
+def _losses(told: Reported) -> list[float]:
+    return [float(value or 0.0) for value in told.curves[0, "train_loss"].values()]
+
+
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    print(row, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=30_000, help="of each neighbour's file")
+    parser.add_argument("--tasks", type=int, nargs="+", default=[1, 8], help="that train beside it")
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--commit", help="the commit that is measured, where there is no checkout")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="motet-rows-") as name:
+        folder, fleet = Path(name), Fleet()
+        try:
+            base = write_base(SHAPES[given.shape], folder / "base", torch.device(given.device))
+            figures, rows, gate = measure(given, fleet, base, folder)
+        finally:
+            fleet.close()
+    print(figures, gate, flush=True)
+    write_result("beside_rows", gate, figures, rows, given.commit)
+
+
+if __name__ == "__main__":
+    main()
