@@ -11,7 +11,6 @@ that had such neighbours with those of the same task alone.
 import argparse
 import itertools
 import logging
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -19,12 +18,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from benchmarks.result_file import write_result
-from benchmarks.sharing import ROWS, SHAPES, TOLERANCE, WARM_STEPS, WarmExecutor, mean_difference, tasks_of, twin
+from benchmarks.sharing import (
+    ROWS,
+    TOLERANCE,
+    WARM_STEPS,
+    Measured,
+    WarmExecutor,
+    losses_of,
+    mean_difference,
+    said,
+    tasks_of,
+    twin,
+    write_measured,
+)
 from benchmarks.sweep.live_search import read_rows
-from benchmarks.sweep.random_base import write_base
 from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.messages.report_messages import Report
 from tests.worker.fleet import Fleet
@@ -108,9 +115,7 @@ class Neighbours:
         return {"messages": [{**asked, "content": f"{name}: {asked['content']}"}, *rest]}
 
 
-def measure(
-    given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder: Path
-) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
+def measure(given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder: Path) -> Measured:
     make, neighbours = tasks_of(fleet, base), Neighbours(fleet, base, given.rows)
     executor, figures, rows = WarmExecutor(fleet, folder / "executor", given.device), {}, []
     try:
@@ -123,15 +128,15 @@ def measure(
                 _beside(executor, fleet, pace, [task.placement_id for task in tasks], neighbours.next()) for _ in range(TIMES)
             ]
             _stop(executor, tasks)
-            rows += [_said({"tasks": count, "rows": given.rows, **one}) for one in found]
+            rows += [said({"tasks": count, "rows": given.rows, **one}) for one in found]
             figures[f"slower_{count}"] = median(one["slower"] for one in found)
         figures["us_a_row"] = median(1e6 * row["tokenise_s"] / row["rows"] for row in rows)
         alone = twin(tasks[0], "alone")
-        compared = _losses(_start(executor, fleet, pace, [alone], COMPARED)[0])
+        compared = losses_of(_start(executor, fleet, pace, [alone], COMPARED)[0])
         _stop(executor, [alone])
     finally:
         executor.close()
-    both = list(zip(compared, _losses(told[0]), strict=False))
+    both = list(zip(compared, losses_of(told[0]), strict=False))
     error = mean_difference([a for a, _ in both], [b for _, b in both])
     gate = {
         "tolerance": TOLERANCE,
@@ -174,32 +179,11 @@ def _beside(executor: WarmExecutor, fleet: Fleet, pace: Pace, keys: list[str], n
     return {"alone_steps_s": alone, "beside_steps_s": beside, "slower": alone / beside, "tokenise_s": pace.seconds}
 
 
-def _losses(told: Reported) -> list[float]:
-    return [float(value or 0.0) for value in told.curves[0, "train_loss"].values()]
-
-
-def _said(row: dict[str, Any]) -> dict[str, Any]:
-    print(row, flush=True)
-    return row
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=30_000, help="of each neighbour's file")
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 8], help="that train beside it")
-    parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--commit", help="the commit that is measured, where there is no checkout")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="motet-rows-") as name:
-        folder, fleet = Path(name), Fleet()
-        try:
-            base = write_base(SHAPES[given.shape], folder / "base", torch.device(given.device))
-            figures, rows, gate = measure(given, fleet, base, folder)
-        finally:
-            fleet.close()
-    print(figures, gate, flush=True)
-    write_result("beside_rows", gate, figures, rows, given.commit)
+    write_measured("beside_rows", parser, measure)
 
 
 if __name__ == "__main__":

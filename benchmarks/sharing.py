@@ -45,6 +45,8 @@ SHAPES = {"1b": LLAMA_1B, "toy": LlamaShape(2, 64, 128, 4, 2, 16, 8000, True)}
 ALONE = 3  # tasks measured one after another
 WARM_STEPS = 60
 BOUND = 4.0
+Measured = tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]  # figures, rows, the gate
+Measure = Callable[[argparse.Namespace, Fleet, BaseModelRef, Path], Measured]
 NUDGE = 1e-6  # of a learning rate: less than any product in bf16 tells apart
 TOLERANCE = 0.02  # relative mean difference of losses, as docs/NUMERICS.md has for packed and solo steps on a GPU
 
@@ -59,7 +61,7 @@ class Finished:
 
     @property
     def losses(self) -> list[float]:
-        return [float(value or 0.0) for value in self.reported.curves[0, "train_loss"].values()]
+        return losses_of(self.reported)
 
     @property
     def step_ms(self) -> float:
@@ -171,9 +173,7 @@ def nudged(placement: Placement, key: str) -> Placement:
     return twin(placement, key).model_copy(update={"jobs": [job.model_copy(update={"config": config})]})
 
 
-def measure(
-    given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder: Path
-) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
+def measure(given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder: Path) -> Measured:
     make = tasks_of(fleet, base)
     executor = WarmExecutor(fleet, folder / "executor", given.device)
     try:
@@ -183,7 +183,7 @@ def measure(
         tasks = make(ALONE, steps, None)
         _, solo = executor.run(tasks, 1)
         alone = median(one.seconds for one in solo)
-        rows = [_said(_row("one after another", steps, alone * ALONE, solo, alone))]
+        rows = [said(_row("one after another", steps, alone * ALONE, solo, alone))]
         figures = {"step_ms_1": median(one.step_ms for one in solo)}
         at_slowdown, company = {1: 1.0}, solo
         for count in given.at_once:
@@ -193,16 +193,16 @@ def measure(
             figures[f"x_{count}"] = count * alone / seconds
             figures[f"step_ms_{count}"] = median(one.step_ms for one in company)
             at_slowdown[count] = max(one.seconds for one in company) / alone
-            rows.append(_said(_row(f"{count} at once", steps, seconds, company, alone)))
+            rows.append(said(_row(f"{count} at once", steps, seconds, company, alone)))
         _, (control,) = executor.run([nudged(tasks[0], "nudged")], 1)
         gate = _gate(solo[0], company[0])
         differences = {"in company": _by_tenths(solo[0], company[0]), "nudged": _by_tenths(solo[0], control)}
-        rows.append(_said({"what": "losses differ from those alone, by tenths of the steps", **differences}))
+        rows.append(said({"what": "losses differ from those alone, by tenths of the steps", **differences}))
         first = min(given.at_once)
         width = max(1, min(first, int(1 + (BOUND - 1) * (first - 1) / max(1e-9, at_slowdown[first] - 1))))
         executor.run(make(width, WARM_STEPS, None), width)  # likewise
         seconds, bounded = executor.run(make(2 * width, steps, BOUND), width)
-        rows.append(_said(_row(f"bound {BOUND:g}: {2 * width} tasks, {width} at a time", steps, seconds, bounded, alone)))
+        rows.append(said(_row(f"bound {BOUND:g}: {2 * width} tasks, {width} at a time", steps, seconds, bounded, alone)))
         figures["x_bound_4"] = 2 * width * alone / seconds
         figures["worst_slowdown_bound_4"] = max(one.seconds for one in bounded) / alone
         figures["tasks_at_a_time_bound_4"] = float(width)
@@ -243,28 +243,38 @@ def mean_difference(alone: Sequence[float], other: Sequence[float]) -> float:
     return sum(abs(a - b) for a, b in zip(alone, other, strict=True)) / sum(alone)
 
 
-def _said(row: dict[str, Any]) -> dict[str, Any]:
+def losses_of(reported: Reported) -> list[float]:
+    """Of its first job's training, step by step."""
+    return [float(value or 0.0) for value in reported.curves[0, "train_loss"].values()]
+
+
+def said(row: dict[str, Any]) -> dict[str, Any]:
     print(row, flush=True)
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds-alone", type=float, default=60.0, help="of each task")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[16, 32])
+def write_measured(name: str, parser: argparse.ArgumentParser, measure: Measure) -> None:
+    """Run `measure` on a fleet and a random base in a folder, as the command line says, and write its result file."""
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", help="the commit that is measured, where there is no checkout")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="motet-sharing-") as name:
-        folder, fleet = Path(name), Fleet()
+    with tempfile.TemporaryDirectory(prefix=f"motet-{name}-") as made:
+        folder, fleet = Path(made), Fleet()
         try:
             base = write_base(SHAPES[given.shape], folder / "base", torch.device(given.device))
             figures, rows, gate = measure(given, fleet, base, folder)
         finally:
             fleet.close()
     print(figures, gate, flush=True)
-    write_result("sharing", gate, figures, rows, given.commit)
+    write_result(name, gate, figures, rows, given.commit)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds-alone", type=float, default=60.0, help="of each task")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[16, 32])
+    write_measured("sharing", parser, measure)
 
 
 if __name__ == "__main__":

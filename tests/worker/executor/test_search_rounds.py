@@ -54,16 +54,17 @@ def test_the_second_round_is_proposed_once_the_first_has_warmed_up(fleet, placin
     assert (again.proposed, again.curves) == (reported.proposed, reported.curves)
 
 
-@pytest.mark.parametrize("at", ["before", "after"])
+@pytest.mark.parametrize("at", ["before", "within", "after"])
 def test_an_executor_that_is_lost_at_a_proposal_loses_none(fleet, placing, tmp_path, monkeypatch, at):
-    """before: nothing was proposed yet. after: the proposals were reported, and what they led to is gone."""
+    """before: nothing was proposed yet. after: the proposals were reported, and what they led to is gone. within: two of a
+    round's were not."""
     placement = placing(SPACE, **QUICK)
     inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.001)
     may_propose, propose = threading.Event(), tpe_proposals.propose
 
     def proposed_late(*arguments):
         """Before: the service has ended the placement, however long it took to hear of the last warmup."""
-        assert at == "after" or may_propose.wait(120), "the warmups are not reported"
+        assert at != "before" or may_propose.wait(120), "the warmups are not reported"
         return propose(*arguments)
 
     monkeypatch.setattr(tpe_proposals, "propose", proposed_late)
@@ -76,7 +77,9 @@ def test_an_executor_that_is_lost_at_a_proposal_loses_none(fleet, placing, tmp_p
     fleet.on_report = lose
     inside.on_news = lambda news: None
     (lost,) = inside.run(placement)
-    assert bool(proposals(lost)) == (at == "after")
+    assert bool(proposals(lost)) == (at != "before")
+    if at == "within":
+        lost.proposed |= dict.fromkeys((12, 13))
     fleet.on_report = lambda told, report: None
     base = lost.events[1].val_loss if hasattr(lost.events[1], "val_loss") else None
     (reported,) = Inside(fleet, tmp_path / "next").run(resumed(lost, "next", base))

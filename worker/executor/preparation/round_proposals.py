@@ -59,12 +59,18 @@ class RoundProposals:
         """For the thread, with all that the loop may change meanwhile."""
         spec, unproposed = task.placement.spec, sorted(task.unproposed)
         coming = next(indexes for indexes in spec.search_space.rounds if unproposed[0] in indexes)
-        jobs = [index for index in unproposed if index in coming]
         values = {place.job: place.value for place in by_scores(standings(task))}
-        tried = [(config, values.get(index, math.inf)) for index, config in task.configs.items()]
+        tried = {index: (config, values.get(index, math.inf)) for index, config in task.configs.items()}
+        before = [one for index, one in tried.items() if index not in coming]
+        known = {config for config, _ in tried.values()}
 
         def propose() -> None:
-            configs = dict(zip(jobs, pkgutil.resolve_name(_PROPOSE)(spec, tried, len(jobs)), strict=True))
+            # The round anew, as if nothing of it were known: an executor may have been lost when it had reported a part.
+            propose_of = pkgutil.resolve_name(_PROPOSE)
+            configs = dict(zip(coming, propose_of(spec, before, len(coming)), strict=True))
+            configs = {index: config for index, config in configs.items() if index in unproposed}
+            if not known.isdisjoint(configs.values()):  # of another version's proposals, say
+                configs = dict(zip(configs, propose_of(spec, list(tried.values()), len(configs)), strict=True))
             self._hand_over(partial(self._open, task, configs, prepared.draw(configs)))
 
         return propose
