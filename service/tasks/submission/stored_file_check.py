@@ -7,9 +7,9 @@ import hashlib
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from datetime import datetime
+from itertools import zip_longest
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
@@ -41,29 +41,36 @@ class _Stopped(Exception):
 
 
 def validate_due(db: Database, storage: Storage, queue: Queue, stopping: threading.Event | None = None) -> int:
-    """Validate every task in `validating` that no other validator has claimed, until `stopping` is set. Returns their number.
+    """Validate the tasks in `validating` that no other validator has claimed, until all that were due at first have been tried
+    or `stopping` is set. Returns how many were validated.
 
-    Tasks with the same files are validated together: a search submitted as many tasks reads its files once. Next is always the
-    tenant whose files took least time so far, also one whose task came meanwhile: nobody waits for all files of another.
+    Tasks with the same files are validated together: a search submitted as many tasks reads its files once. Tenants take turns,
+    those whose tasks come meanwhile too: who waits, waits for one group of each other's. A task that is skipped, since its
+    storage cannot be read or another validator has it, is tried again by the next call.
     """
     stopping, done = stopping or threading.Event(), 0
-    spent, tried = defaultdict[str, float](float), set[str]()
+    tried, served = set[str](), set[str]()
+    due = _due(db, tried)
+    at_first = _tasks(due)
     try:
-        while due := _due(db, tried):
+        while not at_first.isdisjoint(_tasks(due)) and not stopping.is_set():
             outdated = time.monotonic() + _OUTDATED_SECONDS
-            while due:
-                tenant_id = min(due, key=spent.__getitem__)
-                files, ids = due[tenant_id].pop(0)
-                due = {tenant: groups for tenant, groups in due.items() if groups}
-                tried.update(ids)
-                began = time.monotonic()
-                done += _validate(db, storage, queue, files, ids, stopping)
-                spent[tenant_id] += time.monotonic() - began
+            newcomers_first = sorted(due, key=served.__contains__)
+            for turn in zip_longest(*(due[tenant_id] for tenant_id in newcomers_first)):
+                for files, ids in filter(None, turn):
+                    done += _validate(db, storage, queue, files, ids, stopping)
+                    tried.update(ids)
                 if time.monotonic() >= outdated:
                     break
+            served.update(due)
+            due = _due(db, tried)
     except _Stopped:
         log.info("validation stops; what is left is another validator's")
     return done
+
+
+def _tasks(due: dict[str, list[_Group]]) -> set[str]:
+    return {task_id for groups in due.values() for _, ids in groups for task_id in ids}
 
 
 def _due(db: Database, but: Container[str]) -> dict[str, list[_Group]]:

@@ -64,15 +64,16 @@ def test_tasks_of_the_same_files_are_validated_by_one_reading(tenant, database, 
 
 
 class Noted:
-    """Storage that notes whose files are read, after `first` was called at the first one."""
+    """Storage that notes whose files are read, after `first` was called at the first one, and `each` at all."""
 
-    def __init__(self, storage, owners: dict[str, str], first=lambda: None) -> None:
+    def __init__(self, storage, owners: dict[str, str], first=lambda: None, each=lambda: None) -> None:
         self.read: list[str] = []
-        self._storage, self._owners, self._first = storage, owners, first
+        self._storage, self._owners, self._first, self._each = storage, owners, first, each
 
     def open(self, sha256: str):
         if not self.read:
             self._first()
+        self._each()
         self.read.append(self._owners[sha256])
         return self._storage.open(sha256)
 
@@ -110,6 +111,33 @@ def test_a_task_that_comes_while_files_are_read_takes_part(new_tenant, database,
     noted = Noted(storage, owners, lambda: submit(late, "late", owners))
     assert validate_due(database, noted, queue) == 4
     assert noted.read == ["many", "late", "many", "many"]
+
+
+def test_a_stream_of_new_tenants_keeps_nobody_waiting_and_ends_the_call_where_it_would(
+    new_tenant, database, storage, queue, submit, monkeypatch
+):
+    """With each file that is read a task of a new tenant comes: the call ends when all that were due at first were tried."""
+    validate_due(database, storage, queue)
+    monkeypatch.setattr(stored_file_check, "_OUTDATED_SECONDS", 0.0)
+    many, owners = new_tenant(), {}
+    for _ in range(3):
+        submit(many, "many", owners)
+    noted = Noted(storage, owners, each=lambda: submit(new_tenant(), "new", owners))
+    assert validate_due(database, noted, queue) == len(noted.read) < len(owners)
+    assert noted.read == ["many", "new", "many", "new", "new", "many"]
+
+
+def test_what_could_not_be_read_is_left_to_the_next_call(new_tenant, database, storage, queue, submit):
+    validate_due(database, storage, queue)
+    owners: dict[str, str] = {}
+    submit(new_tenant(), "one", owners)
+
+    def down():
+        raise OSError("storage is down")
+
+    noted = Noted(storage, owners, each=down)
+    assert validate_due(database, noted, queue) == 0
+    assert validate_due(database, Noted(storage, owners), queue) == 1
 
 
 def statuses_told(database, task_id: str) -> list[str]:
