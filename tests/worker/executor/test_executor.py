@@ -1,6 +1,8 @@
 """The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed."""
 
+from contextlib import suppress
 from hashlib import sha256
+from queue import Empty
 from threading import Barrier, Event
 
 import pytest
@@ -240,8 +242,9 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
             executors[0]._inbox.put(lambda: None)
 
     def stop_later(self, seconds):
-        while not dropped.is_set():  # a loop that has ended runs nothing that the upload hands it
-            self._inbox.get(timeout=60)()
+        with suppress(Empty):
+            while not dropped.is_set():  # a loop that has ended runs nothing that the upload hands it
+                self._inbox.get(timeout=60)()
         stop(self, seconds)
 
     fleet.on_report = lambda reported, report: ended.set() if len(reported.ended) == 4 else None
@@ -250,4 +253,5 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
     monkeypatch.setattr(Executor, "_stop", stop_later)
     (reported,) = inside.run(placing(SPACE, early_exit=CALM), prepare=executors.append)
     assert set(reported.manifests) == {0, 1, 2, 3}
+    assert dropped.is_set()
     assert not [*inside.settings.scratch.glob("tenants/*/objects/*")]
