@@ -79,7 +79,6 @@ class WarmExecutor:
         settings = Settings(api_url=fleet.url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device=device)  # type: ignore[arg-type]
         self._link = PlacementLink(fleet.url)
         self._executor = Executor(settings, self._link, self._told)
-        settle()
         self._thread = threading.Thread(target=self._executor.run, name="training loop", daemon=True)
         steps = logging.getLogger("worker.executor.placement.placement_run")
         steps.setLevel(logging.INFO)
@@ -195,7 +194,7 @@ def measure(given: argparse.Namespace, fleet: Fleet, base: BaseModelRef, folder:
             at_slowdown[count] = max(one.seconds for one in company) / alone
             rows.append(said(_row(f"{count} at once", steps, seconds, company, alone)))
         _, (control,) = executor.run([nudged(tasks[0], "nudged")], 1)
-        gate = _gate(solo[0], company[0])
+        gate = gate_of(solo[0].losses, company[0].losses)
         differences = {"in company": _by_tenths(solo[0], company[0]), "nudged": _by_tenths(solo[0], control)}
         rows.append(said({"what": "losses differ from those alone, by tenths of the steps", **differences}))
         first = min(given.at_once)
@@ -222,13 +221,13 @@ def _row(what: str, steps: int, seconds: float, tasks: Sequence[Finished], alone
     }  # fmt: skip
 
 
-def _gate(alone: Finished, packed: Finished) -> dict[str, Any]:
+def gate_of(alone: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """The same task's losses, alone and in company."""
-    error = mean_difference(alone.losses, packed.losses)
+    error = mean_difference(alone, other)
     return {
         "tolerance": TOLERANCE,
         "worst_error": error,
-        "compared": f"{len(alone.losses)} training losses",
+        "compared": f"{len(alone)} training losses",
         "passed": error < TOLERANCE,
     }
 
@@ -259,6 +258,7 @@ def write_measured(name: str, parser: argparse.ArgumentParser, measure: Measure)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", help="the commit that is measured, where there is no checkout")
     given = parser.parse_args()
+    settle()  # as an executor's process does
     with tempfile.TemporaryDirectory(prefix=f"motet-{name}-") as made:
         folder, fleet = Path(made), Fleet()
         try:

@@ -4,8 +4,8 @@ import ctypes
 import gc
 import sys
 
-# A step waits for the device, or for work that needs no interpreter, and must not wait again for a thread that reads rows or
-# writes reports: Python's 5 ms are as long as a short step. This is small against one, and 20 times what a switch takes.
+# A step that has waited for the device, or for work that needs no interpreter, must not wait as long again for a thread that
+# reads rows or writes reports: Python asks that one for it after 5 ms, as long as a short step. This is small beside it.
 _SWITCH_SECONDS = 1e-4
 _KEPT_BYTES = 2**25  # blocks up to this size stay with the process; the C library allows no more
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # numbers of <malloc.h>
