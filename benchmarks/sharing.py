@@ -98,7 +98,8 @@ class WarmExecutor:
                 placement = waiting.pop(0)
                 began[placement.placement_id] = time.monotonic()
                 self.attach(placement)
-            ended[self.next_end()] = time.monotonic()
+            placement_id = self.next_end()
+            ended[placement_id] = time.monotonic()
         failed = [event for one in reported.values() for event in one.of(JobFailed)]
         if failed or self._fleet.refused or any(not one.ended for one in reported.values()):
             raise RuntimeError(f"not every task came to its end: {failed or self._fleet.refused}")
