@@ -20,8 +20,9 @@ from contract.job_schedule import JobSchedule
 from contract.row_scores import RowScores
 from contract.task_spec import TaskSpec
 from worker.data.dataset import DataSet, TokenRows, load
-from worker.data.token_cache import Reading, loose_stream
+from worker.data.token_cache import loose_stream
 from worker.data.token_stream import StreamView
+from worker.data.tokenising.file_tokeniser import Reading
 from worker.model.arena import Slot, rows_for
 from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey

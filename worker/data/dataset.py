@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from contract.rows.row_encoding import RowReader
 from contract.task_spec import TaskSpec
 from contract.validation_parts import validation_parts
-from worker.data.token_cache import DataError, Reading, loose_stream
+from worker.data.token_cache import loose_stream
 from worker.data.token_stream import StreamView, TokenStream, axis_length
+from worker.data.tokenising.file_tokeniser import DataError, Reading
 from worker.model.flat_batch import Example
 
 _AT_ONCE = 4096  # numbers converted at a time

@@ -8,8 +8,8 @@ import numpy as np
 
 from contract.task_spec import Objective
 from worker.data.dataset import TokenRows, all_rows
-from worker.data.token_cache import Reading
 from worker.data.token_stream import TokenStream
+from worker.data.tokenising.file_tokeniser import Reading
 from worker.model.flat_batch import Example
 
 

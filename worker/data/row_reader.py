@@ -6,15 +6,22 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError as JinjaError
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from contract.rows.row_encoding import RowReader, Tokens
 from contract.rows.tokenizer import TEMPLATE_FAULTS, Messages, Offsets, TemplateError, TokenizerError, Tools
 from worker.model.flat_batch import Example
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of the base in this folder, whose code is not run. Raises OSError, ValueError."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return tokenizer
 
 
 def reader_of(tokenizer: PreTrainedTokenizerBase) -> RowReader:

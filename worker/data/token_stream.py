@@ -211,15 +211,22 @@ class StreamWriter:
         self._pending[name].clear()
 
 
-def create(target: Path, write: Callable[[StreamWriter], None]) -> None:
-    """Create the stream `target` from what `write` adds, atomically. Where another process made it first, that one stays."""
+@contextmanager
+def written_stream(folder: Path) -> Iterator[StreamWriter]:
+    """Write a stream into the folder, which is whole once the body has ended."""
+    writer = StreamWriter(folder)
+    try:
+        yield writer
+        writer.finish()
+    finally:
+        writer.close()
+
+
+def create(target: Path, fill: Callable[[Path], None]) -> None:
+    """Create the stream `target` as `fill` writes it into a folder, atomically. Where another process made it first, that one
+    stays."""
     with _temporary(target.parent) as folder:
-        writer = StreamWriter(folder)
-        try:
-            write(writer)
-            writer.finish()
-        finally:
-            writer.close()
+        fill(folder)
         try:
             folder.rename(target)
         except OSError:

@@ -15,7 +15,7 @@ from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.data.token_cache import DataError
+from worker.data.tokenising.file_tokeniser import DataError
 from worker.executor.answer_session import AnswerSession
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld

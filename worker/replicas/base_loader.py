@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 from grouped_lora.base.fp8 import CAPABILITY
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import NoWeights, revision_of
 from contract.rows.row_encoding import RowReader
 from contract.rows.tokenizer import TokenizerError
 from contract.task_spec import Precision
-from worker.data.row_reader import fingerprint_of, reader_of, reads_date
+from worker.data.row_reader import fingerprint_of, load_tokenizer, reader_of, reads_date
 from worker.generate.end_tokens import end_tokens
 from worker.generate.text_decoder import Decode
 from worker.model.arena import Arena
@@ -89,7 +89,7 @@ def load_base(
     beside.shutdown(wait=False)
     try:
         trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        tokenizer = load_tokenizer(source)
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
     except (BaseError, Crowded):
         checked.result()

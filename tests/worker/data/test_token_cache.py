@@ -1,7 +1,5 @@
 """Token streams on disk: the same tokens as read by hand, found again, made whole or not at all, and bounded."""
 
-import hashlib
-import json
 import multiprocessing
 import os
 import signal
@@ -12,66 +10,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
-from contract.rows.row_encoding import truncate
 from contract.task_spec import Objective
 from tests.worker import corpus
-from tests.worker.corpus import EXAMPLE_BASE, jsonl
+from tests.worker.data.token_streams import DPO, MIXED, SFT, kept, nothing, same
 from worker.data import token_cache
 from worker.data.node_cache import HEADER, NodeCache
-from worker.data.row_reader import fingerprint_of, reader_of
-from worker.data.token_cache import DataError, Reading, stream_of
-from worker.data.token_stream import TokenStream
+from worker.data.token_cache import stream_of
+from worker.data.tokenising.file_tokeniser import DataError
 from worker.executor.placement.placement_lease import LeaseNotHeld
-
-TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
-SFT = Reading(reader_of(TOKENIZER), Objective(), 40, fingerprint_of(TOKENIZER))
-DPO = replace(SFT, objective=Objective(type="dpo"))
-MIXED = [
-    *corpus.rows(300),
-    {"prompt": "a b", "completion": " c"},
-    {"prompt": "long " * 60, "completion": " never seen"},
-    {"text": "once"},
-    {"prompt": "wond", "completion": "erful"},
-]
 
 
 def never(*_: object) -> Path:
     raise AssertionError("the stream is here already")
 
 
-def kept(cache: NodeCache, rows: list[dict[str, object]], tenant: str = "t1") -> tuple:
-    """The cache's entry of a file with these rows, and how it is fetched."""
-    content = jsonl(rows)
-    file = cache.file(tenant, hashlib.sha256(content).hexdigest())
-    return file, lambda: file.content.fetch(file.sha256, lambda: [content])
-
-
 @pytest.fixture
 def cache(tmp_path) -> NodeCache:
     return NodeCache(tmp_path / "tenants")
-
-
-def nothing() -> None:
-    return
-
-
-def same(stream: TokenStream, reading: Reading, rows: list[dict[str, object]]) -> None:
-    """Bit for bit what the reader says of each row by itself."""
-    expected = []
-    for row in rows:
-        ((whole),) = reading.reader.read([row], reading.objective)
-        left, _ = truncate(whole, reading.max_seq_len)
-        if all(any(tokens.learned) for tokens in left):
-            expected.append((hashlib.sha256(json.dumps(row).encode()).digest(), left))
-    assert stream.rows == len(expected)
-    assert stream.skipped == len(rows) - len(expected)
-    for at, (digest, left) in enumerate(expected):
-        assert stream.hashes[at].tobytes() == digest
-        for part, tokens in enumerate(left):
-            example = stream.example(at * stream.per_row + part)
-            assert (example.tokens.tolist(), example.loss_mask.tolist()) == (tokens.ids, tokens.learned)
 
 
 def test_a_stream_holds_what_the_reader_reads(cache):

@@ -21,8 +21,9 @@ from worker.data.dataset import DataSet, TokenRows, split
 from worker.data.evaluation_prompts import PromptFile, prompt_reading
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache, WrongBytes
-from worker.data.token_cache import DataError, Reading, stream_of
+from worker.data.token_cache import stream_of
 from worker.data.token_stream import TokenStream
+from worker.data.tokenising.file_tokeniser import DataError, Reading
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
 from worker.executor.preparation.executor_base import ExecutorBase
@@ -227,7 +228,7 @@ class Preparation:
             created_at = datetime.now(UTC)
         reader = base.reader if created_at is None else base.reader.at(created_at)
         spec, dated = placement.spec, created_at if base.reads_date else None
-        return Reading(reader, spec.objective, spec.training.max_seq_len, base.tokenizer, dated)
+        return Reading(reader, spec.objective, spec.training.max_seq_len, base.tokenizer, dated, Path(base.ref.source))
 
     def _stream(self, ref: FileRef, reading: Reading, loaded: LoadedBase) -> TokenStream:
         """The file as a token stream, which all ranks map. Fetches it only if it was not tokenised here before."""

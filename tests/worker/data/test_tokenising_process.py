@@ -1,0 +1,140 @@
+"""Large files are tokenised in a process of their own: to the same bits, and to the same errors."""
+
+import errno
+import shutil
+import signal
+import subprocess
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from transformers import AutoTokenizer
+
+from contract.task_spec import Objective
+from tests.worker import corpus
+from tests.worker.corpus import EXAMPLE_BASE, jsonl
+from tests.worker.data.token_streams import APART, MIXED, SFT, kept, nothing, same
+from worker.data import token_cache
+from worker.data.disk_full import DiskFull
+from worker.data.node_cache import NodeCache
+from worker.data.row_reader import fingerprint_of, reader_of
+from worker.data.token_cache import stream_of
+from worker.data.tokenising import tokenising_process
+from worker.data.tokenising.file_tokeniser import DataError, Reading
+from worker.data.tokenising.tokenising_main import Outcome
+from worker.data.tokenising.tokenising_process import tokenise_apart
+from worker.executor.placement.placement_lease import LeaseNotHeld
+
+
+@pytest.fixture
+def cache(tmp_path) -> NodeCache:
+    return NodeCache(tmp_path / "tenants")
+
+
+@pytest.fixture
+def all_are_large(monkeypatch):
+    monkeypatch.setattr(token_cache, "_APART_BYTES", 0)
+
+
+def here(*_: object) -> None:
+    raise AssertionError("it was to be read in a process of its own")
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_a_process_of_its_own_makes_the_same_stream(cache, all_are_large, monkeypatch, objective):
+    rows = (
+        MIXED if objective == "sft" else [{"prompt": f"say {n}", "chosen": f" yes {n}", "rejected": " no"} for n in range(20)]
+    )
+    reading = replace(APART, objective=Objective(type=objective))
+    file, fetch = kept(cache, rows)
+    made = stream_of(file, replace(reading, folder=None), fetch, nothing)
+    file, fetch = kept(cache, rows, "t2")
+    monkeypatch.setattr(token_cache, "tokenise", here)
+    ticks = []
+    apart = stream_of(file, reading, fetch, lambda: ticks.append(1))
+    assert (apart.digest, apart.skipped, apart.truncated) == (made.digest, made.skipped, made.truncated)
+    assert ticks
+    same(apart, reading, rows)
+
+
+def test_the_date_that_a_template_writes_is_that_of_the_task(cache, all_are_large, monkeypatch, tmp_path):
+    folder = tmp_path / "base"
+    shutil.copytree(EXAMPLE_BASE, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = tokenizer.chat_template + "{{ strftime_now('%d %m %Y') }}"
+    tokenizer.save_pretrained(folder)
+    created = datetime(2026, 1, 2, tzinfo=UTC)
+    reading = Reading(reader_of(tokenizer).at(created), Objective(), 400, fingerprint_of(tokenizer), created, folder)
+    rows = [{"messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]}] * 3
+    file, fetch = kept(cache, rows)
+    monkeypatch.setattr(token_cache, "tokenise", here)
+    same(stream_of(file, reading, fetch, nothing), reading, rows)
+
+
+def test_only_large_files_are_read_in_a_process_of_their_own(cache, monkeypatch):
+    monkeypatch.setattr(token_cache, "tokenise_apart", here)
+    file, fetch = kept(cache, MIXED)
+    assert stream_of(file, APART, fetch, nothing).rows
+    monkeypatch.setattr(token_cache, "_APART_BYTES", len(jsonl(MIXED)))
+    file, fetch = kept(cache, MIXED, "t2")
+    with pytest.raises(AssertionError, match="process of its own"):
+        stream_of(file, APART, fetch, nothing)
+
+
+def test_a_process_of_its_own_ends_with_the_lease(cache, all_are_large, monkeypatch):
+    children = []
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: children.append(start(*args, **kwargs)) or children[-1])
+    file, fetch = kept(cache, corpus.rows(2000))
+
+    def on_progress() -> None:
+        if children:
+            raise LeaseNotHeld("over")
+
+    with pytest.raises(LeaseNotHeld):
+        stream_of(file, APART, fetch, on_progress)
+    (child,) = children
+    assert child.returncode == -signal.SIGKILL
+    assert [path.name for path in file.streams.iterdir()] == [SFT.key + ".lock"]
+
+
+def test_a_wrong_line_is_named_by_a_process_of_its_own(cache, all_are_large):
+    file, fetch = kept(cache, [*corpus.rows(400), {"txt": "?"}])
+    with pytest.raises(DataError, match="line 401: objective sft learns from"):
+        stream_of(file, APART, fetch, nothing)
+    assert [path.name for path in file.streams.iterdir()] == [SFT.key + ".lock"]
+
+
+def test_a_full_disk_is_told_by_a_process_of_its_own(cache, all_are_large, monkeypatch):
+    full = Outcome(errno=errno.ENOSPC, said="no space")
+    monkeypatch.setattr(tokenising_process, "_answer", lambda *_: full.model_dump_json())
+    file, fetch = kept(cache, MIXED)
+    with pytest.raises(DiskFull):
+        stream_of(file, APART, fetch, nothing)
+
+
+def test_a_file_that_is_erased_meanwhile_is_told_by_a_process_of_its_own(cache, all_are_large):
+    file, fetch = kept(cache, MIXED)
+    path = fetch()
+    reading, into = APART, file.streams / "new"
+    into.mkdir(parents=True)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        tokenise_apart(path, reading, into, nothing)
+
+
+@pytest.mark.parametrize("why", ["killed", "another tokenizer"])
+def test_rows_are_read_here_where_a_process_of_their_own_cannot(cache, all_are_large, monkeypatch, caplog, why):
+    reading = replace(APART, fingerprint="another") if why == "another tokenizer" else APART
+    if why == "killed":
+        started = subprocess.Popen
+        monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: killed(started(*args, **kwargs)))
+    file, fetch = kept(cache, MIXED)
+    same(stream_of(file, reading, fetch, nothing), SFT, MIXED)
+    assert f"(exit code {'-9' if why == 'killed' else '1'})" in caplog.text
+
+
+def killed(child: subprocess.Popen) -> subprocess.Popen:
+    child.kill()
+    child.wait()
+    return child

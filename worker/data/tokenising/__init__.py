@@ -1,0 +1,4 @@
+"""Rows of a file as tokens: read here, or in a process of their own, a child of the executor.
+
+Enters: a JSONL file, a tokenizer, a task's objective. Leaves: a token stream in a folder. It must not know caches, leases or
+splits."""
