@@ -15,7 +15,8 @@ from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Segment
 from worker.model.plain.rotary import RotaryTable
 from worker.model.plain.trainer import Trainer
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from worker.model.arena_layout import GROUPS, Target
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Segment
 from worker.model.plain.decoder_block import BlockShape, BlockWeights
 from worker.model.plain.rotary import RotaryTable
 

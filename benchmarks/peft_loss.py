@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.llama_shapes import LLAMA_1B, RANKS
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 
 SEQUENTIAL, COMPILED = "sequential PEFT", "sequential PEFT, torch.compile"
 PAD_TO = 64  # the compiled run pads all rows to one multiple of this, so that it compiles once

@@ -9,7 +9,8 @@ import torch
 from worker.data.row_reader import example
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.flat_batch import Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.replicas.base_loader import BaseCopy

@@ -50,7 +50,7 @@ from contract.task_spec import TaskSpec
 from worker.compilation.kernel_compiler import KernelCompiler
 from worker.data.dataset import load
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 from worker.replicas.base_loader import BaseCopy, load_base
 
 CHECKPOINT_SECONDS = 600  # between a placement's checkpoints: none falls into a search of this length

@@ -20,7 +20,8 @@ from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
-from worker.model.flat_batch import Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Segment
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
 SOLO = "ours, one job after another, graphed"

@@ -32,7 +32,8 @@ from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.cuda.label_batch import upload_labels
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassMode
-from worker.model.flat_batch import Dropout, Example, FlatBatch, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Dropout, FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 
 CLOSE = 2e-5

@@ -22,7 +22,7 @@ from contract.validation_parts import validation_parts
 from worker.data.token_cache import loose_stream
 from worker.data.token_stream import StreamView, TokenStream, axis_length
 from worker.data.tokenising.file_tokeniser import DataError, Reading
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 
 _AT_ONCE = 4096  # numbers converted at a time
 

@@ -10,7 +10,7 @@ from contract.task_spec import Objective
 from worker.data.dataset import TokenRows, all_rows
 from worker.data.token_stream import TokenStream
 from worker.data.tokenising.file_tokeniser import Reading
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 
 
 @dataclass(frozen=True)

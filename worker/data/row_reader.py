@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from contract.rows.row_encoding import RowReader, Tokens
 from contract.rows.tokenizer import TEMPLATE_FAULTS, Messages, Offsets, TemplateError, TokenizerError, Tools
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from worker.data.disk_sync import sync
 from worker.data.node_cache import HEADER
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 
 log = logging.getLogger(__name__)
 

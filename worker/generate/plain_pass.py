@@ -18,7 +18,8 @@ from worker.generate.batch_scheduler import BatchStep
 from worker.generate.paged_cache import PagedCache
 from worker.generate.sequence import Sequence
 from worker.model.arena import Slot
-from worker.model.flat_batch import Example, FlatBatch, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.plain.attention import BLOCK, Axis, Heads, attend_keys, causal_mask, rotated
 from worker.model.plain.decoder_block import run_block
 from worker.model.plain.lm_head import softcapped

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from worker.model.arena import Slot
-from worker.model.flat_batch import Dropout, Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Dropout, Segment
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from worker.model.arena import ROW_MULTIPLE
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Dropout, Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Dropout, Segment
 from worker.model.plain.trainer import probe
 from worker.model.row_optimizer import RowUpdate
 

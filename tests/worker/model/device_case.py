@@ -18,7 +18,7 @@ from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Example
+from worker.model.example import Example
 from worker.model.plain.trainer import Trainer
 
 SIZES = {

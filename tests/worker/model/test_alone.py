@@ -11,7 +11,8 @@ from transformers import Gemma2Config, LlamaConfig, PreTrainedConfig, Qwen3Confi
 from tests.worker.model import tiny
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.flat_batch import Example, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.model.row_optimizer import RowUpdate
 

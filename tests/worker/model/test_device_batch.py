@@ -12,7 +12,8 @@ from grouped_lora.work_table import ClassSize
 
 from worker.model.cuda.device_batch import REPEATED, BatchShape, Grain, tables
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
-from worker.model.flat_batch import Example, FlatBatch, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import FlatBatch, Segment
 
 PASSES = 250
 

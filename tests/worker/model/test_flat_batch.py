@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from grouped_lora.base.frozen_product import whole_rows
 
-from worker.model.flat_batch import ACTIVATION_ROWS, Example, FlatBatch, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import ACTIVATION_ROWS, FlatBatch, Segment
 
 
 def _row(tokens: list[int], labels: list[int]) -> Example:

@@ -18,7 +18,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from worker.model.backbone import Backbone
-from worker.model.flat_batch import Example, FlatBatch, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.plain.lm_head import softcapped
 from worker.model.plain.trainer import Trainer
 

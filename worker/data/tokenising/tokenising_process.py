@@ -19,6 +19,7 @@ from worker.parent_watchdog import dying_with_parent
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.2
+_ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error"}  # else it advises to install torch, which the child does without
 
 
 def tokenise_apart(path: Path, reading: Reading, into: Path, on_progress: Tick) -> bool:
@@ -38,7 +39,7 @@ def tokenise_apart(path: Path, reading: Reading, into: Path, on_progress: Tick) 
         [*dying_with_parent(), sys.executable, "-m", "worker.data.tokenising"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=without_secrets(os.environ) | {"CUDA_VISIBLE_DEVICES": ""},
+        env=without_secrets(os.environ) | _ENVIRONMENT,
     ) as child:
         try:
             said = _answer(child, order.model_dump_json(), on_progress)

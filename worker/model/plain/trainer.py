@@ -20,7 +20,8 @@ from contract.job_config import MODULES
 from worker.model.arena import ROW_MULTIPLE, AdapterState, Arena, Slot
 from worker.model.arena_layout import Layout
 from worker.model.backbone import Backbone
-from worker.model.flat_batch import Example, FlatBatch, Segment
+from worker.model.example import Example
+from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.peak_memory import peak_bytes
 from worker.model.plain.lm_head import LabelLoss, backward_from
