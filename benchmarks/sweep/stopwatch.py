@@ -25,7 +25,7 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
     (Executor, "_evaluate_due", EVALUATION),
     (AdapterStore, "allocate_rows", PARKING),
     (AdapterStore, "park", PARKING),
-    (AdapterStore, "note_best", PARKING),
+    (AdapterStore, "note_lowest", PARKING),
     (CheckpointPolicy, "take", PARKING),
 )
 REPLAYED, LAUNCHED, UPDATED = "replayed passes", "launched passes", "updates"

@@ -52,9 +52,10 @@ class PeftFolder(Message):
 
 
 class AdapterManifest(PeftFolder):
-    """The adapter that a job trained, kept at its best validation loss."""
+    """The adapter that a job trained, kept at its best validation loss, or the mean of its weights at the lowest ones."""
 
-    step: int  # the optimizer step after which it was saved; 0 is before the first
+    step: int  # the optimizer step after which the job's own loss was lowest; 0 is before the first
+    averaged_steps: tuple[int, ...] = ()  # those whose weights it is the mean of; none: it has those of `step`
     val_loss: float  # mean nats per completion token over the validation rows
     lineage: Lineage
     arena_rows: tuple[int, int] | None = None  # [first, stop) on its executor, in which it trained; older workers leave it out

@@ -44,14 +44,15 @@ def readme(
 ) -> str:
     """The README as Markdown. `rows`: the format of the rows that it was trained on; `validation`: the validation loss curve of
     the adapter's own job; `scores`: of all that were evaluated; `samples`: texts of the base and of the adapter's own job."""
-    lineage = AdapterManifest.model_validate(adapter.manifest).lineage
+    manifest = AdapterManifest.model_validate(adapter.manifest)
+    lineage = manifest.lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
     rank, precision = lineage.config.rank, task.precision
     base_loss = f"{task.base_val_loss:.4f}" if task.base_val_loss is not None else "not measured"
     title = f"# {task.name or task.id}, configuration {own.index}"
     facts = [
         ("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`"),
-        ("validation loss", f"{adapter.val_loss:.4f} after step {adapter.step}; the base alone: {base_loss}"),
+        ("validation loss", f"{adapter.val_loss:.4f} {_taken(manifest)}; the base alone: {base_loss}"),
         ("configuration", label(own.config, list(HEADINGS))),
         ("base held in", _HELD[precision]),
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
@@ -71,6 +72,16 @@ def readme(
     parts += [_sample(samples, place) for place in range(min(_SAMPLES, max((len(one.samples) for one in samples), default=0)))]
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
+
+
+def _taken(manifest: AdapterManifest) -> str:
+    """Which of the job's weights it has."""
+    steps = [str(step) for step in manifest.averaged_steps]
+    return (
+        f"with the mean of the weights after steps {', '.join(steps[:-1])} and {steps[-1]}"
+        if steps
+        else f"after step {manifest.step}"
+    )
 
 
 def _chosen(selection: Selection, winner: bool) -> str:

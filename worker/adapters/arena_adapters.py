@@ -4,6 +4,7 @@ is. Chooses no jobs: who may lose its rows to another is the caller's to say.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
-from worker.adapters.job_checkpoint import Tensors, load_tensors
+from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of
 from worker.adapters.location_types import AdapterSpec
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
@@ -38,10 +39,10 @@ class ReplicaAdapters(Protocol):
         self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]
     ) -> Allocated: ...
     def begin_tensors(self, keys: Sequence[JobKey]) -> Callable[[], dict[JobKey, Tensors]]: ...
-    def best(self, key: JobKey) -> Tensor | None: ...
+    def mean_weights(self, key: JobKey, count: int) -> Tensor | None: ...
     def rows(self, key: JobKey) -> tuple[int, int]: ...
-    def note_best(self, key: JobKey) -> None: ...
-    def restore_best(self, key: JobKey) -> bool: ...
+    def note_lowest(self, key: JobKey, place: int, most: int) -> None: ...
+    def restore_mean(self, key: JobKey, count: int) -> bool: ...
     def park(self, key: JobKey) -> None: ...
     def evict(self, key: JobKey) -> Tensors: ...
     def free(self, key: JobKey) -> None: ...
@@ -49,20 +50,20 @@ class ReplicaAdapters(Protocol):
 
 @dataclass
 class _Held:
-    """copied: waits for the host copy of its best weights, float32 [rank, W]; None before the first evaluation."""
+    """copies: each waits for a host copy of its weights, float32 [rank, W], at one of its lowest losses, in their order."""
 
     slot: Slot
-    copied: Callable[[], Tensor] | None
+    copies: list[Callable[[], Tensor]]
 
     @property
-    def best(self) -> Tensor | None:
-        return self.copied() if self.copied is not None else None
+    def lowest(self) -> tuple[Tensor, ...]:
+        return tuple(copied() for copied in self.copies)
 
-    def let_go(self) -> None:
-        """Give up its best weights, whose memory another copy may then take: their own is through."""
-        if self.copied is not None:
-            self.copied()
-        self.copied = None
+    def let_go(self, most: int = 0) -> None:
+        """Give up all but the first so many, whose memory another copy may then take: their own are through."""
+        for copied in self.copies[most:]:
+            copied()
+        del self.copies[most:]
 
 
 class ArenaAdapters:
@@ -86,54 +87,56 @@ class ArenaAdapters:
         evicted: dict[JobKey, Tensors] = {}
         try:
             self._make_room(spec.rank, wanted, may_leave, evicted)
-            slot, best = allocate_slot(self._trainer, spec.rank, spec.alpha, lambda slot: self._fill(slot, spec, source))
+            slot, lowest = allocate_slot(self._trainer, spec.rank, spec.alpha, lambda slot: self._fill(slot, spec, source))
         except NoRows as error:
             self._tracker.limit_rows(self._trainer.arena.rows)
             return Allocated(str(error), evicted)
-        self._held[key] = _Held(slot, None if best is None else lambda: best)
+        self._held[key] = _Held(slot, [partial(_itself, weights) for weights in lowest])
         return Allocated(None, evicted)
 
-    def _fill(self, slot: Slot, spec: AdapterSpec, source: Source) -> Tensor | None:
-        """Write the adapter into its rows. Returns its best weights."""
+    def _fill(self, slot: Slot, spec: AdapterSpec, source: Source) -> tuple[Tensor, ...]:
+        """Write the adapter into its rows. Returns its weights at its lowest losses."""
         arena = self._trainer.arena
         if source is None:
             arena.restore(slot, AdapterState(spec.first_weights(arena.layout)))
-            return None
+            return ()
         tensors = load_tensors(source) if isinstance(source, Path) else source
         arena.restore(slot, tensors.adapter)
-        return tensors.best
+        return tensors.lowest
 
     def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
         """Host copies of the jobs' adapters as they are now."""
-        return {key: Tensors(self._trainer.arena.snapshot(held.slot), held.best) for key in keys for held in (self._held[key],)}
+        return {
+            key: Tensors(self._trainer.arena.snapshot(held.slot), held.lowest) for key in keys for held in (self._held[key],)
+        }
 
     def begin_tensors(self, keys: Sequence[JobKey]) -> Callable[[], dict[JobKey, Tensors]]:
         """The same, copied when the result is asked for; in another process, from now on."""
         return lambda: self.tensors(keys)
 
-    def best(self, key: JobKey) -> Tensor | None:
-        """The job's best weights, float32 [rank, W]."""
-        return self._held[key].best
+    def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
+        """The mean of the job's weights, float32 [rank, W], at its so many lowest losses; None before the first."""
+        return mean_of(self._held[key].lowest[:count])
 
     def rows(self, key: JobKey) -> tuple[int, int]:
         """The arena rows, [first, stop), of the adapter."""
         used = self.slot(key).used
         return used.start, used.stop
 
-    def note_best(self, key: JobKey) -> None:
-        """Keep a host copy of the job's weights, as its best so far. It may be under way yet."""
+    def note_lowest(self, key: JobKey, place: int, most: int) -> None:
+        """Keep a host copy of the job's weights, whose loss has this place, from 0, among its lowest, and of the first `most`
+        alone. It may be under way yet."""
         held = self._held[key]
-        copied = self._trainer.arena.begin_snapshot(held.slot)
-        held.let_go()
-        held.copied = copied
+        held.copies.insert(place, self._trainer.arena.begin_snapshot(held.slot))
+        held.let_go(most)
 
-    def restore_best(self, key: JobKey) -> bool:
-        """Write the job's best weights into its rows, for good: it ends. Whether it has any."""
-        held = self._held[key]
-        best = held.best
-        if best is not None:
-            self._trainer.arena.restore(held.slot, AdapterState(best))
-        return best is not None
+    def restore_mean(self, key: JobKey, count: int) -> bool:
+        """Write the mean of the job's weights at its so many lowest losses into its rows, for good: it ends. Whether it has
+        any."""
+        weights = self.mean_weights(key, count)
+        if weights is not None:
+            self._trainer.arena.restore(self._held[key].slot, AdapterState(weights))
+        return weights is not None
 
     def park(self, key: JobKey) -> None:
         """The job trains no more, and keeps its rows until another needs them: jobs that found none may try again."""
@@ -183,3 +186,7 @@ class ArenaAdapters:
         tokens = max(tracker.capacity.pass_budget, tracker.longest)
         cap = max_arena_rows(tracker.capacity, tokens, tracker.recomputes)
         make_room(self._trainer, rank, wanted, cap, self.spare_rows, evict)
+
+
+def _itself(weights: Tensor) -> Tensor:
+    return weights

@@ -1,10 +1,11 @@
 """One job's resume state in one file: tensors as safetensors, all else as JSON in its header. Knows no running jobs.
 
-Holds what a bit-exact resume needs: the adapter with its moments, the best weights, the number of steps (which also gives the
-position in the data), the smoothed loss, the windows and counters.
+Holds what a bit-exact resume needs: the adapter with its moments, the weights with the lowest losses, the number of steps
+(which also gives the position in the data), the smoothed loss, the windows and counters.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from contract.row_scores import RowScores
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
-from worker.policy.job_record import Best, JobProgress
+from worker.policy.job_record import AVERAGED, Best, JobProgress
 
 _FORMAT = 2
 _KEY = "motet_checkpoint"
-_SCORES = "motet_cut_scores"  # by itself, since workers of before it was known read every field of the other
+# by themselves, since workers of before they were known read every field of the other
+_SCORES, _LOWEST = "motet_cut_scores", "motet_lowest"
 
 
 class CheckpointError(ValueError):
@@ -28,10 +30,11 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Tensors:
-    """Host copies. `best`: the weights at the best validation loss, float32 [rank, W]; None before the first evaluation."""
+    """Host copies. `lowest`: the weights at the lowest validation losses, in the order of these, float32 [rank, W] each; none
+    before the first evaluation."""
 
     adapter: AdapterState
-    best: Tensor | None
+    lowest: tuple[Tensor, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -42,15 +45,21 @@ class Tensors:
             "weights": self.adapter.weights,
             "exp_avg": self.adapter.exp_avg,
             "exp_avg_sq": self.adapter.exp_avg_sq,
-            "best": self.best,
+            **dict(zip(_NAMES, self.lowest, strict=False)),
         }
         return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+
+_NAMES = ("best", *(f"lowest_{place}" for place in range(1, AVERAGED)))  # in the file
 
 
 def save(path: Path, progress: JobProgress, tensors: Tensors) -> None:
     header = asdict(replace(progress, boundary_scores=None))
     del header["boundary_scores"]
-    metadata = {_KEY: json.dumps({"format": _FORMAT, **header})}
+    best, *others = header.pop("lowest") or [None]
+    metadata = {_KEY: json.dumps({"format": _FORMAT, "best": best, **header})}
+    if others:
+        metadata[_LOWEST] = json.dumps(others)
     if progress.boundary_scores is not None:
         metadata[_SCORES] = progress.boundary_scores.model_dump_json()
     write_tensors(tensors.named(), path, metadata)
@@ -69,13 +78,22 @@ def load_progress(path: Path) -> JobProgress:
     history, best, rungs = said.pop("history"), said.pop("best"), said.pop("rung_losses")
     seen = History(**{**history, "train": tuple(history["train"]), "val": tuple(history["val"])})
     scores = RowScores.model_validate_json(metadata[_SCORES]) if _SCORES in metadata else None
-    return JobProgress(
-        **said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs), boundary_scores=scores
-    )
+    lowest = tuple(Best(**one) for one in ([best] if best else []) + json.loads(metadata.get(_LOWEST, "[]")))
+    return JobProgress(**said, history=seen, lowest=lowest, rung_losses=tuple(rungs), boundary_scores=scores)
 
 
 def load_tensors(path: Path) -> Tensors:
     with safe_open(path, framework="pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a file, not a dictionary)
     adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
-    return Tensors(adapter, found.get("best"))
+    return Tensors(adapter, tuple(found[name] for name in _NAMES if name in found))
+
+
+def mean_of(weights: Sequence[Tensor]) -> Tensor | None:
+    """The mean of weights of one job, A and B by themselves: of one, these. None of none."""
+    if len(weights) < 2:
+        return weights[0] if weights else None
+    total = weights[0] + weights[1]
+    for other in weights[2:]:
+        total += other
+    return total.div_(len(weights))

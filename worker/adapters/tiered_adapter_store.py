@@ -14,7 +14,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from worker.adapters.arena_adapters import ReplicaAdapters, Source
-from worker.adapters.job_checkpoint import Tensors, load_tensors, save
+from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
@@ -49,12 +49,13 @@ class AdapterStore:
         at = self._locations.get(key)
         return at.replica if isinstance(at, ArenaRows) and at.trains else None
 
-    def best(self, key: JobKey) -> Tensor | None:
-        """The job's best weights, wherever it lies, float32 [rank, W]; None before its first evaluation."""
+    def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
+        """The mean of the job's weights at its so many lowest losses, wherever it lies, float32 [rank, W]; None before the
+        first."""
         at = self._locations.get(key)
         if isinstance(at, ArenaRows):
-            return self._replicas[at.replica].best(key)
-        return None if at is None or isinstance(at, Unmade) else self.tensors([key])[key].best
+            return self._replicas[at.replica].mean_weights(key, count)
+        return None if at is None or isinstance(at, Unmade) else mean_of(self.tensors([key])[key].lowest[:count])
 
     def row_range(self, key: JobKey) -> tuple[int, int] | None:
         """The arena rows, [first, stop), of a job that trains."""
@@ -89,7 +90,7 @@ class AdapterStore:
         self._locations[key] = OnDisk(checkpoint) if checkpoint is not None else Unmade()
         if checkpoint is None and drawn is not None and drawn.nbytes <= self._host_bytes_left:
             self._host_bytes_left -= drawn.nbytes
-            self._locations[key] = PinnedHost(Tensors(AdapterState(drawn), None))
+            self._locations[key] = PinnedHost(Tensors(AdapterState(drawn)))
 
     def remove(self, key: JobKey) -> None:
         """Free everything that the job holds."""
@@ -141,14 +142,16 @@ class AdapterStore:
         for key, tensors in evicted.items():
             self._locations[key] = self._stored(tensors)
 
-    def note_best(self, key: JobKey) -> None:
-        """Keep a host copy of the weights of a job that trains, as its best so far."""
-        self._replicas[self._training(key)].note_best(key)
+    def note_lowest(self, key: JobKey, place: int, most: int) -> None:
+        """Keep a host copy of the weights of a job that trains, whose loss has this place, from 0, among its lowest so far, and
+        of the first `most` alone."""
+        self._replicas[self._training(key)].note_lowest(key, place, most)
 
-    def restore_best(self, key: JobKey) -> bool:
-        """Write the best weights of a job that trains into its rows, for good. Whether it trains, and has any."""
+    def restore_mean(self, key: JobKey, count: int) -> bool:
+        """Write the mean of the weights at its so many lowest losses into the rows of a job that trains, for good. Whether it
+        trains, and has any."""
         at = self.trains_on(key)
-        return at is not None and self._replicas[at].restore_best(key)
+        return at is not None and self._replicas[at].restore_mean(key, count)
 
     def park(self, key: JobKey) -> None:
         """Stop training the job. It keeps its rows until another job needs them."""

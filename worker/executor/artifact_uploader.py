@@ -50,12 +50,14 @@ class JobSnapshot:
 
 @dataclass(frozen=True)
 class BestAdapter:
-    """The best weights of a job that ends. arena_rows: those in which it trained."""
+    """The best weights of a job that ends. arena_rows: those in which it trained. averaged_steps: the steps after which it had
+    the weights whose mean they are; none where they are those of one step."""
 
     run: JobRun
     base: BaseCopy
     weights: Tensor
     arena_rows: tuple[int, int] | None
+    averaged_steps: tuple[int, ...] = ()
 
 
 class ArtifactUploader:
@@ -130,6 +132,7 @@ class ArtifactUploader:
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,
             val_loss=run.best.val_loss,
+            averaged_steps=best.averaged_steps,
             arena_rows=best.arena_rows,
             lineage=Lineage(
                 task_id=task.placement.task_id,

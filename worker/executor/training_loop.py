@@ -37,7 +37,7 @@ from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
-from worker.policy.job_record import JobKey, RungReached, Stage, keeps_adapter
+from worker.policy.job_record import JobKey, RungReached, Stage, keeps_adapter, most_averaged
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.replica_set import Replicas
@@ -234,13 +234,13 @@ class Executor:
             self._apply_evaluation(replicas, task, task[key.job], result)
 
     def _apply_evaluation(self, replicas: Replicas, task: PlacementRun, run: JobRun, result: ValidationResult) -> None:
-        best, trend = run.best, result.part or result  # a full evaluation has the trend's result as its part
+        trend = result.part or result  # a full evaluation has the trend's result as its part
         loss = trend.loss if (finite := math.isfinite(result.loss)) else result.loss
         task.validated(run, trend)
         change, verdict = run.ask_policy(task.policy, loss)
         run.apply(change)
-        if run.best is not best:  # replaced by a new lowest loss alone
-            replicas.store.note_best(run.key)
+        if (place := run.progress.place) is not None:
+            replicas.store.note_lowest(run.key, place, most_averaged(run.stage))
         if finite and run.step >= run.schedule.total_steps:  # its end, whatever the policy says of its curve
             self._end_job(replicas, run, None)
         elif verdict is not None:
@@ -269,16 +269,16 @@ class Executor:
 
     def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot; records its end once texts are scored and adapter stored."""
-        task, weights, rows = self._attached[run.key.placement], replicas.store.best(run.key), replicas.store.row_range(run.key)
-        scores = self._evaluations.settle_best(replicas, run, verdict)  # replaces run.best, which is read below
+        task, rows = self._attached[run.key.placement], replicas.store.row_range(run.key)
+        settled = self._evaluations.settle_best(replicas, run, verdict)  # replaces run.best, which is read below
         closing = run.completed_event() if verdict is None else run.exited_event(verdict)
         self._free_job(replicas, task, run)
         self._recheck_admission, self._to_rank[task.key] = True, task
         task.ending(run)
-        if keeps_adapter(verdict, run.best) and weights is not None:
-            best = BestAdapter(run, replicas.base, weights, rows)
-            keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, scores))
-            self._texts.ask(replicas, task, run, weights, keep)
+        if keeps_adapter(verdict, run.best) and settled.weights is not None:
+            best = BestAdapter(run, replicas.base, settled.weights, rows, settled.averaged)
+            keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, settled.scores))
+            self._texts.ask(replicas, task, run, settled.weights, keep)
         else:
             self._texts.after(run, partial(task.ended, run, closing))
 

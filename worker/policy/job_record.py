@@ -50,16 +50,29 @@ class Best:
     val_loss: float
 
 
+AVERAGED = 3  # of a job's weights with the lowest losses: those that its adapter may be the mean of (docs/NUMERICS.md)
+
+
 @dataclass(frozen=True)
 class JobProgress:
-    """All of a job's state that its checkpoint holds beside tensors. `ema` is None before the first step."""
+    """All of a job's state that its checkpoint holds beside tensors. `ema` is None before the first step. lowest: where its
+    validation losses were lowest, in their order; the weights of each are kept."""
 
     step: int = 0
     ema: float | None = None
     history: History = field(default_factory=History)
-    best: Best | None = None
+    lowest: tuple[Best, ...] = ()
     rung_losses: tuple[float, ...] = ()  # validation losses at the rungs it has reached
     boundary_scores: RowScores | None = None  # of each validation row at the first rung
+
+    @property
+    def best(self) -> Best | None:
+        return self.lowest[0] if self.lowest else None
+
+    @property
+    def place(self) -> int | None:
+        """Which of the lowest losses it has at its present step, from 0; None: a higher one."""
+        return next((place for place, one in enumerate(self.lowest) if one.step == self.step), None)
 
 
 @dataclass(frozen=True)
@@ -250,10 +263,15 @@ def reduced(record: JobRecord, change: RecordChange) -> JobRecord:
             return replace(record, stage=Stage.ENDING)
         case JobEnded():
             return replace(record, stage=Stage.ENDED)
-    return replace(record, progress=_advanced(record.progress, change))
+    return replace(record, progress=_advanced(record.progress, change, most_averaged(record.stage)))
 
 
-def _advanced(progress: JobProgress, change: ProgressChange) -> JobProgress:
+def most_averaged(stage: Stage) -> int:
+    """How many of its weights a job keeps whose losses are lowest. In warmup the best alone: most jobs end there."""
+    return 1 if stage is Stage.WARMUP else AVERAGED
+
+
+def _advanced(progress: JobProgress, change: ProgressChange, most: int) -> JobProgress:
     match change:
         case StepsTaken():
             ema = progress.ema
@@ -261,11 +279,11 @@ def _advanced(progress: JobProgress, change: ProgressChange) -> JobProgress:
                 ema = smooth(ema, loss, change.ema_alpha)
             return replace(progress, step=progress.step + len(change.losses), ema=ema)
         case Evaluated():
-            lowest = math.isfinite(change.val_loss) and (progress.best is None or change.val_loss < progress.best.val_loss)
-            best = Best(progress.step, change.val_loss) if lowest else progress.best
-            return replace(progress, history=change.history, best=best)
+            found = [Best(progress.step, change.val_loss)] if math.isfinite(change.val_loss) else []
+            lowest = sorted([*progress.lowest, *found], key=lambda one: one.val_loss)  # stable: the first of equal ones
+            return replace(progress, history=change.history, lowest=tuple(lowest[:most]))
         case BestEvaluated():
-            return replace(progress, best=Best(change.step, change.val_loss) if math.isfinite(change.val_loss) else None)
+            return replace(progress, lowest=(Best(change.step, change.val_loss),) if math.isfinite(change.val_loss) else ())
         case RungReached():
             losses = progress.rung_losses
             after = (*losses[: change.rung], change.val_loss, *losses[change.rung + 1 :])

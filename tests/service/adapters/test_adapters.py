@@ -164,6 +164,18 @@ def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, s
     assert "     390    1.0250" in told  # the curve's last point
 
 
+def test_a_readme_says_that_its_adapter_is_a_mean(tenant, database, storage):
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        bare = {path: content for path, content in FILES.items() if path != "README.md"}
+        kept = adapter(session, storage, jobs_of(session, task_id)[1], bare, val_loss=0.75)
+        kept.manifest = kept.manifest | {"averaged_steps": [5, 7, 9]}
+        adapter_id = kept.id
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    told = tenant.get(f"/v1/adapters/{adapter_id}/files/README.md").text
+    assert "0.7500 with the mean of the weights after steps 5, 7 and 9; the base alone" in told
+
+
 @pytest.mark.parametrize(
     ("rows", "chat", "prompt"),
     [("chat", True, False), ("completion", False, True), ("text", False, True), ("preference", True, True)],

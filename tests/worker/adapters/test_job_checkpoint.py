@@ -13,7 +13,7 @@ from worker.adapters.job_checkpoint import CheckpointError, Tensors, load_progre
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
-from worker.policy.job_record import Best, JobProgress
+from worker.policy.job_record import AVERAGED, Best, JobProgress
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 WINDOWS = st.lists(FINITE, max_size=5).map(tuple)
@@ -22,15 +22,15 @@ PROGRESS = st.builds(
     step=st.integers(0, 10**6),
     ema=st.none() | FINITE,
     history=st.builds(History, WINDOWS, WINDOWS, st.integers(0, 9), st.integers(0, 9), st.none() | FINITE),
-    best=st.none() | st.builds(Best, st.integers(1, 99), FINITE),
+    lowest=st.lists(st.builds(Best, st.integers(1, 99), FINITE), max_size=AVERAGED).map(tuple),
     rung_losses=st.lists(FINITE, max_size=3).map(tuple),
 )
 
 
-def tensors(rank: int = 3, seed: int = 0, best: bool = True) -> Tensors:
+def tensors(rank: int = 3, seed: int = 0, lowest: int = 1) -> Tensors:
     draw = torch.Generator().manual_seed(seed)
-    parts = [torch.randn(rank, 16, generator=draw) for _ in range(4)]
-    return Tensors(AdapterState(*parts[:3]), parts[3] if best else None)
+    parts = [torch.randn(rank, 16, generator=draw) for _ in range(3 + lowest)]
+    return Tensors(AdapterState(*parts[:3]), tuple(parts[3:]))
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -41,9 +41,9 @@ def same(one: Tensors, other: Tensors) -> bool:
 @given(PROGRESS)
 def test_progress_comes_back_as_it_was(tmp_path_factory, progress):
     path = tmp_path_factory.mktemp("c") / "state"
-    save(path, progress, tensors(best=progress.best is not None))
+    save(path, progress, tensors(lowest=len(progress.lowest)))
     assert load_progress(path) == progress
-    assert same(load_tensors(path), tensors(best=progress.best is not None))
+    assert same(load_tensors(path), tensors(lowest=len(progress.lowest)))
 
 
 def test_what_is_no_checkpoint_says_so(tmp_path):

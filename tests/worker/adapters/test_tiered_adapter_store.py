@@ -68,7 +68,7 @@ def trained(store: Store, trainer, job: int, replica: int = 0) -> Tensors:
     trainer.arena.master[slot.used] += 1 + job
     for place, buffer in enumerate(trainer.arena.moments.buffers):
         buffer[slot.used] = 10 * job + place
-    store.note_best(key(job))
+    store.note_lowest(key(job), 0, 1)
     trainer.arena.master[slot.used] -= 0.5
     return store.one(key(job))
 
@@ -100,7 +100,9 @@ def test_parked_jobs_spill_to_disk_and_come_back(trainers, tmp_path):
 def test_a_fetched_checkpoint_is_a_place_to_wait(trainers, tmp_path):
     scratch = ObjectCache(tmp_path / "s")
     width = trainers[0].arena.layout.width
-    was = Tensors(AdapterState(*(torch.randn(RANK, width) for _ in range(3))), torch.randn(RANK, width))
+    was = Tensors(
+        AdapterState(*(torch.randn(RANK, width) for _ in range(3))), (torch.randn(RANK, width), torch.randn(RANK, width))
+    )
     kept = scratch.keep(lambda path: save(path, JobProgress(step=4), was))
     store = Store(trainers, scratch, 0)
     store.add(key(0), spec(), kept.path)
@@ -157,16 +159,36 @@ def test_best_weights_are_given_up_only_once_their_copy_is_through(trainers, tmp
     begun = []
     trained(store, trainers[0], 1)
     monkeypatch.setattr(arena, "begin_snapshot", begin)
-    store.note_best(key(1))
+    store.note_lowest(key(1), 0, 1)
     assert (begun, awaited) == ([0], [])
-    store.note_best(key(1))
+    store.note_lowest(key(1), 0, 1)
     assert (begun, awaited) == ([0, 1], [0])
-    assert torch.equal(store.best(key(1)), arena.master[store.slot(key(1)).used])
+    assert torch.equal(store.mean_weights(key(1), 1), arena.master[store.slot(key(1)).used])
     assert awaited == [0, 1]
     store.one(key(1))
     assert awaited == [0, 1, 1]
     store.remove(key(1))
     assert awaited == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("where", ["rows", "memory", "disk"])
+def test_the_mean_of_the_lowest_is_the_same_wherever_the_job_lies(trainers, tmp_path, where):
+    store = Store(trainers, ObjectCache(tmp_path), 0 if where == "disk" else 1 << 30)
+    was = trained(store, trainers[0], 1)
+    arena = trainers[0].arena
+    for place in (1, 0):
+        arena.master[store.slot(key(1)).used] += torch.randn(RANK, arena.layout.width)
+        store.note_lowest(key(1), place, 3)
+    last, first, second = (weights.double() for weights in store.one(key(1)).lowest)
+    assert torch.equal(first.float(), was.lowest[0])
+    if where != "rows":
+        store.park(key(1))
+        store.evict(key(1))
+    torch.testing.assert_close(store.mean_weights(key(1), 3).double(), (last + first + second) / 3, rtol=1e-6, atol=1e-6)
+    assert torch.equal(store.mean_weights(key(1), 1).double(), last)
+    assert store.restore_mean(key(1), 3) is (where == "rows"), "only a job that trains"
+    if where == "rows":
+        assert torch.equal(arena.master[store.slot(key(1)).used], store.mean_weights(key(1), 3))
 
 
 def test_two_jobs_parked_alike_do_not_share_a_file(trainers, tmp_path):
@@ -187,7 +209,7 @@ def test_what_cannot_be_asked_says_so(trainers, tmp_path):
     with pytest.raises(ValueError, match="job 3 of placement p has no adapter yet"):
         store.one(key(3))
     with pytest.raises(ValueError, match="job 3 of placement p has no rows to train in"):
-        store.note_best(key(3))
+        store.note_lowest(key(3), 0, 1)
     assert store.location(key(4)) is None
     store.remove(key(4))
 
@@ -226,13 +248,17 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
                 assert self.store.trains_on(key(job)) == replica
                 self.holds[job] = self.holds[job] or self.store.one(key(job))
 
-        @rule(job=jobs)
-        def learn(self, job: int) -> None:
+        @rule(job=jobs, place=st.integers(0, 2), most=st.integers(1, 3))
+        def learn(self, job: int, place: int, most: int) -> None:
             if self._trains(job):
                 arena = trainers[self.store.trains_on(key(job))].arena
                 arena.master[self.store.slot(key(job)).used] += 0.25
-                self.store.note_best(key(job))
-                self.holds[job] = self.store.one(key(job))
+                noted = list(self.store.one(key(job)).lowest)
+                self.store.note_lowest(key(job), min(place, len(noted)), most)
+                noted.insert(place, arena.master[self.store.slot(key(job)).used].clone())
+                self.holds[job] = now = self.store.one(key(job))
+                assert len(now.lowest) == min(most, len(noted))
+                assert all(map(torch.equal, now.lowest, noted))
 
         @rule(job=jobs)
         def park(self, job: int) -> None:

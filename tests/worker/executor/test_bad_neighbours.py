@@ -62,7 +62,7 @@ def test_the_step_that_ruins_a_job_is_counted_before_the_job_ends(fleet, placing
 def test_a_tenants_adapter_of_nan(fleet, placing, tmp_path, tiny_base, three):
     width = Arena(Backbone.load(Path(tiny_base.source)).targets, 8).layout.width
     nan = torch.full((8, width), float("nan"))
-    save(tmp_path / "nan", JobProgress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone()), None))
+    save(tmp_path / "nan", JobProgress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone())))
     content = (tmp_path / "nan").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     fleet.objects[digest] = content
@@ -119,15 +119,15 @@ def test_an_adapter_from_anothers_rows_is_never_exported(fleet, placing, tmp_pat
     """The rows of two tenants are shuffled under the store: the executor ends, and nothing of either was stored."""
     spec = {"early_exit": CALM, "training": {"max_steps": 8}}
     one, other = of_tenant(placing(JOB, **spec), "one"), of_tenant(placing(JOB, **spec), "other")
-    real = ArenaAdapters.note_best
+    real = ArenaAdapters.note_lowest
 
-    def shuffled(self, key):
+    def shuffled(self, key, place, most):
         slots = self.slots([JobKey(placement.placement_id, 0) for placement in (one, other)])
         if len(slots) == 2:
             slots[0].row, slots[1].row = slots[1].row, slots[0].row
-        real(self, key)
+        real(self, key, place, most)
 
-    monkeypatch.setattr(ArenaAdapters, "note_best", shuffled)
+    monkeypatch.setattr(ArenaAdapters, "note_lowest", shuffled)
     with pytest.raises(SlotOwnershipError):
         Inside(fleet, tmp_path).run(one, other, together=True)
     assert not any(reported.manifests for reported in fleet.reported.values())

@@ -54,7 +54,7 @@ def test_an_adapter_of_nan(fleet, placing, tmp_path, tiny_base, healthy):
     width = Arena(Backbone.load(Path(tiny_base.source)).targets, 8).layout.width
     path = tmp_path / "nan"
     nan = torch.full((8, width), float("nan"))
-    save(path, JobProgress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone()), None))
+    save(path, JobProgress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone())))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     fleet.objects[digest] = path.read_bytes()
     placement = placing(PAIR, **SPEC)

@@ -13,7 +13,9 @@ from contract.row_scores import RowScores
 from contract.states import JobStatus
 from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import (
+    AVERAGED,
     Best,
+    BestEvaluated,
     CheckpointKnown,
     Ending,
     Evaluated,
@@ -53,7 +55,7 @@ def test_a_jobs_life_event_by_event():
     assert (record.stage, record.progress.step, record.progress.ema) == (Stage.WARMUP, 2, 3.0)
     seen = History(val=(1.5,))
     record = after(record, Evaluated(1.5, seen), RungReached(0, 1.5))
-    assert record.progress == JobProgress(2, 3.0, seen, Best(2, 1.5), (1.5,))
+    assert record.progress == JobProgress(2, 3.0, seen, (Best(2, 1.5),), (1.5,))
     assert record.awaits_rank
     record = after(record, Parked(), Promoted())
     assert (record.stage, record.promoted, record.rungs_decided, record.awaits_rank) == (Stage.TRAINING, True, 1, False)
@@ -137,3 +139,20 @@ def test_a_job_as_it_is_assigned():
         "its checkpoint is from before the boundary, and others wait for its scores"
     )
     assert JobRecord.of(parked, replace(seen, boundary_scores=scores)).progress.boundary_scores == scores
+
+
+def test_the_lowest_losses_are_kept_in_order_and_in_warmup_the_best_alone():
+    record, seen = JobRecord(Stage.WARMUP), History()
+    for loss in (3.0, 2.0, 2.5):
+        record = after(record, StepsTaken((1.0,), 0.5), Evaluated(loss, seen))
+    assert record.progress.lowest == (Best(2, 2.0),)
+    assert record.progress.place is None, "a higher loss than the best"
+    record, places = after(record, Parked(), Promoted()), []
+    for loss in (2.2, 2.0, math.nan, 1.5, 2.1, 1.5):
+        record = after(record, StepsTaken((1.0,), 0.5), Evaluated(loss, seen))
+        places.append(record.progress.place)
+    assert places == [1, 1, None, 0, None, 1], "of equal losses the earlier one is lower"
+    assert record.progress.lowest == (Best(7, 1.5), Best(9, 1.5), Best(2, 2.0))
+    assert AVERAGED == 3
+    assert after(record, BestEvaluated(7, 1.6)).progress.lowest == (Best(7, 1.6),)
+    assert after(record, BestEvaluated(7, math.nan)).progress.lowest == ()

@@ -6,6 +6,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
 
 from contract.row_scores import RowScores
 from worker.executor.attached_placements import AttachedPlacements
@@ -17,6 +20,16 @@ from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The adapter of a job that ends. weights: float32 [rank, W]; None where no adapter is kept. averaged: the steps after
+    which the job had the weights whose mean these are; none where they are those of one step. scores: of a full evaluation."""
+
+    weights: Tensor | None = None
+    averaged: tuple[int, ...] = ()
+    scores: RowScores | None = None
 
 
 class JobEvaluations:
@@ -35,26 +48,43 @@ class JobEvaluations:
         full = {run.key: run.schedule.full_at_rungs and run.rung() is not None for run in due}
         return self._evaluate(replicas, {run.key: run.evaluation_request(full[run.key]) for run in due})
 
-    def settle_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
-        """Of a job that is about to end: replace `run.best`, whose loss is of its trend's rows, by that of a full evaluation,
-        or, where no adapter is kept, by the loss at the rung that it was ranked by. Returns the scores of a kept adapter."""
+    def settle_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> Settled:
+        """Of a job that is about to end: choose its adapter, and replace `run.best`, whose loss is of its trend's rows, by that
+        of a full evaluation, or, where no adapter is kept, by the loss at the rung that it was ranked by."""
         if not keeps_adapter(verdict, run.best):
             if run.rung() is not None and run.progress.rung_losses:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
-            return None
-        result = self._fully_evaluated_best(replicas, run)
+            return Settled()
+        count, result = self._averaged(replicas, run)
+        steps = tuple(sorted(one.step for one in run.progress.lowest[:count])) if count > 1 else ()
+        if result is None:
+            result = self._fully_evaluated(replicas, run, count)
+        weights = replicas.store.mean_weights(run.key, count)
         if result is None or run.best is None:
-            return None
+            return Settled(weights, steps)
         run.apply(BestEvaluated(run.best.step, result.loss))
-        return result.scores
+        return Settled(weights, steps, result.scores)
 
-    def _fully_evaluated_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
-        """Evaluate in full the best weights of a job that ends. None where the job does not train (it is parked,
-        even if its rows are still there), or where the device had no memory. The job's rows hold its best weights then."""
+    def _averaged(self, replicas: Replicas, run: JobRun) -> tuple[int, ValidationResult | None]:
+        """Of how many of the weights of a job that ends, those with the lowest losses, its adapter is the mean: of all that are
+        kept, where the mean has a lower loss on its trend's rows than any of them; else of the best alone. With the mean's full
+        evaluation, where the trend's rows are all."""
+        lowest = run.progress.lowest
+        if len(lowest) < 2 or not replicas.store.restore_mean(run.key, len(lowest)):
+            return 1, None
+        found, _ = self._evaluate(replicas, {run.key: run.evaluation_request(False)})
+        result = found.get(run.key)
+        if result is None or not (result.part or result).loss < lowest[0].val_loss:
+            return 1, None
+        return len(lowest), result if run.trend_is_all else None
+
+    def _fully_evaluated(self, replicas: Replicas, run: JobRun, count: int) -> ValidationResult | None:
+        """Evaluate in full the mean of so many of the best weights of a job that ends. None where the job does not train (it is
+        parked, even if its rows are still there), or where the device had no memory. The job's rows hold it then."""
         known = run.full_evaluation_at_boundary
-        if known is not None:
+        if known is not None and count == 1:
             return known
-        if not replicas.store.restore_best(run.key):
+        if not replicas.store.restore_mean(run.key, count):
             return None
         found, unrunnable = self._evaluate(replicas, {run.key: run.evaluation_request(True)})
         for key, why in unrunnable.items():

@@ -155,10 +155,15 @@ class JobRun:
             total - max(warmup, self.step)
         )
 
+    @property
+    def trend_is_all(self) -> bool:
+        """Whether its trend is evaluated on all validation rows."""
+        return self.job.data.trend_rows >= len(self.job.data.validation)
+
     def evaluation_request(self, full: bool) -> EvaluationRequest:
         """What to evaluate, but for the place of its adapter: its trend's rows, or in full, row by row."""
         data = self.job.data
-        full = full or data.trend_rows >= len(data.validation)  # so that equal rows give equal bits
+        full = full or self.trend_is_all  # so that equal rows give equal bits
         rows, metric, part = (data.validation, self.spec.metric, data.trend_rows) if full else (data.trend, None, None)
         reference = self.job.reference.validation[: len(rows.sequences)] if self.job.reference is not None else ()
         return EvaluationRequest(None, rows, self.job.config.beta, reference, metric, part)

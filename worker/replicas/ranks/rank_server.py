@@ -73,7 +73,7 @@ class RankServer:
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
             *(self.open_stream, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
             *(self.steps, self.forecasts, self.evaluate),
-            *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.restore_best),
+            *(self.allocate, self.tensors, self.mean_weights, self.rows, self.note_lowest, self.restore_mean),
             *(self.park, self.evict, self.free),
         ]
         self._calls = {call.__name__: call for call in calls}
@@ -256,25 +256,24 @@ class RankServer:
         return self._own.adapters.allocate(key, spec, source, wanted, may_leave)
 
     def _kept(self, tensors: Tensors) -> Tensors:
-        """Its best weights in memory of this rank: those of a message are there for the call alone."""
-        if tensors.best is None:
-            return tensors
-        return Tensors(tensors.adapter, self._memory.empty(tensors.best.shape, tensors.best.dtype).copy_(tensors.best))
+        """Its weights at its lowest losses in memory of this rank: those of a message are there for the call alone."""
+        lowest = (self._memory.empty(weights.shape, weights.dtype).copy_(weights) for weights in tensors.lowest)
+        return Tensors(tensors.adapter, tuple(lowest))
 
     def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
         return self._own.adapters.tensors(keys)
 
-    def best(self, key: JobKey) -> torch.Tensor | None:
-        return self._own.adapters.best(key)
+    def mean_weights(self, key: JobKey, count: int) -> torch.Tensor | None:
+        return self._own.adapters.mean_weights(key, count)
 
     def rows(self, key: JobKey) -> tuple[int, int]:
         return self._own.adapters.rows(key)
 
-    def note_best(self, key: JobKey) -> None:
-        self._own.adapters.note_best(key)
+    def note_lowest(self, key: JobKey, place: int, most: int) -> None:
+        self._own.adapters.note_lowest(key, place, most)
 
-    def restore_best(self, key: JobKey) -> bool:
-        return self._own.adapters.restore_best(key)
+    def restore_mean(self, key: JobKey, count: int) -> bool:
+        return self._own.adapters.restore_mean(key, count)
 
     def park(self, key: JobKey) -> None:
         self._own.adapters.park(key)

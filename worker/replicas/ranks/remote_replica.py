@@ -31,7 +31,7 @@ class RemoteAdapters:
 
     def allocate(self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]) -> Allocated:
         if source is None and spec.start is not None:
-            source = Tensors(AdapterState(spec.first_weights(self._layout)), None)
+            source = Tensors(AdapterState(spec.first_weights(self._layout)))
         bare = replace(spec, start=None)
         allocated: Allocated = self._rank.call("allocate", key, bare, source, wanted, list(may_leave))
         self.held -= allocated.evicted.keys()
@@ -42,19 +42,19 @@ class RemoteAdapters:
     def begin_tensors(self, keys: Sequence[JobKey]) -> Pending[dict[JobKey, Tensors]]:
         return self._rank.begin("tensors", list(keys))
 
-    def best(self, key: JobKey) -> Tensor | None:
-        weights: Tensor | None = self._rank.call("best", key)
+    def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
+        weights: Tensor | None = self._rank.call("mean_weights", key, count)
         return weights
 
     def rows(self, key: JobKey) -> tuple[int, int]:
         rows: tuple[int, int] = self._rank.call("rows", key)
         return rows
 
-    def note_best(self, key: JobKey) -> None:
-        self._rank.post("note_best", key)
+    def note_lowest(self, key: JobKey, place: int, most: int) -> None:
+        self._rank.post("note_lowest", key, place, most)
 
-    def restore_best(self, key: JobKey) -> bool:
-        restored: bool = self._rank.call("restore_best", key)
+    def restore_mean(self, key: JobKey, count: int) -> bool:
+        restored: bool = self._rank.call("restore_mean", key, count)
         return restored
 
     def park(self, key: JobKey) -> None:
