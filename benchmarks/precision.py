@@ -58,8 +58,8 @@ def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, devi
     base = load_base(ref, device)
     found = search(base, pair, third_of(pair, small=small, precision=precision), 0, data, 80 if small else None)
     entrant, _ = found.driver.chosen()
-    (curve,) = (one for one in found.sweep.curves if one.job == entrant.index)
-    scores = found.sweep.validation(curve.at(entrant.best_step)[1], len(found.ground.data.validation))
+    assert entrant.best_totals is not None, "a winner was evaluated"
+    scores = found.sweep.validation(entrant.best_totals, len(found.ground.data.validation))
     assert scores is not None, "a winner's scores are finite"
     slot = found.hold(entrant.index)
     with tempfile.TemporaryDirectory() as name:

@@ -40,10 +40,10 @@ class EvaluationPlan:
 
     def rows(self, course: Course, passing: float) -> float:
         """Validation rows that a job reads on average, with its part of the base's evaluation, where at most the fraction
-        `passing` of the jobs passes a cut. At its end the trend is evaluated once more, of the mean of its best weights."""
+        `passing` of the jobs passes a cut."""
         cuts = sum(passing**cut for cut in range(course.cuts))
         ends = passing if course.cuts else 1.0
-        return self.full * (cuts + ends + 1 / course.jobs) + self.trend * (course.before + ends * (course.after + 1))
+        return self.full * (cuts + ends + 1 / course.jobs) + self.trend * (course.before + ends * course.after)
 
 
 def evaluations_for(share: float | None, passing: float, warmup: float, rows_trained: int) -> int:

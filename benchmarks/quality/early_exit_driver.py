@@ -15,6 +15,7 @@ from contract.validation_parts import validation_parts
 from service.tasks.selection import Candidate, Selection, choose
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict
 from worker.policy.early_exit.policy_selection import policy_of
+from worker.policy.job_record import AVERAGED
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Entrant:
     best: float = math.inf  # of its trend
     best_step: int = 0
     best_totals: Totals | None = None
+    plain_totals: Totals | None = None  # of the best weights, where `best_totals` are of a mean
+    lowest: list[tuple[float, int]] = field(default_factory=list)  # (loss, step) of the weights that are kept, by loss
     reason: str | None = None
     evidence: Evidence = field(default_factory=dict)
     keeps_adapter: bool = True
@@ -46,6 +49,21 @@ class Entrant:
     @property
     def due(self) -> bool:
         return self.schedule.evaluates_at(self.step)
+
+    @property
+    def ends_in_a_mean(self) -> bool:
+        """Whether it has ended, and the mean of its best weights is to be evaluated: as the executor does."""
+        return self.reason is not None and self.keeps_adapter and len(self.lowest) > 1
+
+    @property
+    def _warms_up(self) -> bool:
+        return self.schedule.has_boundary and not self.settled
+
+    def note(self, loss: float) -> None:
+        """Its trend's loss now."""
+        most = 1 if self._warms_up else AVERAGED
+        found = [(loss, self.step)] if math.isfinite(loss) else []
+        self.lowest = sorted([*self.lowest, *found])[:most]
 
 
 def schedule_of(spec: TaskSpec, job: int, train_rows: int, like: TaskSpec | None) -> JobSchedule:
@@ -87,6 +105,7 @@ class EarlyExitDriver:
         loss = trend.mean if trend is not None and (whole is not None or not full) else math.nan
         if loss < e.best:
             e.best, e.best_step, e.best_totals = loss, e.step, totals
+        e.note(loss)
         e.history, verdict = self._policy.on_evaluation(e.history, ema, loss)
         if math.isfinite(loss) and e.step >= e.schedule.total_steps:
             self.end(e, "completed")
@@ -107,6 +126,14 @@ class EarlyExitDriver:
         e.reason = reason
         if e.keeps_adapter and e.best_totals is not None and not (e.boundary_scores and e.best_step in e.schedule.rungs[:1]):
             self.evaluated_tokens += self._sweep.validation_tokens(self.parts.full)
+
+    def averaged(self, job: int, totals: Totals) -> None:
+        """What the mean of its best weights scores, of a job that has ended: its adapter where its trend is lower."""
+        e = self.entrants[job]
+        trend = self._sweep.validation(totals, self.parts.trend)
+        self.evaluated_tokens += self._sweep.validation_tokens(self.parts.trend)
+        if trend is not None and trend.mean < e.best:
+            e.best_totals, e.plain_totals = totals, e.best_totals
 
     @property
     def texts_due(self) -> list[Entrant]:

@@ -51,7 +51,8 @@ def search(
     adapters: dict[int, Tensor] = {}
 
     def keep(job: int, slot: Slot) -> None:
-        if driver.entrants[job].best_step == driver.entrants[job].step:
+        entrant = driver.entrants[job]
+        if entrant.best_step == entrant.step or entrant.plain_totals is not None:
             adapters[job] = base.trainer.arena.master[slot.used].to("cpu", torch.float32, copy=True)
 
     train(ground, sweep, driver, {}, _go_on, keep, texts)

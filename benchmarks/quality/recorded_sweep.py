@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ Totals = NDArray[np.float32]
 
 @dataclass
 class Curve:
-    """One job's evaluations. totals: by evaluation, of each validation row and then of each test row; empty while it trains."""
+    """One job's evaluations. totals: by evaluation, of each validation row and then of each test row; empty while it trains.
+    mean: those of the mean of its best weights after its last step, where it kept an adapter."""
 
     job: int
     config: dict[str, Any]
@@ -25,6 +26,7 @@ class Curve:
     steps: list[int] = field(default_factory=list)
     ema: list[float] = field(default_factory=list)
     totals: list[Totals] = field(default_factory=list)
+    mean: Totals | None = None
     broken_at: int | None = None  # the step with a training loss that is not finite
 
     @property
@@ -34,6 +36,11 @@ class Curve:
         if self.broken_at is None and self.steps and self.steps[-1] < self.total_steps:
             return self.steps[-1] + 1
         return self.broken_at
+
+    @property
+    def last_step(self) -> int:
+        """The step of its last evaluation."""
+        return self.steps[-1] if self.steps else 0
 
     def at(self, step: int) -> tuple[float, Totals]:
         """(smoothed training loss, totals) after this step. Raises ValueError if it was not evaluated then."""
@@ -86,9 +93,10 @@ class Sweep:
 
     def write(self, path: Path) -> None:
         """Write the sweep as one file, whole or not at all."""
-        curves = [asdict(curve) | {"totals": len(curve.totals)} for curve in self.curves]
+        curves = [asdict(replace(curve, totals=[], mean=None)) for curve in self.curves]
         said = {name: value for name, value in vars(self).items() if name != "curves"} | {"curves": curves}
         arrays = {f"job{curve.job}": np.array(curve.totals, np.float32) for curve in self.curves}
+        arrays |= {f"mean{curve.job}": curve.mean for curve in self.curves if curve.mean is not None}
         new = path.with_suffix(".new.npz")
         np.savez_compressed(new, header=np.frombuffer(json.dumps(said).encode(), np.uint8), **arrays)
         os.replace(new, path)
@@ -97,6 +105,9 @@ class Sweep:
     def read(cls, path: Path) -> "Sweep":
         with np.load(path) as file:
             said = json.loads(file["header"].tobytes())
-            curves = [Curve(**curve | {"totals": list(file[f"job{curve['job']}"])}) for curve in said.pop("curves")]
+            curves = [Curve(**curve) for curve in said.pop("curves")]
+            for curve in curves:
+                curve.totals = list(file[f"job{curve.job}"])
+                curve.mean = file.get(f"mean{curve.job}")
         counts = {name: {int(job): value for job, value in said.pop(name).items()} for name in ("reasons", "samples")}
         return cls(**said, curves=curves, **counts)

@@ -69,6 +69,11 @@ def driver_of(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> Ear
             elif entrant.due:
                 driver.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
         driver.decide_ranks()
+    for entrant in driver.entrants.values():
+        curve = curves[entrant.index]
+        # full training has the mean of its own best weights, which may be those of other steps; none where a job ended earlier
+        if entrant.ends_in_a_mean and curve.mean is not None and entrant.step >= curve.last_step:
+            driver.averaged(entrant.index, curve.mean)
     return driver
 
 
@@ -101,6 +106,12 @@ def outcome(sweep: Sweep, driver: EarlyExitDriver) -> Outcome:
 def unseen(sweep: Sweep, entrant: Entrant) -> RowScores | None:
     """What the entrant's best adapter scores on the test part."""
     return sweep.test(entrant.best_totals) if entrant.best_totals is not None else None
+
+
+def plainly_unseen(sweep: Sweep, entrant: Entrant) -> RowScores | None:
+    """What its weights at its lowest loss score on the test part, also where its adapter is a mean."""
+    totals = entrant.plain_totals if entrant.plain_totals is not None else entrant.best_totals
+    return sweep.test(totals) if totals is not None else None
 
 
 def full_loss(sweep: Sweep, entrant: Entrant) -> float:

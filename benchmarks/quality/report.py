@@ -12,7 +12,7 @@ from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
 from benchmarks.quality.halved_searches import halved_searches
 from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
-from benchmarks.quality.replay import Outcome, full_loss, rankings, replay, replay_live, unseen
+from benchmarks.quality.replay import Outcome, full_loss, plainly_unseen, rankings, replay, replay_live, unseen
 from benchmarks.quality.sweep_plot import draw
 from benchmarks.result_file import RESULTS, write_result
 from contract.early_exit_policy import EarlyExitPolicy
@@ -65,6 +65,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     whole, full = replay(spec("none"), sweep)
     finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
     _, best = min(finalists, key=lambda pair: pair[1].mean)
+    plain = min(scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None)
     lowest = min(full_loss(sweep, e) for e in full.entrants.values())
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
@@ -99,6 +100,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "best_rate_inside": rates[0] < rate < rates[-1],
         "base_unseen": base.mean,
         "best_unseen": best.mean,
+        "best_unseen_plain": plain,
         "policies": {policy: _told(one, sweep, best, base, lowest) for policy, one in policies.items()},
         "full": _told(whole, sweep, best, base, lowest),
         "live": _live(live, spec(OURS), best, base, lowest, sweep) if live is not None else None,
@@ -144,6 +146,12 @@ def _live(live: Sweep, spec: TaskSpec, best: RowScores, base: RowScores, lowest:
     return told | {"seconds": live.seconds, "full_seconds": full.seconds}
 
 
+def _plain_regrets(rows: Sequence[dict[str, Any]], told: Sequence[dict[str, Any]]) -> list[float]:
+    """The regrets over the best of full training's weights of one step, where no adapter is a mean of several."""
+    known = {id(one): row["best_unseen_plain"] for row in rows for one in (row["live"], row["policies"][OURS])}
+    return [one["unseen"] / known[id(one)] for one in told]
+
+
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The default policy's figures over all sweeps, and with the suffix _held over the sets that chose nothing."""
     held = [row for row in rows if row["held"]]
@@ -177,6 +185,8 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             f"{name}regret_mean": fmean(one["regret"] for one in told),
             f"{name}regret_median": median(one["regret"] for one in told),
             f"{name}regret_max": max(one["regret"] for one in told),
+            f"{name}regret_plain_mean": fmean(regrets := _plain_regrets(rows, told)),
+            f"{name}regret_plain_max": max(regrets),
             f"{name}best_loss_ratio_mean": fmean(one["ratio"] for one in told),
             f"{name}best_loss_ratio_max": max(one["ratio"] for one in told),
         }

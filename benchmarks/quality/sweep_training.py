@@ -6,24 +6,26 @@ Knows trainer, data and driver. Knows no service.
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from benchmarks.quality.base_set_pairs import RowSet
 from benchmarks.quality.early_exit_driver import EarlyExitDriver
-from benchmarks.quality.recorded_sweep import Curve, Sweep
+from benchmarks.quality.recorded_sweep import Curve, Sweep, Totals
 from benchmarks.quality.set_rows import rows_of
 from contract.job_schedule import JobSchedule
 from contract.row_scores import RowScores
 from contract.task_spec import TaskSpec
+from worker.adapters.job_checkpoint import mean_of
 from worker.data.dataset import DataSet, TokenRows, load
 from worker.data.token_cache import loose_stream
 from worker.data.token_stream import StreamView
 from worker.data.tokenising.file_tokeniser import Reading
-from worker.model.arena import Slot, rows_for
+from worker.model.arena import AdapterState, Arena, Slot, rows_for
 from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey
 from worker.replicas.adapter_sequences import AdapterSequences
@@ -53,6 +55,7 @@ class _Run:
     slot: Slot
     step: int = 0
     ema: float | None = None
+    lowest: dict[int, Tensor] = field(default_factory=dict)  # the weights after the steps of its lowest losses
 
     @property
     def index(self) -> int:
@@ -140,8 +143,8 @@ def train(
 ) -> None:
     """Train the driver's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
 
-    `evaluated` is called after each evaluation that the driver was told of. `texts`: of a spec whose cut goes by a metric.
-    Raises OutOfTime from `tick`.
+    `evaluated` is called after each evaluation that the driver was told of, and where a job's adapter has become a mean.
+    `texts`: of a spec whose cut goes by a metric. Raises OutOfTime from `tick`.
     """
     began, spec = time.monotonic(), ground.spec
     trainer, runs = ground.base.trainer, _attach(ground)
@@ -167,11 +170,17 @@ def train(
         for run in due:
             if driver.entrants[run.index].due:
                 driver.evaluated(run.index, *curves[run.index].at(run.step))
+                _keep_lowest(trainer.arena, run, driver.entrants[run.index].lowest)
                 evaluated(run.index, run.slot)
         for entrant in driver.texts_due:
             assert texts is not None, "a cut by a metric wants texts"
             entrant.boundary_texts = texts(ground.data.validation, runs[entrant.index].slot)
         driver.decide_ranks()
+        for run in [run for run in runs.values() if driver.entrants[run.index].ends_in_a_mean]:
+            curves[run.index].mean = mean = _evaluated_mean(ground, run, tick)
+            driver.averaged(run.index, mean)
+            if driver.entrants[run.index].plain_totals is not None:
+                evaluated(run.index, run.slot)
         for run in list(runs.values()):
             if driver.entrants[run.index].reason is not None:
                 trainer.arena.detach(runs.pop(run.index).slot)
@@ -194,14 +203,34 @@ def _attach(ground: Ground) -> dict[int, _Run]:
     return runs
 
 
+def _keep_lowest(arena: Arena, run: _Run, lowest: Sequence[tuple[float, int]]) -> None:
+    steps = {step for _, step in lowest}
+    run.lowest = {step: weights for step, weights in run.lowest.items() if step in steps}
+    if run.step in steps:
+        run.lowest[run.step] = arena.master[run.slot.used].clone()
+
+
+def _evaluated_mean(ground: Ground, run: _Run, tick: Tick) -> Totals:
+    """What the mean of its best weights scores, which the job's rows hold from then on."""
+    mean = mean_of(list(run.lowest.values()))
+    assert mean is not None, "weights are kept"
+    ground.base.trainer.arena.restore(run.slot, AdapterState(mean))
+    return _totals(ground, [run], tick)[run.index]
+
+
 def _examine(ground: Ground, due: list[_Run], curves: Mapping[int, Curve], tick: Tick) -> None:
-    reference = ground.reference.validation if ground.reference is not None else ()
-    wanted = {run.index: EvaluationRequest(run.slot, ground.rows, run.job.config.beta, reference, scored="loss") for run in due}
-    found = dict(evaluate(ground.base.trainer, wanted, ground.budget, tick))
+    found = _totals(ground, due, tick)
     for run in due:
-        curve, scores = curves[run.index], found[run.index].scores
+        curve = curves[run.index]
         assert run.ema is not None, "a job is evaluated after a step"
         curve.steps.append(run.step)
         curve.ema.append(run.ema)
-        totals = scores.totals if scores is not None else [math.nan] * len(ground.rows)
-        curve.totals.append(np.array(totals, np.float32))
+        curve.totals.append(found[run.index])
+
+
+def _totals(ground: Ground, due: list[_Run], tick: Tick) -> dict[int, Totals]:
+    reference = ground.reference.validation if ground.reference is not None else ()
+    wanted = {run.index: EvaluationRequest(run.slot, ground.rows, run.job.config.beta, reference, scored="loss") for run in due}
+    scored = {job: result.scores for job, result in evaluate(ground.base.trainer, wanted, ground.budget, tick)}
+    none = [math.nan] * len(ground.rows)
+    return {job: np.array(scores.totals if scores is not None else none, np.float32) for job, scores in scored.items()}

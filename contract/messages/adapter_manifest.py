@@ -61,6 +61,12 @@ class AdapterManifest(PeftFolder):
     arena_rows: tuple[int, int] | None = None  # [first, stop) on its executor, in which it trained; older workers leave it out
 
     @property
+    def taken(self) -> str:
+        """Which of the job's weights it has, in words."""
+        *first, last = map(str, self.averaged_steps or [self.step])
+        return f"with the mean of the weights after steps {', '.join(first)} and {last}" if first else f"after step {last}"
+
+    @property
     def settings(self) -> PeftSettings:
         """What its adapter_config.json says."""
         config = self.lineage.config

@@ -52,7 +52,7 @@ def readme(
     title = f"# {task.name or task.id}, configuration {own.index}"
     facts = [
         ("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`"),
-        ("validation loss", f"{adapter.val_loss:.4f} {_taken(manifest)}; the base alone: {base_loss}"),
+        ("validation loss", f"{adapter.val_loss:.4f} {manifest.taken}; the base alone: {base_loss}"),
         ("configuration", label(own.config, list(HEADINGS))),
         ("base held in", _HELD[precision]),
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
@@ -72,16 +72,6 @@ def readme(
     parts += [_sample(samples, place) for place in range(min(_SAMPLES, max((len(one.samples) for one in samples), default=0)))]
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
-
-
-def _taken(manifest: AdapterManifest) -> str:
-    """Which of the job's weights it has."""
-    steps = [str(step) for step in manifest.averaged_steps]
-    return (
-        f"with the mean of the weights after steps {', '.join(steps[:-1])} and {steps[-1]}"
-        if steps
-        else f"after step {manifest.step}"
-    )
 
 
 def _chosen(selection: Selection, winner: bool) -> str:

@@ -17,7 +17,8 @@ class AdapterResource(BaseModel):
     base_model: str
     task_id: str | None = Field(description="The task that made it; null if it was uploaded, as are the fields of its training")
     job_id: str | None
-    step: int | None = Field(description="The optimizer step it was taken after")
+    step: int | None = Field(description="The optimizer step after which its job's own validation loss was lowest")
+    averaged_steps: list[int] = Field(description="The steps whose weights it is the mean of; none: it has those of `step`")
     val_loss: float | None = Field(description="Mean nats per completion token over the validation rows")
     bytes: int
     files: list[AdapterFile]
@@ -35,6 +36,7 @@ class AdapterResource(BaseModel):
             task_id=adapter.task_id,
             job_id=adapter.job_id,
             step=adapter.step,
+            averaged_steps=list(manifest.averaged_steps) if isinstance(manifest, AdapterManifest) else [],
             val_loss=adapter.val_loss,
             bytes=adapter.bytes,
             files=manifest.files,

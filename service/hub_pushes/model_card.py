@@ -2,6 +2,7 @@
 
 from huggingface_hub import ModelCardData
 
+from contract.messages.adapter_manifest import AdapterManifest
 from service.adapters.models import Adapter
 
 
@@ -16,10 +17,11 @@ def model_card(adapter: Adapter, base: str | None, text: str | None) -> bytes:
 
 def _facts(adapter: Adapter) -> str:
     """Of an adapter without a README: one that was uploaded, or whose task has not ended."""
-    lineage = adapter.folder.lineage
+    manifest = adapter.folder
+    lineage = manifest.lineage
     facts = [("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`")]
-    if adapter.step is not None and adapter.val_loss is not None:
-        facts.append(("validation loss", f"{adapter.val_loss:.4f} after step {adapter.step}"))
+    if isinstance(manifest, AdapterManifest):
+        facts.append(("validation loss", f"{manifest.val_loss:.4f} {manifest.taken}"))
     listed = "\n".join(f"- {name}: {value}" for name, value in facts)
     name = " ".join((adapter.name or adapter.id).split())
     return f"# {name}\n\nA LoRA adapter in PEFT's format.\n\n{listed}\n"

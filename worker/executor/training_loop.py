@@ -37,7 +37,7 @@ from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
-from worker.policy.job_record import JobKey, RungReached, Stage, keeps_adapter, most_averaged
+from worker.policy.job_record import JobKey, RungReached, Stage, keeps_adapter
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.replica_set import Replicas
@@ -240,7 +240,7 @@ class Executor:
         change, verdict = run.ask_policy(task.policy, loss)
         run.apply(change)
         if (place := run.progress.place) is not None:
-            replicas.store.note_lowest(run.key, place, most_averaged(run.stage))
+            replicas.store.note_lowest(run.key, place, run.most_averaged)
         if finite and run.step >= run.schedule.total_steps:  # its end, whatever the policy says of its curve
             self._end_job(replicas, run, None)
         elif verdict is not None:

@@ -150,10 +150,11 @@ class StepsTaken:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A validation loss, and the policy's state after it."""
+    """A validation loss, and the policy's state after it. most: how many of the lowest losses are kept."""
 
     val_loss: float
     history: History
+    most: int = AVERAGED
 
 
 @dataclass(frozen=True)
@@ -263,15 +264,10 @@ def reduced(record: JobRecord, change: RecordChange) -> JobRecord:
             return replace(record, stage=Stage.ENDING)
         case JobEnded():
             return replace(record, stage=Stage.ENDED)
-    return replace(record, progress=_advanced(record.progress, change, most_averaged(record.stage)))
+    return replace(record, progress=_advanced(record.progress, change))
 
 
-def most_averaged(stage: Stage) -> int:
-    """How many of its weights a job keeps whose losses are lowest. In warmup the best alone: most jobs end there."""
-    return 1 if stage is Stage.WARMUP else AVERAGED
-
-
-def _advanced(progress: JobProgress, change: ProgressChange, most: int) -> JobProgress:
+def _advanced(progress: JobProgress, change: ProgressChange) -> JobProgress:
     match change:
         case StepsTaken():
             ema = progress.ema
@@ -281,7 +277,7 @@ def _advanced(progress: JobProgress, change: ProgressChange, most: int) -> JobPr
         case Evaluated():
             found = [Best(progress.step, change.val_loss)] if math.isfinite(change.val_loss) else []
             lowest = sorted([*progress.lowest, *found], key=lambda one: one.val_loss)  # stable: the first of equal ones
-            return replace(progress, history=change.history, lowest=tuple(lowest[:most]))
+            return replace(progress, history=change.history, lowest=tuple(lowest[: change.most]))
         case BestEvaluated():
             return replace(progress, lowest=(Best(change.step, change.val_loss),) if math.isfinite(change.val_loss) else ())
         case RungReached():

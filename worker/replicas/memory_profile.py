@@ -31,6 +31,7 @@ from worker.model.arena import ROW_MULTIPLE
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import OutOfMemory, Trainer, probe
 from worker.policy.adapter_memory_model import Capacity, MemoryModel
+from worker.policy.job_record import AVERAGED
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ _LEAST_PROBE = 32  # tokens; no smaller pass is tried
 _SIZES = (1.0, 1.5, 2.0)  # of the passes, as multiples of the smallest
 _LEAST_ROW = 64  # tokens; rows are measured in powers of two from here on
 _MOST_ROW = 1024  # tokens; a line through single rows from this length on bounds what longer rows take
-_HOST_COPIES = 5 * 4  # bytes a column of one row: best weights, and the weights, moments and best of a checkpoint under way
+# bytes a column of one row: the best weights, and the weights, moments and best weights, which others may have replaced since,
+# of a checkpoint under way
+_HOST_COPIES = (AVERAGED + 3 + AVERAGED) * 4
 _PARK_SHARE = {"cpu": 8, "cuda": 4}  # one part in so many of a CPU executor's memory, or of the main memory that is free
 _MOST_LONGER = 4  # times as long a micro-batch may become where that is measured to pay
 _STEP_TOKENS = {"cpu": 4096, "cuda": 16384}

@@ -117,9 +117,9 @@ def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None
     said = re.sub(rf"\bjob {job.index}\b", lambda _: told, task.selection.verdict, count=1) + "."
     if task.winner.step >= job.step:
         return said
-    said += f" Its adapter is from step {task.winner.step} of {job.total_steps or job.step}"
+    said += f" Its own loss was lowest after step {task.winner.step} of {job.total_steps or job.step}"
     evaluated = job.status in (JobStatus.COMPLETED, JobStatus.EXITED)  # after its last step, as the others may not have been
-    return said + (", as the validation loss rose afterwards." if evaluated else ".")
+    return said + (", and rose afterwards." if evaluated else ".")
 
 
 @dataclass(frozen=True)

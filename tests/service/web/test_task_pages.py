@@ -102,7 +102,7 @@ def test_the_winner_is_told_by_its_configuration_and_the_step_of_its_adapter(vis
     page = visitor.open(f"/tasks/{task}")
     assert " ".join(page.text_content("#selection").split()) == (
         "job 0 (lr 0.0001, rank 4, batch 4) won: the lowest validation loss, 1.0000. "
-        "Its adapter is from step 7 of 100, as the validation loss rose afterwards."
+        "Its own loss was lowest after step 7 of 100, and rose afterwards."
     )
     rows = [" ".join(row.split()) for row in page.locator("#adapters tbody tr").all_text_contents()]
     assert [row.startswith("job 0 (winner)") for row in rows] == [True, False]

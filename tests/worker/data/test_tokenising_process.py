@@ -19,7 +19,7 @@ from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.row_reader import fingerprint_of, reader_of
 from worker.data.token_cache import stream_of
-from worker.data.tokenising import tokenising_process
+from worker.data.tokenising import file_tokeniser, tokenising_process
 from worker.data.tokenising.file_tokeniser import DataError, Reading
 from worker.data.tokenising.tokenising_main import Outcome
 from worker.data.tokenising.tokenising_process import tokenise_apart
@@ -123,15 +123,24 @@ def test_a_file_that_is_erased_meanwhile_is_told_by_a_process_of_its_own(cache, 
         tokenise_apart(path, reading, into, nothing)
 
 
-@pytest.mark.parametrize("why", ["killed", "another tokenizer"])
+@pytest.mark.parametrize("why", ["killed", "another tokenizer", "other code", "none can be started"])
 def test_rows_are_read_here_where_a_process_of_their_own_cannot(cache, all_are_large, monkeypatch, caplog, why):
     reading = replace(APART, fingerprint="another") if why == "another tokenizer" else APART
+    if why == "other code":
+        monkeypatch.setattr(file_tokeniser, "_KEY_FORMAT", 1)
+    if why == "none can be started":
+        monkeypatch.setattr(tokenising_process, "_start", no_room)
     if why == "killed":
         started = subprocess.Popen
         monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: killed(started(*args, **kwargs)))
     file, fetch = kept(cache, MIXED)
     same(stream_of(file, reading, fetch, nothing), SFT, MIXED)
-    assert f"(exit code {'-9' if why == 'killed' else '1'})" in caplog.text
+    said = {"killed": "exit code -9", "none can be started": "[Errno 11] no more processes"}.get(why, "exit code 1")
+    assert f"in a process of their own ({said})" in caplog.text
+
+
+def no_room(order: object) -> None:
+    raise BlockingIOError(errno.EAGAIN, "no more processes")
 
 
 def killed(child: subprocess.Popen) -> subprocess.Popen:

@@ -110,14 +110,16 @@ def settled(run: Run, losses: list[float | None]) -> tuple[Settled, list[Any]]:
 @pytest.mark.parametrize(
     ("losses", "trend_is_all", "found", "expected", "asked"),
     [
-        ([2.0, 2.1, 2.2], False, [1.9, 2.4], ("mean of 3", (1, 2, 3), "scores of 2.4"), [3, "trend", 3, "all"]),
+        ([2.0, 2.1, 2.2], False, [1.9, 2.4], ("mean of 3", (1, 2, 3), "scores of 2.4"), [3, "trend", "all"]),
         ([2.0, 2.1, 2.2], True, [1.9], ("mean of 3", (1, 2, 3), "scores of 1.9"), [3, "all"]),
-        ([2.0, 2.1], False, [1.9, 2.4], ("mean of 2", (1, 2), "scores of 2.4"), [2, "trend", 2, "all"]),
+        ([2.0, 2.1], False, [1.9, 2.4], ("mean of 2", (1, 2), "scores of 2.4"), [2, "trend", "all"]),
         ([2.0, 2.1, 2.2], False, [2.0, 2.4], ("mean of 1", (), "scores of 2.4"), [3, "trend", 1, "all"]),
         ([2.0, 2.1, 2.2], True, [2.1, 2.0], ("mean of 1", (), "scores of 2.0"), [3, "all", 1, "all"]),
         ([2.0, 2.1, 2.2], False, [math.nan, 2.4], ("mean of 1", (), "scores of 2.4"), [3, "trend", 1, "all"]),
         ([2.0, 2.1, 2.2], False, [None, 2.4], ("mean of 1", (), "scores of 2.4"), [3, "trend", 1, "all"]),
-        ([2.0, 2.1, 2.2], False, [1.9, None], ("mean of 3", (1, 2, 3), None), [3, "trend", 3, "all"]),
+        ([2.0, 2.1, 2.2], False, [1.9, None, 2.4], ("mean of 1", (), "scores of 2.4"), [3, "trend", "all", 1, "all"]),
+        ([2.0, 2.1, 2.2], False, [1.9, math.inf, 2.4], ("mean of 1", (), "scores of 2.4"), [3, "trend", "all", 1, "all"]),
+        ([2.0, 2.1, 2.2], False, [1.9, None, None], ("mean of 1", (), None), [3, "trend", "all", 1, "all"]),
         ([2.0], False, [2.4], ("mean of 1", (), "scores of 2.4"), [1, "all"]),
     ],
 )

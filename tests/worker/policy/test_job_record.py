@@ -141,10 +141,10 @@ def test_a_job_as_it_is_assigned():
     assert JobRecord.of(parked, replace(seen, boundary_scores=scores)).progress.boundary_scores == scores
 
 
-def test_the_lowest_losses_are_kept_in_order_and_in_warmup_the_best_alone():
+def test_the_lowest_losses_are_kept_in_order_and_as_many_as_are_asked():
     record, seen = JobRecord(Stage.WARMUP), History()
     for loss in (3.0, 2.0, 2.5):
-        record = after(record, StepsTaken((1.0,), 0.5), Evaluated(loss, seen))
+        record = after(record, StepsTaken((1.0,), 0.5), Evaluated(loss, seen, 1))
     assert record.progress.lowest == (Best(2, 2.0),)
     assert record.progress.place is None, "a higher loss than the best"
     record, places = after(record, Parked(), Promoted()), []

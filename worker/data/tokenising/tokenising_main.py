@@ -1,6 +1,7 @@
 """The process that tokenises one file. Yields to whatever else wants the cores."""
 
 import os
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ _NICENESS = 10
 
 class TokeniseOrder(BaseModel):
     """path: of the file. into: the folder of the stream. tokenizer: its folder. created_at: of the task, where the template
-    writes the date. The others as of Reading."""
+    writes the date. key: of the stream that is asked for. The others as of Reading."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,6 +30,7 @@ class TokeniseOrder(BaseModel):
     objective: Objective
     max_seq_len: int
     created_at: datetime | None
+    key: str
 
 
 class Outcome(BaseModel):
@@ -41,6 +43,7 @@ class Outcome(BaseModel):
 
 def main() -> None:
     log_to_stderr()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started it ends it
     os.nice(_NICENESS)
     with take_stdout() as answer:
         order = TokeniseOrder.model_validate_json(sys.stdin.read())
@@ -55,6 +58,8 @@ def _done(order: TokeniseOrder) -> Outcome:
     if order.created_at is not None:
         reader = reader.at(order.created_at)
     reading = Reading(reader, order.objective, order.max_seq_len, order.fingerprint, order.created_at)
+    if reading.key != order.key:
+        sys.exit("the code that would make the stream is another than the one that asks for it")
     try:
         tokenise(order.path, reading, order.into, lambda: None)
     except DataError as error:

@@ -33,26 +33,23 @@ def tokenise_apart(path: Path, reading: Reading, into: Path, on_progress: Tick) 
         fingerprint=reading.fingerprint,
         objective=reading.objective,
         max_seq_len=reading.max_seq_len,
+        key=reading.key,
         created_at=reading.created_at,
     )
-    with subprocess.Popen(
-        [*dying_with_parent(), sys.executable, "-m", "worker.data.tokenising"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=without_secrets(os.environ) | _ENVIRONMENT,
-    ) as child:
+    try:
+        child = _start(order)
+    except OSError as error:
+        _warn(str(error))
+        return False
+    with child:
         try:
-            said = _answer(child, order.model_dump_json(), on_progress)
+            said = _answer(child, on_progress)
         finally:
             child.kill()  # where it has not ended
     try:
         outcome = Outcome.model_validate_json(said)
     except ValidationError:
-        log.warning(
-            "rows could not be tokenised in a process of their own (exit code %s): they are read in this one, which slows down "
-            "the steps beside them",
-            child.returncode,
-        )
+        _warn(f"exit code {child.returncode}")
         return False
     if outcome.data is not None:
         raise DataError(outcome.data)
@@ -61,11 +58,31 @@ def tokenise_apart(path: Path, reading: Reading, into: Path, on_progress: Tick) 
     return True
 
 
-def _answer(child: subprocess.Popen[bytes], order: str, on_progress: Tick) -> bytes:
+def _start(order: TokeniseOrder) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(
+        [*dying_with_parent(), sys.executable, "-m", "worker.data.tokenising"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=without_secrets(os.environ) | _ENVIRONMENT,
+    )
+    assert child.stdin is not None
+    with suppress(BrokenPipeError), child.stdin as told:  # it has ended already, which its exit code says
+        told.write(order.model_dump_json().encode())  # less than a pipe holds
+    child.stdin = None
+    return child
+
+
+def _answer(child: subprocess.Popen[bytes], on_progress: Tick) -> bytes:
     """What the child prints until it ends."""
-    told: bytes | None = order.encode()
     while True:
         on_progress()
         with suppress(subprocess.TimeoutExpired):
-            return child.communicate(told, _CHECK_SECONDS)[0]
-        told = None
+            return child.communicate(timeout=_CHECK_SECONDS)[0]
+
+
+def _warn(why: str) -> None:
+    log.warning(
+        "rows could not be tokenised in a process of their own (%s): they are read in this one, which slows down the steps "
+        "beside them",
+        why,
+    )

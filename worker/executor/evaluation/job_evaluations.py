@@ -3,6 +3,7 @@
 job: the training loop asks the policies."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -56,9 +57,13 @@ class JobEvaluations:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
             return Settled()
         count, result = self._averaged(replicas, run)
+        if count > 1 and not run.trend_is_all:
+            result = self._evaluated_in_full(replicas, run)
+        if result is None or not math.isfinite(result.loss):
+            count = 1
+        if count == 1:
+            result = self._fully_evaluated_best(replicas, run)
         steps = tuple(sorted(one.step for one in run.progress.lowest[:count])) if count > 1 else ()
-        if result is None:
-            result = self._fully_evaluated(replicas, run, count)
         weights = replicas.store.mean_weights(run.key, count)
         if result is None or run.best is None:
             return Settled(weights, steps)
@@ -67,8 +72,8 @@ class JobEvaluations:
 
     def _averaged(self, replicas: Replicas, run: JobRun) -> tuple[int, ValidationResult | None]:
         """Of how many of the weights of a job that ends, those with the lowest losses, its adapter is the mean: of all that are
-        kept, where the mean has a lower loss on its trend's rows than any of them; else of the best alone. With the mean's full
-        evaluation, where the trend's rows are all."""
+        kept, where the mean has a lower loss on its trend's rows than any of them; else of the best alone. The job's rows hold
+        the mean then. With what it has on these rows."""
         lowest = run.progress.lowest
         if len(lowest) < 2 or not replicas.store.restore_mean(run.key, len(lowest)):
             return 1, None
@@ -76,19 +81,23 @@ class JobEvaluations:
         result = found.get(run.key)
         if result is None or not (result.part or result).loss < lowest[0].val_loss:
             return 1, None
-        return len(lowest), result if run.trend_is_all else None
+        return len(lowest), result
 
-    def _fully_evaluated(self, replicas: Replicas, run: JobRun, count: int) -> ValidationResult | None:
-        """Evaluate in full the mean of so many of the best weights of a job that ends. None where the job does not train (it is
-        parked, even if its rows are still there), or where the device had no memory. The job's rows hold it then."""
+    def _fully_evaluated_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
+        """Evaluate in full the best weights of a job that ends. None where the job does not train (it is parked,
+        even if its rows are still there), or where the device had no memory. The job's rows hold its best weights then."""
         known = run.full_evaluation_at_boundary
-        if known is not None and count == 1:
+        if known is not None:
             return known
-        if not replicas.store.restore_mean(run.key, count):
+        if not replicas.store.restore_mean(run.key, 1):
             return None
+        return self._evaluated_in_full(replicas, run)
+
+    def _evaluated_in_full(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
+        """Evaluate in full the weights that the job's rows hold. None where the device had no memory."""
         found, unrunnable = self._evaluate(replicas, {run.key: run.evaluation_request(True)})
         for key, why in unrunnable.items():
-            log.warning("the best adapter of %s has no full evaluation: %s", key, why)
+            log.warning("the adapter of %s has no full evaluation: %s", key, why)
         return found.get(run.key)
 
     def _evaluate(

@@ -11,7 +11,7 @@ from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
 from worker.policy.early_exit.policy_interface import Policy, Verdict
-from worker.policy.job_record import Best, Evaluated, JobKey, JobProgress, JobRecord, RecordChange, Stage, reduced
+from worker.policy.job_record import AVERAGED, Best, Evaluated, JobKey, JobProgress, JobRecord, RecordChange, Stage, reduced
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
@@ -189,6 +189,12 @@ class JobRun:
     def _best(self) -> tuple[int | None, float | None]:
         return (self.best.step, self.best.val_loss) if self.best is not None else (None, None)
 
+    @property
+    def most_averaged(self) -> int:
+        """How many of its weights it keeps whose losses are lowest. Up to the end of warmup the best alone: most jobs end
+        there. By its step, so that one that repeats steps keeps the same."""
+        return 1 if any(self.step <= rung for rung in self.schedule.rungs[:1]) else AVERAGED
+
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""
         return self.schedule.rungs.index(self.step) if self.step in self.schedule.rungs else None
@@ -197,4 +203,4 @@ class JobRun:
         """Pass an evaluation to the policy; returns the change to apply, and the verdict."""
         assert self.progress.ema is not None, "a job is evaluated after a step"
         history, verdict = policy.on_evaluation(self.progress.history, self.progress.ema, val_loss)
-        return Evaluated(val_loss, history), verdict
+        return Evaluated(val_loss, history, self.most_averaged), verdict

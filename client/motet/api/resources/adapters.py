@@ -17,6 +17,7 @@ class Adapter(Message):
     task_id: str | None
     job_id: str | None
     step: int | None
+    averaged_steps: tuple[int, ...] = ()  # the steps whose weights it is the mean of; none: it has those of `step`
     val_loss: float | None
     bytes: int
     files: list[AdapterFile]
