@@ -62,6 +62,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         return spec_of(pair, policy, sweep.seed, small, **changes)
 
     ours, _ = replay(spec(OURS), sweep)
+    shown = replay_live(live, spec(OURS)) if live is not None else ours  # a replay lacks the means of jobs that ended early
     whole, full = replay(spec("none"), sweep)
     finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
     _, best = min(finalists, key=lambda pair: pair[1].mean)
@@ -70,12 +71,12 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
     peers = {
-        "random": random_subset(sweep, full, ours.tokens),
-        "asha": asha(spec(OURS), sweep, ours.tokens),
-        "hyperband": hyperband(sweep, full, ours.tokens),
-        "tpe": tpe(sweep, full, ours.tokens),
-        **halved_searches(spec(OURS), sweep),
+        "random": random_subset(sweep, full, shown.tokens),
+        "asha": asha(spec(OURS), sweep, shown.tokens),
+        "hyperband": hyperband(sweep, full, shown.tokens),
+        "tpe": tpe(sweep, full, shown.tokens),
     }
+    halved = halved_searches(spec(OURS), sweep)  # replays, as `ours`
     policies = {policy: ours if policy == OURS else replay(spec(policy), sweep, spec(OURS))[0] for policy in POLICIES}
     variants = (
         {name: replay(spec(**{"policy": OURS, **changes}), sweep, spec(OURS))[0] for name, changes in VARIANTS.items()}
@@ -103,8 +104,14 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "best_unseen_plain": plain,
         "policies": {policy: _told(one, sweep, best, base, lowest) for policy, one in policies.items()},
         "full": _told(whole, sweep, best, base, lowest),
-        "live": _live(live, spec(OURS), best, base, lowest, sweep) if live is not None else None,
-        "peers": {name: asdict(one) | {"x": one.unseen / _mean(ours.test)} for name, one in peers.items()},
+        "live": _told(shown, live, best, base, lowest) | {"seconds": live.seconds, "full_seconds": sweep.seconds}
+        if live
+        else None,
+        "peers": {
+            name: asdict(one) | {"x": one.unseen / _mean(over.test)}
+            for found, over in ((peers, shown), (halved, ours))
+            for name, one in found.items()
+        },
         "variants": {name: _told(one, sweep, best, base, lowest) for name, one in variants.items()},
         "rankings": [asdict(rank) for rank in rankings(sweep, full)],
     }
@@ -138,12 +145,6 @@ def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: 
         "worse_than_base": not none and gain.mean <= 0,
         "verdict": one.selection.verdict,
     }
-
-
-def _live(live: Sweep, spec: TaskSpec, best: RowScores, base: RowScores, lowest: float, full: Sweep) -> dict[str, Any]:
-    """The default policy's outcome in the live run."""
-    told = _told(replay_live(live, spec), live, best, base, lowest)
-    return told | {"seconds": live.seconds, "full_seconds": full.seconds}
 
 
 def _plain_regrets(rows: Sequence[dict[str, Any]], told: Sequence[dict[str, Any]]) -> list[float]:
