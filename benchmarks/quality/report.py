@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -30,6 +30,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "guard_3": {"guard_patience": 3},
     "guard_12": {"guard_patience": 12},
 }
+
+
+@dataclass(frozen=True)
+class _References:
+    """What a sweep's outcomes are measured by. On the test part: best: the best of full training's finalists; plain: the lowest
+    loss of full training's weights of one step, where no adapter is a mean of several; base: the base alone. lowest: full
+    training's lowest loss on all validation rows."""
+
+    best: RowScores
+    plain: float
+    base: RowScores
+    lowest: float
 
 
 def report(state: Path, commit: str | None, small: bool = False, out: Path | None = None) -> str:
@@ -66,10 +78,14 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     whole, full = replay(spec("none"), sweep)
     finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
     _, best = min(finalists, key=lambda pair: pair[1].mean)
-    plain = min(scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None)
-    lowest = min(full_loss(sweep, e) for e in full.entrants.values())
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
+    refs = _References(
+        best,
+        min(scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None),
+        base,
+        min(full_loss(sweep, e) for e in full.entrants.values()),
+    )
     peers = {
         "random": random_subset(sweep, full, shown.tokens),
         "asha": asha(spec(OURS), sweep, shown.tokens),
@@ -101,18 +117,16 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "best_rate_inside": rates[0] < rate < rates[-1],
         "base_unseen": base.mean,
         "best_unseen": best.mean,
-        "best_unseen_plain": plain,
-        "policies": {policy: _told(one, sweep, best, base, lowest) for policy, one in policies.items()},
-        "full": _told(whole, sweep, best, base, lowest),
-        "live": _told(shown, live, best, base, lowest) | {"seconds": live.seconds, "full_seconds": sweep.seconds}
-        if live
-        else None,
+        "best_unseen_plain": refs.plain,
+        "policies": {policy: _told(one, sweep, refs) for policy, one in policies.items()},
+        "full": _told(whole, sweep, refs),
+        "live": _told(shown, live, refs) | {"seconds": live.seconds, "full_seconds": sweep.seconds} if live else None,
         "peers": {
             name: asdict(one) | {"x": one.unseen / _mean(over.test)}
             for found, over in ((peers, shown), (halved, ours))
             for name, one in found.items()
         },
-        "variants": {name: _told(one, sweep, best, base, lowest) for name, one in variants.items()},
+        "variants": {name: _told(one, sweep, refs) for name, one in variants.items()},
         "rankings": [asdict(rank) for rank in rankings(sweep, full)],
     }
 
@@ -121,10 +135,10 @@ def _mean(scores: RowScores | None) -> float:
     return scores.mean if scores is not None else math.inf
 
 
-def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: float) -> dict[str, Any]:
-    """An outcome as numbers. best: the best of full training's finalists on the test part; base: the base there."""
+def _told(one: Outcome, sweep: Sweep, refs: _References) -> dict[str, Any]:
+    """An outcome as numbers."""
     assert one.test is not None, "a winner has finite losses"
-    above, gain = one.test.minus(best), base.minus(one.test)
+    best, above, gain = refs.best, one.test.minus(refs.best), refs.base.minus(one.test)
     low, high = above.interval
     none = one.selection.beats_base is False
     return {
@@ -135,9 +149,10 @@ def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: 
         "kept": one.kept,
         "winner": sweep.curves[one.winner].config,
         "winner_step": one.winner_step,
-        "ratio": one.best_loss / lowest,
+        "ratio": one.best_loss / refs.lowest,
         "unseen": one.test.mean,
         "regret": one.test.mean / best.mean,
+        "regret_plain": one.test.mean / refs.plain,
         "regret_interval": [1 + low / best.mean, 1 + high / best.mean],
         "gain_unseen": [gain.mean, *gain.interval],
         "none_said": none,
@@ -145,12 +160,6 @@ def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: 
         "worse_than_base": not none and gain.mean <= 0,
         "verdict": one.selection.verdict,
     }
-
-
-def _plain_regrets(rows: Sequence[dict[str, Any]], told: Sequence[dict[str, Any]]) -> list[float]:
-    """The regrets over the best of full training's weights of one step, where no adapter is a mean of several."""
-    known = {id(one): row["best_unseen_plain"] for row in rows for one in (row["live"], row["policies"][OURS])}
-    return [one["unseen"] / known[id(one)] for one in told]
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -186,8 +195,9 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             f"{name}regret_mean": fmean(one["regret"] for one in told),
             f"{name}regret_median": median(one["regret"] for one in told),
             f"{name}regret_max": max(one["regret"] for one in told),
-            f"{name}regret_plain_mean": fmean(regrets := _plain_regrets(rows, told)),
-            f"{name}regret_plain_max": max(regrets),
+            f"{name}regret_plain_mean": fmean(one["regret_plain"] for one in told),
+            f"{name}regret_plain_median": median(one["regret_plain"] for one in told),
+            f"{name}regret_plain_max": max(one["regret_plain"] for one in told),
             f"{name}best_loss_ratio_mean": fmean(one["ratio"] for one in told),
             f"{name}best_loss_ratio_max": max(one["ratio"] for one in told),
         }
