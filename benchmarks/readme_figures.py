@@ -213,11 +213,11 @@ def early_exit(sets: dict[str, Any]) -> str:
     pair = f"{worst['pair']} ({worst['objective'].upper()}, {worst['judged_rows']} validation rows)"
     return (
         f"**Early exit.** It saves {q['samples_saved_sft_mean']:.0%} of the samples of supervised searches, and "
-        f"{q['net_tokens_saved_mean']:.0%} of all tokens net of evaluations\n({q['pairs']} pairs of base and set). On rows "
-        "that neither training nor selection saw, its winner's loss is, in the median,\n"
-        f"{q['regret_plain_median']:.3f} times that of full training's best weights (a winner may be the mean of its job's "
-        f"best ones),\nand {q['regret_median']:.3f} times where those of full training are averaged alike, whose own winner "
-        f"has {q['regret_full_median']:.3f}. The worst is\n{pair}: {worst['live']['regret']:.2f} and "
+        f"{q['net_tokens_saved_mean']:.0%} of all tokens net of evaluations ({q['pairs']} pairs of base\nand set). On rows "
+        "that neither training nor selection saw its winner's loss is, in the median, "
+        f"{q['regret_plain_median']:.3f} times that of full training's best\nweights (a winner may be a mean of weights), "
+        f"{q['regret_median']:.3f} times where those are averaged alike, when full training's own winner\nhas "
+        f"{q['regret_full_median']:.3f}. The worst is {pair}: {worst['live']['regret']:.2f} and "
         f"{worst['full']['regret']:.2f} ([all of them](docs/BENCHMARKS.md))."
     )
 
