@@ -57,10 +57,10 @@ class PinnedHost:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A file. name: of the store's own file, which it removes; None for a fetched checkpoint, which it leaves."""
+    """A file. name: among the store's own, which it removes."""
 
     path: Path
-    name: str | None = None
+    name: str
 
 
 Location = Unmade | ArenaRows | PinnedHost | OnDisk

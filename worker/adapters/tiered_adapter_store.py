@@ -29,12 +29,13 @@ class AdapterStore:
     """`replicas`: the adapters in each replica's arena, by its number. The loop's thread alone moves adapters."""
 
     def __init__(
-        self, replicas: Sequence[ReplicaAdapters], host_bytes: int, scratch: ObjectCache, cache: NodeCache | None = None
+        self, replicas: Sequence[ReplicaAdapters], host_bytes: int, files: ObjectCache, cache: NodeCache | None = None
     ) -> None:
-        """host_bytes: of main memory for parked adapters. cache: evicted to make room where the disk is full."""
+        """host_bytes: of main memory for parked adapters. files: for those beyond, which nobody else removes. cache:
+        evicted to make room where the disk is full."""
         self._replicas = replicas
         self._host_bytes_left = host_bytes
-        self._scratch, self._cache = scratch, cache
+        self._files, self._cache = files, cache
         self._specs: dict[JobKey, AdapterSpec] = {}
         self._locations: dict[JobKey, Location] = {}  # parked jobs in the order in which they were parked
 
@@ -84,10 +85,11 @@ class AdapterStore:
     # ---- arrival and departure ---------------------------------------------------------------------------------------
 
     def add(self, key: JobKey, spec: AdapterSpec, checkpoint: Path | None = None, drawn: Tensor | None = None) -> None:
-        """Take a job in. Its adapter is that of the checkpoint, which is read when the job gets rows; else its first weights:
-        `drawn`, float32 [rank, W], where the host's budget holds them, or drawn when it gets rows."""
+        """Take a job in. Its adapter is that of the checkpoint, which is read when the job gets rows, and then removed if it is
+        one of `files`; else its first weights: `drawn`, float32 [rank, W], where the host's budget holds them, or drawn when it
+        gets rows."""
         self._specs[key] = spec
-        self._locations[key] = OnDisk(checkpoint) if checkpoint is not None else Unmade()
+        self._locations[key] = OnDisk(checkpoint, checkpoint.name) if checkpoint is not None else Unmade()
         if checkpoint is None and drawn is not None and drawn.nbytes <= self._host_bytes_left:
             self._host_bytes_left -= drawn.nbytes
             self._locations[key] = PinnedHost(Tensors(AdapterState(drawn)))
@@ -191,7 +193,7 @@ class AdapterStore:
         name = f"parked-{uuid4().hex}"  # not by content: equal jobs must not share one file
         for last in (False, True):
             try:
-                return OnDisk(self._scratch.keep(lambda path: save(path, JobProgress(), tensors), name).path, name)
+                return OnDisk(self._files.keep(lambda path: save(path, JobProgress(), tensors), name).path, name)
             except DiskFull as error:
                 if last or self._cache is None or not self._cache.evict(0):
                     log.warning("a parked job stays in memory, beyond MOTET_WORKER_PARK_BYTES: %s", error)
@@ -203,8 +205,8 @@ class AdapterStore:
         match at:
             case PinnedHost(tensors):
                 self._host_bytes_left += tensors.bytes
-            case OnDisk(_, name) if name is not None:
-                self._scratch.drop(name)
+            case OnDisk(_, name):
+                self._files.drop(name)
 
 
 def _source(at: Location) -> Source:

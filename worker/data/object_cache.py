@@ -3,6 +3,7 @@
 An object appears atomically: written to a temporary file, synced, hashed, then renamed. Knows no leases and no network.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from worker.data.disk_full import room_needed
@@ -18,6 +20,7 @@ from worker.data.disk_full import room_needed
 _BLOCK = 2**20
 OBJECTS = "objects"  # the folder of a node's scratch that holds what belongs to bases alone
 _KEPT_SECONDS = 24 * 3600
+_UNLINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)  # another disk, or one without hard links
 
 
 class WrongBytes(Exception):
@@ -82,6 +85,19 @@ class ObjectCache:
         with room_needed(self.folder):
             return self._stored(file, name)
 
+    def link(self, file: Path, name: str) -> Path:
+        """The same file under this name here too, whatever becomes of the other. Raises FileNotFoundError, and DiskFull where a
+        file of another disk has to be copied and there is no room."""
+        path = self.folder / name
+        self.drop(name)
+        try:
+            os.link(file, path)
+        except OSError as error:
+            if error.errno not in _UNLINKABLE:
+                raise
+            self.keep(partial(_copied, file), name)
+        return path
+
     def _stored(self, new: Path, name: str | None) -> Kept:
         digest, size = hashlib.sha256(), 0
         with new.open("r+b") as file:
@@ -108,3 +124,7 @@ class ObjectCache:
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+
+
+def _copied(file: Path, new: Path) -> None:
+    shutil.copyfile(file, new)

@@ -13,8 +13,7 @@ from contract.messages.report_messages import PlacementFailed
 from worker.adapters.job_checkpoint import CheckpointError
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
-from worker.data.node_cache import NodeCache
-from worker.data.object_cache import ObjectCache
+from worker.data.executor_folders import ExecutorFolders
 from worker.data.tokenising.file_tokeniser import DataError
 from worker.executor.answer_session import AnswerSession
 from worker.executor.background_worker import BackgroundWorker
@@ -23,6 +22,7 @@ from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.executor.preparation.executor_base import ExecutorBase
 from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared, capacities_of
+from worker.executor.preparation.resumed_files import ResumedFiles
 from worker.executor.reporter import Reporter
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew, Serve
 from worker.policy.adapter_memory_model import Capacity
@@ -48,19 +48,18 @@ class AttachedPlacements:
         self,
         settings: Settings,
         link: PlacementLink,
-        scratch: ObjectCache,
-        cache: NodeCache,
+        folders: ExecutorFolders,
         hand_over: Callable[[Callback], None],
         send: Send,
         opened: Callable[[PlacementRun, Prepared], None],
         loaded: Callable[[LoadedBase, Sequence[Capacity]], object],
         left: Callable[[PlacementRun], None],
     ) -> None:
-        self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
+        self._settings, self._link, self._folders = settings, link, folders
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._loaded_for_answers = loaded
         self._worker = BackgroundWorker("preparations")
-        fetch = BaseFetch(settings, link, cache, lambda: hand_over(partial(self.progress, now=True)))
+        fetch = BaseFetch(settings, link, folders.cache, lambda: hand_over(partial(self.progress, now=True)))
         self._base = ExecutorBase(settings, fetch, self._check_leases)
         self._tasks: dict[str, PlacementRun] = {}
         self._sessions: dict[str, AnswerSession] = {}
@@ -144,9 +143,7 @@ class AttachedPlacements:
         """Runs in the preparation thread."""
         placement = task.placement
         try:
-            preparation = Preparation(
-                self._link, self._scratch, self._cache, placement, task.lease, task.phases, self._settings
-            )
+            preparation = Preparation(self._link, self._folders, placement, task.lease, task.phases, self._settings)
             prepared = preparation.prepare(self._base, devices)
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
@@ -168,7 +165,7 @@ class AttachedPlacements:
             loaded = self._base.load(session.placement.base, devices, session.lease, Wanted(generates=True))
             self._base.await_revision(session.lease)
             self._base.await_kernels(session.lease)
-            capacities = capacities_of(loaded, self._settings, self._scratch)
+            capacities = capacities_of(loaded, self._settings, self._folders.scratch)
         except (CannotTrain, BaseError, Crowded, LeaseNotHeld, Refused) as error:
             self._hand_over(partial(self._leave, key, True, str(error)))
         else:
@@ -193,6 +190,8 @@ class AttachedPlacements:
             task.open(prepared.data, checkpoints, prepared.activations, prepared.prompts, prepared.loaded.sentence)
             self._opened(task, prepared)
             self.progress(now=True)
+        else:
+            ResumedFiles(self._folders.own, task.placement).drop()
 
     # ---- departure -------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ from functools import partial
 from contract.messages.placement_messages import Leased
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
-from worker.data.node_cache import NodeCache
-from worker.data.object_cache import OBJECTS, ObjectCache
+from worker.data.executor_folders import ExecutorFolders
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
 from worker.executor.attached_placements import AttachedPlacements, Callback, Send
 from worker.executor.checkpoint_policy import CheckpointPolicy
@@ -52,20 +51,20 @@ class Executor:
 
     def __init__(self, settings: Settings, link: PlacementLink, send: Send) -> None:
         self._inbox: queue.SimpleQueue[Callback] = queue.SimpleQueue()
-        self._scratch = ObjectCache(settings.scratch / OBJECTS)
-        self._scratch.sweep()
-        self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
+        self._folders = ExecutorFolders(settings.scratch, settings.worker_cache_bytes)
+        self._folders.sweep()
         self._attached = AttachedPlacements(
-            settings, link, self._scratch, self._cache, self._inbox.put, send, self._opened, self._hold, self._left
+            settings, link, self._folders, self._inbox.put, send, self._opened, self._hold, self._left
         )
-        self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
-        self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
-        self._baselines = Baselines(self._cache, self._attached.progress)
+        cache = self._folders.cache
+        self._uploader = ArtifactUploader(link, cache, self._inbox.put, self._attached.leave)
+        self._checkpoint_policy = CheckpointPolicy(self._uploader, cache, settings.worker_checkpoint_seconds)
+        self._baselines = Baselines(cache, self._attached.progress)
         self._scheduler = StepScheduler()
         self._evaluations = JobEvaluations(self._attached, self._attached.progress, self._scheduler.record_evaluation)
         self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}))
         self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
-        self._completions = Completions(link, self._cache, self._inbox.put)
+        self._completions = Completions(link, cache, self._inbox.put)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._counter = StepCounter(self._attached, self._scheduler, self._generation)
         self._replicas: Replicas | None = None  # of the base that is loaded
@@ -148,7 +147,7 @@ class Executor:
     def _hold(self, loaded: LoadedBase, capacities: Sequence[Capacity]) -> Replicas:
         """The replicas of this base: those that are there, or new ones."""
         if self._replicas is None or self._replicas.loaded is not loaded:
-            parts = (loaded, capacities, self._scratch, self._cache, self._generation.give_way)
+            parts = (loaded, capacities, self._folders, self._generation.give_way)
             self._replicas = Replicas(*parts, lambda: self._counter.decides or self._something_waits(), self._counter.count)
         return self._replicas
 

@@ -8,10 +8,12 @@ deleted while this node was offline is erased as soon as it is back.
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 from contract.messages.cached_file_list import CachedFile, CachedFiles
 from contract.messages.node_messages import NodeWelcome
 from worker.api_client import LinkError, NodeLink
+from worker.data.executor_folders import remove_dead
 from worker.data.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
@@ -21,8 +23,11 @@ _ASKED_AT_ONCE = 1000
 
 
 class CacheUpkeep:
-    def __init__(self, link: NodeLink, welcome: NodeWelcome, cache: NodeCache, seconds: float = ERASE_SECONDS) -> None:
-        self._link, self._welcome, self._cache, self._seconds = link, welcome, cache, seconds
+    def __init__(
+        self, link: NodeLink, welcome: NodeWelcome, cache: NodeCache, executors: Path, seconds: float = ERASE_SECONDS
+    ) -> None:
+        """executors: the folder with those of executors."""
+        self._link, self._welcome, self._cache, self._executors, self._seconds = link, welcome, cache, executors, seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="cache upkeep", daemon=True)
         self._thread.start()
@@ -35,6 +40,7 @@ class CacheUpkeep:
             try:
                 self._erase()
                 self._cache.sweep()
+                remove_dead(self._executors)
                 self._cache.evict()
             except LinkError as error:
                 log.warning("deleted files cannot be asked for, they are erased later: %s", error)

@@ -10,6 +10,7 @@ from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.data.base_cache import BASES, held_bases
+from worker.data.executor_folders import EXECUTORS
 from worker.data.node_cache import NodeCache
 from worker.hosts.program_versions import program_versions
 from worker.node.cache_upkeep import CacheUpkeep
@@ -129,7 +130,7 @@ class NodeMembership:
             WakeupListener(settings.redis_url, welcome.stream, self.desired.poll_soon) if settings.redis_url else None
         )
         cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
-        self._upkeep = CacheUpkeep(link, welcome, cache)
+        self._upkeep = CacheUpkeep(link, welcome, cache, settings.scratch / EXECUTORS)
         self.heartbeat = heartbeat
         self.heartbeat.send(self._identity)
 

@@ -21,8 +21,7 @@ from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.location_types import AdapterSpec
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.adapters.warm_start import StartAdapter
-from worker.data.node_cache import NodeCache
-from worker.data.object_cache import ObjectCache
+from worker.data.executor_folders import ExecutorFolders
 from worker.model.arena import Slot
 from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
@@ -54,8 +53,7 @@ class Replicas:
         self,
         loaded: LoadedBase,
         capacities: Sequence[Capacity],
-        scratch: ObjectCache,
-        cache: NodeCache,
+        folders: ExecutorFolders,
         give_way: Callable[[], bool],
         wanted: Callable[[], bool],
         on_steps: Callable[[list[Stepped]], None],
@@ -64,11 +62,12 @@ class Replicas:
         waits until the replicas have met; asked between two of several steps. on_steps: takes some of them meanwhile."""
         self.loaded, self._wanted, self._on_steps = loaded, wanted, on_steps
         self.lead = 0.0  # seconds a step that the fastest replica took less than the slowest, of late
-        failed = loaded.failed_passes(scratch)
+        failed = loaded.failed_passes(folders.scratch)
         self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
         self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
-        self.store = AdapterStore([replica.adapters for replica in self._all], capacities[0].park_bytes, scratch, cache)
+        adapters = [replica.adapters for replica in self._all]
+        self.store = AdapterStore(adapters, capacities[0].park_bytes, folders.own, folders.cache)
 
     @property
     def ref(self) -> BaseModelRef:

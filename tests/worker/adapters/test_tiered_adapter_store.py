@@ -105,12 +105,17 @@ def test_a_fetched_checkpoint_is_a_place_to_wait(trainers, tmp_path):
     )
     kept = scratch.keep(lambda path: save(path, JobProgress(step=4), was))
     store = Store(trainers, scratch, 0)
-    store.add(key(0), spec(), kept.path)
+    for job in (0, 1):
+        store.add(key(job), spec(), scratch.link(kept.path, f"resumed-{job}"))
     assert same(store.one(key(0)), was)
     assert store.allocate_rows(0, [key(0)]) == {}
     assert same(store.one(key(0)), was)
-    store.remove(key(0))
-    assert kept.path.exists(), "it is the service's checkpoint still"
+    assert not (scratch.folder / "resumed-0").exists(), "nobody needs it any more"
+    scratch.drop(kept.path.name)
+    assert same(store.one(key(1)), was), "of the same checkpoint, whose other name has gone"
+    for job in (0, 1):
+        store.remove(key(job))
+    assert list(scratch.folder.iterdir()) == []
 
 
 def test_a_parked_job_keeps_its_rows_until_another_needs_them(trainers, tmp_path):

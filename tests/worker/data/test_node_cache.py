@@ -103,7 +103,7 @@ def test_a_node_asks_again_and_again_and_outlives_refusals(fleet, tmp_path):
     welcome = NodeWelcome(node_id="node_1", credential="c", stream="s", heartbeat_seconds=1.0, lease_seconds=2.0)
     with NodeLink(fleet.url) as link:
         fleet.down = True
-        upkeep = CacheUpkeep(link, welcome, cache, seconds=0.02)
+        upkeep = CacheUpkeep(link, welcome, cache, tmp_path / "executors", seconds=0.02)
         fleet.until(lambda: sum(status == 503 for _, _, status in fleet.requests) >= 2)
         fleet.down = False
         fleet.until(lambda: any(status == 200 for _, _, status in fleet.requests))

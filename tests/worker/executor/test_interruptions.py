@@ -16,6 +16,8 @@ from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside, resumed
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
+from worker.executor.placement.placement_run import PlacementRun
+from worker.executor.preparation.placement_preparation import Prepared
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Detach, Renew, Stop
 
@@ -52,6 +54,36 @@ def test_a_killed_task_resumes_bit_for_bit(fleet, placing, tmp_path, seed):
     assert curves == unbroken.curves
     assert {job: (e.kind, e.step) for job, e in ends.items()} == {j: (e.kind, e.step) for j, e in unbroken.ended.items()}
     assert {job: m.files for job, m in manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
+
+
+def test_jobs_resume_though_their_checkpoints_have_left_the_nodes_cache(fleet, placing, tmp_path):
+    """They may wait for rows for days, while the cache drops what is a day old, or a job with an equal checkpoint ends."""
+    placement = placing(SPACE, early_exit=CALM, training={"epochs": 2})
+    (unbroken,) = Inside(fleet, tmp_path / "unbroken").run(placement)
+    fleet.on_report = lambda reported, report: setattr(reported, "live", len(reported.checkpoints) < 4)
+    again = placement.model_copy(update={"placement_id": "lost", "token": "token-lost"})
+    (lost,) = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.05).run(again, paced=True)
+    fleet.on_report = lambda reported, report: None
+    assert len(lost.checkpoints) == 4
+
+    def without_cached_objects(executor: Executor) -> None:
+        opened = executor._attached._opened
+
+        def emptied(task: PlacementRun, prepared: Prepared) -> None:
+            gone = [*(tmp_path / "again").glob("*/tenants/*/objects/*")]
+            assert len(gone) == 4, "fetched from the service"
+            for path in gone:
+                path.unlink()
+            opened(task, prepared)
+
+        executor._attached._opened = emptied
+
+    inside = Inside(fleet, tmp_path / "again")
+    (reported,) = inside.run(resumed(lost, "again"), prepare=without_cached_objects)
+    for of_job, points in reported.curves.items():
+        assert points.items() <= unbroken.curves[of_job].items()
+    assert {job: m.files for job, m in reported.manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
+    assert not [*inside.settings.scratch.glob("executors/*/*")], "each file goes with its job"
 
 
 def test_the_cut_after_a_restart_is_the_cut_without_one(fleet, placing, tmp_path):

@@ -19,7 +19,7 @@ from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet, TokenRows, split
 from worker.data.evaluation_prompts import PromptFile, prompt_reading
-from worker.data.node_cache import NodeCache
+from worker.data.executor_folders import ExecutorFolders
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.data.token_cache import stream_of
 from worker.data.token_stream import TokenStream
@@ -29,6 +29,7 @@ from worker.executor.placement.placement_phases import PlacementPhases
 from worker.executor.preparation.executor_base import ExecutorBase
 from worker.executor.preparation.first_weights import first_weights
 from worker.executor.preparation.placement_wants import ranks_of, unfinished, wants_of
+from worker.executor.preparation.resumed_files import ResumedFiles
 from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
@@ -123,26 +124,26 @@ class PartsClock:
 
 
 class Preparation:
-    """Fetches and reads for one placement while its lease lasts. `scratch` holds files that belong to the base alone."""
+    """Fetches and reads for one placement while its lease lasts."""
 
     def __init__(
         self,
         link: PlacementLink,
-        scratch: ObjectCache,
-        cache: NodeCache,
+        folders: ExecutorFolders,
         placement: Placement,
         lease: Lease,
         phases: PlacementPhases,
         settings: Settings,
     ) -> None:
-        self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
-        self._phases, self._settings = phases, settings
+        self._link, self._placement, self._lease, self._phases, self._settings = link, placement, lease, phases, settings
+        self._scratch, self._cache, self._resumed = folders.scratch, folders.cache, ResumedFiles(folders.own, placement)
 
     def prepare(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
         """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not
         serve a file."""
         try:
-            return self._prepared(held, devices)
+            with self._resumed.kept_if_done():
+                return self._prepared(held, devices)
         except (CannotTrain, DataError, CheckpointError):
             held.await_revision(self._lease)  # another base than the task is pinned to is said rather than what follows from it
             raise
@@ -197,13 +198,12 @@ class Preparation:
 
     def _start(self, base: BaseCopy) -> StartAdapter | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
-        ref, link = self._placement.warm_start, self._link
+        ref = self._placement.warm_start
         if ref is None:
             if self._placement.spec.warm_start is not None:
                 raise CannotTrain(f"adapter {self._placement.spec.warm_start.adapter_id} to start from was not handed over")
             return None
-        fetch = partial(link.object, self._lease.placement_id)
-        files = {file.path: self._fetch(file.sha256, partial(fetch, sha256=file.sha256)) for file in ref.files}
+        files = {file.path: self._object(file.sha256) for file in ref.files}
         try:
             start = read_peft(files, base.trainer.arena.layout)
             for job in self._placement.jobs:
@@ -213,9 +213,11 @@ class Preparation:
         return start
 
     def _checkpoints(self) -> dict[int, Path]:
-        link, key = self._link, self._lease.placement_id
         refs = {job.index: job.checkpoint.sha256 for job in unfinished(self._placement) if job.checkpoint is not None}
-        return {index: self._fetch(sha256, partial(link.object, key, sha256=sha256)) for index, sha256 in refs.items()}
+        return {index: self._resumed.keep(index, self._lease, partial(self._object, sha256)) for index, sha256 in refs.items()}
+
+    def _object(self, sha256: str) -> Path:
+        return self._fetch(sha256, partial(self._link.object, self._lease.placement_id, sha256=sha256))
 
     def _reading(self, base: BaseCopy) -> Reading:
         """How the task's rows become tokens with this base."""
