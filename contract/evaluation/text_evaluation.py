@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contract.evaluation.endpoint_fields import HIDDEN, Headers, Url
+from contract.evaluation.expression_rules import pattern_fault
 from contract.evaluation.grader_templates import OUTPUT, Template, placeholders
 from contract.evaluation.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
@@ -56,11 +57,10 @@ class Contains(_Metric):
     ignore_case: bool = False
 
 
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+def _usable(pattern: str) -> str:
+    fault = pattern_fault(pattern)
+    if fault is not None:
+        raise ValueError(fault)
     return pattern
 
 
@@ -68,7 +68,7 @@ class Regex(_Metric):
     """1 where the pattern is found in the text; a pattern with a group must find in the text what it finds in the reference."""
 
     type: Literal["regex"]
-    pattern: Annotated[_Text, AfterValidator(_compiles)]
+    pattern: Annotated[_Text, AfterValidator(_usable)]
 
 
 class Number(_Metric):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import regex
 from pydantic import ValidationError
 
 from contract.compatibility.capabilities import METRIC_NAMES, needed, understood
@@ -14,6 +15,35 @@ SPACE = {"learning_rate": [1e-3]}
 
 def spec(**more: Any) -> TaskSpec:
     return TaskSpec.model_validate({"base_model": "b", "dataset": {"file_id": "f"}, "search_space": SPACE, **more})
+
+
+UNUSABLE = {
+    "has more than 10,000 parts": ["[a-z]{999999999}", "((a{100}){100}){2}", "(?:ab){,5001}", r"(\d\d|x){3400,}"],
+    "which asks for inexact matches; write '\\{'": ["(?:a){1<=e<=99999999999999999999}", "a{0,5}{e}", "(cat){i<=2,s<=1:[a-z]}"],
+    "has '[:' within a set": ["[[:alpha:]]", "[^a[:b]", r"[\]\\[:x]"],
+}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r'{"answer": (\d+)}',
+        r"a\{e}",
+        "[{e}]",
+        "x{3,}",
+        r"[\[:x]",
+        "(?:ab){1000}",
+        "[]{e}a]{9}",
+        "(?#a)b",
+        "x{a}",
+        "a{,3}?",
+        "{}",
+    ],
+)
+def test_expressions_that_mean_one_thing_are_taken(pattern: str) -> None:
+    (metric,) = Evaluation.model_validate({"metrics": [{"type": "regex", "pattern": pattern}]}).metrics
+    assert metric.pattern == pattern  # type: ignore[union-attr]
+    assert regex.compile(pattern), "the engine takes it, too"
 
 
 def test_metrics_are_reported_under_their_names_or_types() -> None:
@@ -29,6 +59,11 @@ def test_metrics_are_reported_under_their_names_or_types() -> None:
         *(
             ({"metrics": [{"type": "regex", "pattern": pattern}]}, "is no regular expression")
             for pattern in ("(", "a{99999999999999999999}", "(" * 499 + ")" * 499)
+        ),
+        *(
+            ({"metrics": [{"type": "regex", "pattern": pattern}]}, message)
+            for message, patterns in UNUSABLE.items()
+            for pattern in patterns
         ),
         *(
             ({"metrics": [{"type": type, "name": "g"}]}, "let an endpoint of yours compute it (type 'endpoint')")
@@ -122,7 +157,9 @@ def chained(count: int, copies: int = 1) -> dict[str, Any]:
         ({"maxLength": -1}, "a 'maxLength' that is not a whole number"),
         ({"maxItems": 1.5}, "a 'maxItems' that is not a whole number"),
         ({"uniqueItems": 1}, "a 'uniqueItems' that is not true or false"),
-        ({"pattern": "("}, "a 'pattern' that is not a regular expression"),
+        ({"pattern": "("}, "a 'pattern' that is no regular expression"),
+        ({"items": {"pattern": "[a-z]{20000}"}}, "at #/items a 'pattern' that has more than 10,000 parts"),
+        ({"pattern": "(?:a){1<=e<=9}"}, "a 'pattern' that has '{1<=e<=9}', which asks for inexact matches"),
         ({"$ref": 5}, "a '$ref' that is not a text"),
         ({"$ref": "http://localhost/x"}, "refers at # to 'http://localhost/x', where it has no schema"),
         ({"required": ["a"], "$ref": "#/required"}, "refers at # to '#/required', where it has no schema"),

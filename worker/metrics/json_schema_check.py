@@ -15,12 +15,12 @@ import regex
 
 from worker.metrics.json_document import document
 from worker.metrics.score_errors import TooCostly, Unscorable
-from worker.metrics.text_metrics import Clock
+from worker.metrics.text_metrics import ENGINE_FAULTS, Clock
 
 SCHEMA_SECONDS, PATTERN_SECONDS = 0.2, 0.05  # of one text; of one search in it
 # Errors that a wrong schema or a hostile text raises in the validator, besides those of references and patterns.
 SCHEMA_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_LIBRARY_FAULTS = (jsonschema.exceptions.UnknownType, referencing.exceptions.Unresolvable, regex.error)
+_LIBRARY_FAULTS = (jsonschema.exceptions.UnknownType, referencing.exceptions.Unresolvable, *ENGINE_FAULTS)
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 

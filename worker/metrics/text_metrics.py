@@ -28,7 +28,7 @@ from contract.evaluation.text_evaluation import (
     named,
 )
 from worker.metrics.json_document import document
-from worker.metrics.score_errors import MetricError, TooCostly
+from worker.metrics.score_errors import MetricError, TooCostly, Unscorable
 
 Score = Callable[[str, str], float]  # of a text and its reference
 Clock = Callable[[], float]  # in seconds
@@ -36,6 +36,7 @@ Clock = Callable[[], float]  # in seconds
 _SCHEMA_CHECK, _SIMILARITY = "worker.metrics.json_schema_check:SchemaCheck", "worker.metrics.similarity:"
 
 REGEX_SECONDS = 0.05  # of a search, which may take exponential time
+ENGINE_FAULTS = (regex.error, RuntimeError, OverflowError, MemoryError)  # that it raises for a pattern that `re` takes
 _NUMBER = regex.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
@@ -97,7 +98,7 @@ def _plain(text: str, folded: bool) -> str:
 def _compiled(name: str, pattern: str) -> "regex.Pattern[str]":
     try:
         return regex.compile(pattern)
-    except regex.error as error:
+    except ENGINE_FAULTS as error:
         raise MetricError(f"metric '{name}': the pattern is no regular expression: {error}") from None
 
 
@@ -109,6 +110,8 @@ def _expression(pattern: "regex.Pattern[str]", text: str, reference: str) -> flo
         wanted = pattern.search(reference, timeout=REGEX_SECONDS)
     except TimeoutError:
         raise TooCostly from None
+    except ENGINE_FAULTS as error:
+        raise Unscorable(type(error).__name__) from None
     return float(wanted is not None and found.groups() == wanted.groups())
 
 
