@@ -1,6 +1,8 @@
 """Everything that a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
 
 import logging
+import math
+from itertools import takewhile
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -139,7 +141,8 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBound
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
-        rungs = values_at(session, job.id, "val_loss", JobSchedule.of(spec, config, task.train_rows).rungs)
+        losses = values_at(session, job.id, "val_loss", JobSchedule.of(spec, config, task.train_rows).rungs)
+        rungs = list(takewhile(math.isfinite, losses))  # it diverged where one is not, and did not reach that rung
     return JobAssignment(
         job_id=job.id,
         index=job.index,

@@ -6,6 +6,7 @@ import random
 import pytest
 from sqlalchemy import Engine, event, select, text
 
+from contract.job_schedule import JobSchedule
 from service.fleet.models import Node
 from service.storage.local_storage import LocalStorage
 from service.tasks.models import PointChunk
@@ -39,6 +40,22 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
     assert placement.node.desired().placements == []
     # what the executor still had to say once the last job ended is neither lost nor an error
     placement.report(throughput(steps=1), {"kind": "detached"})
+
+
+def test_a_job_that_diverged_at_a_rung_keeps_nobody_from_reading_its_task(tenant, new_node, plan):
+    """Under asha nodes are told the losses of ended jobs at their rungs; a NaN is none, and the job did not reach it."""
+    node = new_node()
+    task = tenant.task(early_exit={"policy": "asha", "warmup_fraction": 0.1, "reduction_factor": 2}, training={"epochs": 20})
+    plan()
+    taken = node.take(task["id"])
+    taken.report(taken.attached(steps=400, warmup=40))
+    rungs = JobSchedule.of(taken.given.spec, taken.given.jobs[0].config, 18).rungs
+    assert len(rungs) > 2
+    taken.report(moved(0, "warmup"), points(0, rungs[:1], [1.5], "val_loss"))
+    taken.report(moved(0, "training", rungs[0], warmup_val_loss=1.5), points(0, rungs[1:2], [None], "val_loss"))
+    taken.report(exited(0, rungs[1], "diverging", loss=1.5))
+    (found,) = node.desired().placements
+    assert found.jobs[0].rung_losses == [1.5]
 
 
 def test_reports_and_heartbeats_do_not_wait_for_who_refers_to_their_node(placement, database):
