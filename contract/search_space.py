@@ -41,6 +41,7 @@ from contract.job_config import (
 from contract.strict import Strict
 
 MAX_JOBS = 1024
+MOST_COMBINATIONS = 2**63 - 1  # that a draw without repetition numbers
 MAX_VALUES = 256  # per dimension of a search space
 ALPHA_RATIO = 2.0  # default alpha / rank (ALTO A.4)
 ROUNDS, LEAST_ROUND = 3, 8  # of `tpe`: each waits for its warmups, so there are few, of enough jobs to fill a device
@@ -179,6 +180,10 @@ class SearchSpace(Strict):
             raise ValueError(f"method '{self.method}' needs 'n', the number of combinations to try")
         if self.method == "grid" and self.n is not None:
             raise ValueError("'n' belongs to methods 'random' and 'tpe'; a grid takes every combination")
+        if self.combinations > MOST_COMBINATIONS:
+            raise ValueError(
+                f"the space has {self.combinations} combinations, the limit is {MOST_COMBINATIONS}; shorten a list"
+            )
         if self.n is not None and self.n > self.combinations:
             raise ValueError(f"'n' is {self.n}, but the space has only {self.combinations} combinations")
         if self.method == "tpe" and self.n is not None and self.n <= LEAST_ROUND:

@@ -64,6 +64,18 @@ BAD = [
         "search_space",
         "the grid has 1000000 combinations, the limit is 1024",
     ),
+    (
+        space(
+            method="random",
+            n=8,
+            **{name: list(range(1, 257)) for name in ("learning_rate", "rank", "batch_size", "seed", "alpha")},
+            weight_decay=[n / 256 for n in range(256)],
+            dropout=[n / 512 for n in range(256)],
+            lr_warmup_ratio=[n / 512 for n in range(256)],
+        ),
+        "search_space",
+        f"the space has {2**64} combinations, the limit is {2**63 - 1}",
+    ),
     (spec(search_space={}), "search_space.learning_rate", "required"),
     (spec(serach_space={}), "serach_space", "not permitted"),
     (spec(base_model=""), "base_model", "at least 1 character"),

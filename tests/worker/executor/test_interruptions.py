@@ -18,6 +18,7 @@ from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.placement_preparation import Prepared
+from worker.executor.rung_ranks import standings
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import Detach, Renew, Stop
 
@@ -84,6 +85,26 @@ def test_jobs_resume_though_their_checkpoints_have_left_the_nodes_cache(fleet, p
         assert points.items() <= unbroken.curves[of_job].items()
     assert {job: m.files for job, m in reported.manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
     assert not [*inside.settings.scratch.glob("executors/*/*")], "each file goes with its job"
+
+
+def test_an_ended_job_is_ranked_at_the_first_rung_by_what_it_was_ranked_by(fleet, placing, tmp_path):
+    """The loss of a full evaluation, as the others are; its curve there is of the trend's rows."""
+    placement = placing(SPACE, early_exit={"policy": "asha", "warmup_fraction": 0.2, "reduction_factor": 2})
+    known = {"status": JobStatus.COMPLETED, "promoted": True, "warmup_val_loss": 2.0, "rung_losses": [1.5, 1.25]}
+    jobs = [job.model_copy(update=known) if job.index == 0 else job for job in placement.jobs]
+    found = []
+
+    def looked(executor: Executor) -> None:
+        opened = executor._attached._opened
+
+        def look(task: PlacementRun, prepared: Prepared) -> None:
+            found.extend(standings(task))
+            opened(task, prepared)
+
+        executor._attached._opened = look
+
+    Inside(fleet, tmp_path).run(placement.model_copy(update={"jobs": jobs}), prepare=looked)
+    assert {one.job: one.losses for one in found} == {0: (2.0, 1.25), 1: (), 2: (), 3: ()}
 
 
 def test_the_cut_after_a_restart_is_the_cut_without_one(fleet, placing, tmp_path):
