@@ -211,12 +211,17 @@ class AdapterKept(Message):
     scores: RowScores | None = None
 
 
+# under asha, the losses that the job was ranked by at its rungs (workers of before send none)
+RungLosses = Annotated[list[float], Field(max_length=64)]
+
+
 class JobCompleted(Message):
     kind: Literal["job_completed"] = "job_completed"
     job: int
     step: int
     best_step: int | None
     best_val_loss: Loss
+    rung_losses: RungLosses = Field(default=[])
 
 
 class JobExited(Message):
@@ -229,6 +234,7 @@ class JobExited(Message):
     evidence: dict[str, float | int | str | list[Loss] | None]
     best_step: int | None
     best_val_loss: Loss
+    rung_losses: RungLosses = Field(default=[])
 
 
 class JobFailed(Message):

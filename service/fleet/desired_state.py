@@ -139,8 +139,9 @@ def _jobs(session: Session, spec: TaskSpec, task: Task) -> list[JobAssignment]:
 
 def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBoundary) -> JobAssignment:
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
-    rungs: list[float] = []
-    if ended and spec.early_exit.policy == "asha" and task.train_rows:
+    rungs = job.rung_losses or []
+    if ended and not rungs and spec.early_exit.policy == "asha" and task.train_rows:
+        # by a worker that did not tell them, or of a job that failed: its curve's, of the trend's rows
         losses = values_at(session, job.id, "val_loss", JobSchedule.of(spec, config, task.train_rows).rungs)
         rungs = list(takewhile(math.isfinite, losses))  # it diverged where one is not, and did not reach that rung
     return JobAssignment(

@@ -165,6 +165,7 @@ class Job(Base):
     boundary_scores: Mapped[dict[str, Any] | None] = mapped_column(  # a RowScores, behind that loss; until its task ends
         JSONB(none_as_null=True), deferred=True
     )
+    rung_losses: Mapped[list[float] | None] = mapped_column(ARRAY(Double))  # under asha, once it has ended
     warmup_score: Mapped[float | None] = mapped_column(Double)  # there, by the text metric that the cut goes by
     promoted: Mapped[bool] = mapped_column(default=False)
     exit_reason: Mapped[str | None] = mapped_column(String(16))

@@ -28,7 +28,6 @@ def at_boundary(task: PlacementRun) -> list[JobRun]:
 def standings(task: PlacementRun) -> list[Standing]:
     """The contenders at rungs: jobs that finished warmup, even if they ended later, and those that still may."""
     ended = [
-        # of later rungs the service knows the trend's losses alone
         Standing(job.index, (job.warmup_val_loss, *job.rung_losses[1:]), job.boundary_scores, job.boundary_text_scores)
         for job in task.placement.jobs
         if job.status in JOB_TERMINAL and job.warmup_val_loss is not None

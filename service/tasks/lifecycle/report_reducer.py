@@ -263,6 +263,7 @@ class ReportReducer:
         job.step = max(job.step, event.step)
         if not isinstance(event, JobFailed):
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
+            job.rung_losses = event.rung_losses or None
         self._task.lost_executors = 0
         self._ended.append(job.id)
         self._events.job(job)

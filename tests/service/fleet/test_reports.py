@@ -45,7 +45,9 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
 def test_a_job_that_diverged_at_a_rung_keeps_nobody_from_reading_its_task(tenant, new_node, plan):
     """Under asha nodes are told the losses of ended jobs at their rungs; a NaN is none, and the job did not reach it."""
     node = new_node()
-    task = tenant.task(early_exit={"policy": "asha", "warmup_fraction": 0.1, "reduction_factor": 2}, training={"epochs": 20})
+    space = {"learning_rate": [1e-4, 1e-3, 1e-2], "batch_size": [4]}
+    asha = {"policy": "asha", "warmup_fraction": 0.1, "reduction_factor": 2}
+    task = tenant.task(search_space=space, early_exit=asha, training={"epochs": 20})
     plan()
     taken = node.take(task["id"])
     taken.report(taken.attached(steps=400, warmup=40))
@@ -54,8 +56,10 @@ def test_a_job_that_diverged_at_a_rung_keeps_nobody_from_reading_its_task(tenant
     taken.report(moved(0, "warmup"), points(0, rungs[:1], [1.5], "val_loss"))
     taken.report(moved(0, "training", rungs[0], warmup_val_loss=1.5), points(0, rungs[1:2], [None], "val_loss"))
     taken.report(exited(0, rungs[1], "diverging", loss=1.5))
+    taken.report(moved(1, "warmup"), points(1, rungs[:2], [1.25, 1.0], "val_loss"))
+    taken.report(moved(1, "training", rungs[0], warmup_val_loss=1.5), exited(1, rungs[1]) | {"rung_losses": [1.5, 1.125]})
     (found,) = node.desired().placements
-    assert found.jobs[0].rung_losses == [1.5]
+    assert [job.rung_losses for job in found.jobs] == [[1.5], [1.5, 1.125], []], "those that it was ranked by, if it told them"
 
 
 def test_reports_and_heartbeats_do_not_wait_for_who_refers_to_their_node(placement, database):

@@ -85,6 +85,10 @@ def test_asha_stops_jobs_at_their_rungs(fleet, placing, tmp_path):
         "all four come at once: two stay, then one, which has nobody to beat"
     )
     assert [e.evidence["rung"] for e in sorted(ended, key=lambda e: e.step)[:3]] == [0, 0, 1]
+    assert sorted((e.step, len(e.rung_losses)) for e in ended) == [(8, 1), (8, 1), (16, 2), (36, 3)]
+    assert all(e.rung_losses[-1] == e.evidence["val_loss"] for e in ended if e.kind == "job_exited"), "what it was ranked by"
+    for job, end in reported.ended.items():
+        assert end.rung_losses[0] == reported.warmup_losses[job]
     at_16 = {job: curve[16] for (job, series), curve in reported.curves.items() if series == "val_loss" and 16 in curve}
     assert min(at_16, key=at_16.get) == next(e.job for e in ended if e.kind == "job_completed")
 

@@ -1,6 +1,7 @@
 """One job on an executor: its fixed facts, and its record as of now. Decides nothing. Its adapter lies in the adapter store."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from contract.job_schedule import JobSchedule
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
@@ -177,17 +178,21 @@ class JobRun:
         return ValidationResult(progress.rung_losses[0], 0, scores=progress.boundary_scores)
 
     def completed_event(self) -> JobCompleted:
-        step, loss = self._best
-        return JobCompleted(job=self.index, step=self.step, best_step=step, best_val_loss=loss)
+        return JobCompleted(job=self.index, step=self.step, **self._told_at_its_end)
 
     def exited_event(self, verdict: Verdict) -> JobExited:
-        step, loss = self._best
         told = {"reason": verdict.reason, "evidence": verdict.evidence}
-        return JobExited(job=self.index, step=self.step, best_step=step, best_val_loss=loss, **told)
+        return JobExited(job=self.index, step=self.step, **told, **self._told_at_its_end)
 
     @property
-    def _best(self) -> tuple[int | None, float | None]:
-        return (self.best.step, self.best.val_loss) if self.best is not None else (None, None)
+    def _told_at_its_end(self) -> dict[str, Any]:
+        step, loss = (self.best.step, self.best.val_loss) if self.best is not None else (None, None)
+        several = len(self.schedule.rungs) > 1
+        return {
+            "best_step": step,
+            "best_val_loss": loss,
+            "rung_losses": list(self.progress.rung_losses) if several else [],
+        }
 
     @property
     def most_averaged(self) -> int:
