@@ -104,6 +104,12 @@ def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> MeanEstim
     return MeanEstimate(mean, math.sqrt(rows / (rows - 1) * math.fsum(rest * rest for rest in rests)) / whole, rows)
 
 
+def unseen_share(rows: int, comparisons: int = 1) -> float:
+    """The largest share that another outcome may have where all of so many rows have the same one: 1 minus the lower end of the
+    95 % interval of n of n (Clopper and Pearson 1934), for so many estimates at once (Bonferroni)."""
+    return float(1 - (0.025 / comparisons) ** (1 / rows))
+
+
 def t_quantile(freedom: int, level: float = 0.95) -> float:
     """The two-sided quantile of Student's t, by the expansion in 1 / freedom (Abramowitz and Stegun 26.7.5); at 95 % within
     1 % from 3 degrees of freedom on."""

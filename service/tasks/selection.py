@@ -11,13 +11,14 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from contract.row_scores import MeanEstimate, RowScores
+from contract.row_scores import MeanEstimate, RowScores, unseen_share
 from contract.task_spec import VAL_LOSS
 from service.tasks.pairwise_wins import PairwiseWins
 
 Rule = Literal["one_standard_error", "not_surely_worse", "lowest_loss", "highest_score"]
 _OF_ROWS = {"loss": VAL_LOSS, "error": "val_accuracy"}  # metrics of validation rows
 _NAMES = {VAL_LOSS: "validation loss", "val_accuracy": "validation accuracy"}
+_EQUAL = 1e-9  # below it a standard error is rounding alone
 
 
 @dataclass(frozen=True)
@@ -127,17 +128,40 @@ def _gain(one: Candidate, base: RowScores | None) -> MeanEstimate | None:
     return base.minus(one.scores)
 
 
+def _gain_ends(gain: MeanEstimate, metric: str, comparisons: int) -> tuple[float, float]:
+    """The 95 % interval of a gain. Where the gain is the same on every row, Student's t has no width; errors get that of a sign
+    test instead: rows not seen, up to `unseen_share` of all, may lose what these gain, so six rows are the fewest that show a
+    gain of one job. Without any gain, they may differ by 1 either way. Losses have no bounds and keep Student's t, and so does
+    early exit, which compares jobs by `RowScores.minus` alone."""
+    if metric != "error" or gain.standard_error > _EQUAL:
+        return gain.interval_for(comparisons)
+    share, mean = unseen_share(gain.rows, comparisons), gain.mean
+    lost = share if abs(mean) <= _EQUAL else 2 * share * abs(mean)
+    return (mean - lost if mean > -_EQUAL else mean), (mean + lost if mean < _EQUAL else mean)
+
+
+def _mean_ends(scores: RowScores) -> tuple[float, float]:
+    """The 95 % interval of a mean. Errors that are the same on every row get the exact one of n of n, not Student's."""
+    made = scores.estimate()
+    if scores.metric != "error" or made.standard_error > _EQUAL:
+        return made.interval
+    share = unseen_share(made.rows)
+    return made.mean * (1 - share), made.mean + share * (1 - made.mean)
+
+
 def _beats(one: Candidate, base: RowScores | None, candidates: int) -> bool | None:
     """Whether it is surely better than the base, though it is the best of so many."""
     gain = _gain(one, base)
-    return gain.interval_for(candidates)[0] > 0 if gain is not None else None
+    return _gain_ends(gain, _scored(one).metric, candidates)[0] > 0 if gain is not None else None
 
 
 def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidate], rule: Rule) -> Selection:
-    gain, metric, value = _gain(winner, compared.base), compared.metric or VAL_LOSS, None
+    found, metric, value, gain = _gain(winner, compared.base), compared.metric or VAL_LOSS, None, None
+    if found is not None:
+        gain = _interval(found.mean, _gain_ends(found, _scored(winner).metric, compared.jobs))
     if winner.scores is not None:
         metric = compared.metric or _OF_ROWS[winner.scores.metric]
-        value = _interval(winner.scores.estimate(), 1)
+        value = _interval(winner.scores.mean, _mean_ends(winner.scores))
         if winner.scores.metric == "error":
             value = Interval(mean=1 - value.mean, low=max(0.0, 1 - value.high), high=min(1.0, 1 - value.low))
     made = Selection(
@@ -145,7 +169,7 @@ def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidat
         rule=rule,
         rows=len(winner.scores.totals) if winner.scores is not None else None,
         value=value,
-        gain=_interval(gain, compared.jobs) if gain is not None else None,
+        gain=gain,
         beats_base=_beats(winner, compared.base, compared.jobs),
         tied=sorted(one.index for one in tied),
         unscored=compared.unscored,
@@ -154,9 +178,9 @@ def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidat
     return made.model_copy(update={"verdict": _verdict(winner, made)})
 
 
-def _interval(estimate: MeanEstimate, comparisons: int) -> Interval:
-    low, high = (_bounded(end, estimate.mean) for end in estimate.interval_for(comparisons))
-    return Interval(mean=estimate.mean, low=low, high=high)
+def _interval(mean: float, ends: tuple[float, float]) -> Interval:
+    low, high = (_bounded(end, mean) for end in ends)
+    return Interval(mean=mean, low=low, high=high)
 
 
 def _bounded(end: float, mean: float) -> float:

@@ -78,7 +78,7 @@ def test_scores_are_given_back_until_the_cut_is_decided(tenant, placed, lost):
     assert [job.milestone for job in given] == [2, 2, 2, 2], "and nobody is asked again"
     assert [job.status for job in given] == ["exited", "parked", "parked", "warmup"]
     assert again.given.base_texts_evaluated
-    assert again.given.base_text_scores == RowScores.of_results([0.125 - 0.01, 0.125 + 0.01])
+    assert again.given.base_text_scores == RowScores.of_results([0.125 - 0.012, 0.125 + 0.012])
     assert jobs_of(tenant, again)[3]["warmup_score"] == 0.75, "its weights there will be the same"
     again.report(moved(3, "parked", 2, warmup_val_loss=4.5), moved(1, "training", 2), exited(2, 2), exited(3, 2))
     after = lost(again)

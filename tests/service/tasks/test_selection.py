@@ -105,6 +105,34 @@ def test_the_interval_of_a_share_stays_a_share():
         assert (said.value.low, said.value.high) == pytest.approx(ends, abs=0.01)
 
 
+@pytest.mark.parametrize(("pairs", "beats"), [(8, True), (6, True), (5, False)])
+def test_pairs_that_are_all_ordered_rightly_still_have_an_interval(pairs: int, beats: bool) -> None:
+    """n of n pairs: Clopper and Pearson's interval is 0.025 ** (1 / n) to 1. A coin orders five rightly in 3 % of the cases."""
+    scores, base = (RowScores(metric="error", totals=[error] * pairs) for error in (0.0, 0.5))
+    _, said = choose([Candidate(0, 8, 0.1, scores)], base)
+    lowest = 0.025 ** (1 / pairs)
+    assert (said.value.low, said.value.high) == pytest.approx((lowest, 1.0))
+    assert (said.gain.low, said.gain.high) == pytest.approx((lowest - 0.5, 0.5))
+    assert said.beats_base is beats
+
+
+def test_the_width_of_equal_gains_holds_for_all_jobs_at_once():
+    right, base = RowScores.of_results([1.0] * 8), RowScores.of_results([0.0] * 8)
+    _, said = choose([Candidate(index, 8, 1.0, right) for index in range(4)], base, "exact_match")
+    assert (said.gain.low, said.gain.high) == pytest.approx((2 * (0.025 / 4) ** (1 / 8) - 1, 1.0))
+    assert said.value.low == pytest.approx(0.025 ** (1 / 8))
+    _, worse = choose([Candidate(0, 8, 1.0, base)], right, "exact_match")
+    assert (worse.gain.low, worse.gain.high, worse.value.low) == pytest.approx((-1.0, 1 - 2 * 0.025 ** (1 / 8), 0.0))
+    _, same = choose([Candidate(0, 8, 1.0, right)], right, "exact_match")
+    assert (same.gain.low, same.gain.high, same.beats_base) == (-same.gain.high, pytest.approx(0.369, abs=1e-3), False)
+
+
+def test_losses_that_differ_equally_keep_students_interval():
+    equal, lower = RowScores(totals=[1.0] * 4), RowScores(totals=[0.5] * 4)
+    _, said = choose([Candidate(0, 8, 0.5, lower)], equal)
+    assert (said.gain.low, said.gain.high, said.beats_base) == (0.5, 0.5, True)
+
+
 def test_texts_that_cannot_tell_jobs_apart_leave_the_choice_to_the_loss():
     """Prompts are few; the loss is of many rows, and says more than a rank."""
     same = answers(*range(30))
