@@ -11,7 +11,7 @@ from motet import ApiError, AsyncClient, Client, Unreachable
 from motet.cli import main
 from motet.commands.exit_codes import ExitCode
 
-from tests.client.scripted_server import TASK, Answer, Script, body
+from tests.client.scripted_server import ADAPTER, MOMENT, TASK, Answer, Script, body
 
 Served = Callable[[Script], Client]
 
@@ -138,6 +138,42 @@ def test_a_tasks_winner_is_asked_and_its_answer_streams(motet, capsys) -> None:
     sent = json.loads(script.bodies[-1])
     assert (sent["model"], sent["messages"][0]["content"]) == ("adapter_1", "2 + 2?")
     assert (sent["max_tokens"], sent["temperature"], sent["seed"], sent["stop"]) == (3, 0.0, 7, ["a", "b"])
+
+
+FILE = {"id": "file_1", "name": "n", "bytes": 1, "rows": 1, "sha256": "0" * 64, "created_at": MOMENT}
+STREAMS = {
+    "completions": events({"choices": [{"text": "four", "finish_reason": "stop"}], "usage": None}),
+    "chat/completions": streamed("four"),
+}
+TRAINED = TASK | {"winner": WINNER, "spec": {"dataset": {"file_id": "file_1"}}}
+
+
+@pytest.mark.parametrize(
+    ("format", "path"), [("completion", "completions"), ("text", "completions"), ("chat", "chat/completions")]
+)
+@pytest.mark.parametrize("asked", ["task_1", "adapter_1"])
+def test_the_prompt_stands_as_the_tasks_rows_do(motet, capsys, asked, format, path) -> None:
+    known = [(200, {}, body(**ADAPTER))] * (asked == "adapter_1")
+    script = Script(*known, (200, {}, body(**TRAINED)), (200, {}, body(**FILE | {"format": format})), STREAMS[path])
+    motet(script, "ask", asked, "2 + 2?")
+    assert script.asked[-1] == f"POST /openai/v1/{path}"
+    assert ("--chat applies the chat template" in capsys.readouterr().err) is (path == "completions")
+
+
+def test_the_user_may_say_how_the_prompt_stands(motet, capsys) -> None:
+    task: Answer = (200, {}, body(**TRAINED))
+    for option, path in (("--chat", "chat/completions"), ("--plain", "completions")):
+        script = Script(task, STREAMS[path])
+        motet(script, "ask", "task_1", "2 + 2?", option)
+        assert script.asked == ["GET /v1/tasks/task_1", f"POST /openai/v1/{path}"]
+    assert "the task's rows" not in capsys.readouterr().err
+
+
+def test_of_a_file_that_is_gone_the_chat_template_stays(motet) -> None:
+    gone: Answer = (404, {}, body(code="not_found", title="gone", detail="There is no file."))
+    script = Script((200, {}, body(**TRAINED)), gone, streamed("four"))
+    assert motet(script, "ask", "task_1", "2 + 2?") == ExitCode.DONE
+    assert script.asked[-1] == "POST /openai/v1/chat/completions"
 
 
 def test_whole_answers_as_text_and_as_json(motet, capsys) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 
 from motet.api.client import Client
 from motet.api.errors import MotetError
+from motet.api.resources import Task
 from motet.commands import invocation
 from motet.display.console_output import ConsoleOutput
 from motet.specs.spec_file import SpecError
@@ -89,7 +90,11 @@ def resolve(client: Client, task_id: str) -> str:
 
 def winner_of(client: Client, task_id: str, output: Output) -> str:
     """The id of the task's winning adapter; says so where it does not beat the base. Raises MotetError where there is none."""
-    found = client.tasks.get(resolve(client, task_id))
+    return winning_adapter(client.tasks.get(resolve(client, task_id)), output)
+
+
+def winning_adapter(found: Task, output: Output) -> str:
+    """As `winner_of`, of a task that was read already."""
     if found.winner is None:
         why = f": {found.error}" if found.error else ""
         raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")

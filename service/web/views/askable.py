@@ -8,12 +8,15 @@ from sqlalchemy.orm import Session
 
 from contract.states import JOB_TERMINAL
 from service.files.models import File
+from service.files.row_checks import Format
 from service.tasks.job_resource import JobResource
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import effective
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 from service.web.views.job_rows import AdapterRow
+
+_PLAIN_FORMATS = (Format.COMPLETION, Format.TEXT)  # preferences may be either; their format does not say
 
 
 @dataclass(frozen=True)
@@ -47,4 +50,4 @@ def askable(
     precision = str(effective(task).get("precision", "bf16"))
     file = session.scalar(scoped(select(File.format).where(File.id == task.train_file_id), File, reader))
     refused = "Motet generates no texts on a base in fp8: download the adapter and serve it." if precision == "fp8" else None
-    return Askable(task.base_model, precision, models, file == "completion", refused)
+    return Askable(task.base_model, precision, models, file in _PLAIN_FORMATS, refused)

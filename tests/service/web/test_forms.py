@@ -252,3 +252,17 @@ def test_a_tenant_of_keys_alone_is_told_how_members_come(signed):
     assert "No members yet" in said
     assert "motet admin invite TENANT" in said
     assert "Signed in" not in said, "no heading of an empty table"
+
+
+@pytest.mark.parametrize(
+    ("row", "plain"),
+    [
+        (lambda n: {"prompt": f"{n} + 1?", "completion": str(n + 1)}, True),
+        (lambda n: {"text": f"{n} + 1 = {n + 1}"}, True),
+        (lambda n: chat_rows(n + 1)[n], False),
+    ],
+)
+def test_trying_continues_the_prompt_as_it_stands_where_the_rows_are_texts(signed, tenant, row, plain):
+    task = tenant.task(dataset={"file_id": tenant.file([row(n) for n in range(20)])})
+    (box,) = re.findall(r'<input type="checkbox" name="plain"[^>]*>', signed.get(f"/tasks/{task['id']}").text)
+    assert box.endswith(" checked>") is plain
