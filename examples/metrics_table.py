@@ -1,6 +1,6 @@
 """A finished task's curves as a pandas table, from its metrics.csv (job, step, losses, accuracies).
 
-    python examples/metrics_table.py [TASK]             (left out, the newest; needs pandas: pip install "motet[examples]")
+    python examples/metrics_table.py [TASK]             (left out, the newest; needs pandas: pip install pandas)
 
 The file is a result file of the OpenAI-compatible face, so that SDK fetches it.
 """

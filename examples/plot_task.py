@@ -1,6 +1,6 @@
 """Plots a finished task: every job's validation curve, where and why jobs were stopped, the base, the best in bold.
 
-python examples/plot_task.py [TASK] --out task.png     (left out, the newest; needs matplotlib: pip install "motet[examples]")
+python examples/plot_task.py [TASK] --out task.png     (left out, the newest; needs matplotlib: pip install matplotlib)
 """
 
 import argparse

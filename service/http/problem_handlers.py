@@ -143,7 +143,7 @@ def _http(request: Request, error: HTTPException) -> Response:
     """Answer the exceptions that FastAPI and starlette raise themselves."""
     detail = str(error.detail)
     if error.status_code == 404:
-        detail = f"There is no {request.url.path} here; /openapi.json lists what there is."
+        detail = f"There is no {request.url.path} here; /openapi.json lists what there is below /v1."
     elif error.status_code == 405:
         allowed = ", ".join(_methods_of(request))
         detail = f"{request.url.path} does not take {request.method}; it takes {allowed}."
