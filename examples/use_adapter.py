@@ -27,11 +27,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 BASE = Path(__file__).parent / "base-model"
 
 
-def validation_loss(model: Any, tokenizer: Any, rows: Path) -> float:
+def chats(rows: Path) -> list[list[dict[str, Any]]]:
+    """The messages of each row. Exits where a row has none."""
+    found = [json.loads(line) for line in rows.read_text(encoding="utf-8").split("\n") if line.strip()]
+    for number, row in enumerate(found, 1):
+        if "messages" not in row:
+            raise SystemExit(
+                f"row {number} of {rows} has no messages; --rows takes chat rows alone, and this one has: {', '.join(row)}"
+            )
+    return [row["messages"] for row in found]
+
+
+def validation_loss(model: Any, tokenizer: Any, rows: list[list[dict[str, Any]]]) -> float:
     """Mean of -log p over every token that comes after the template's generation prompt."""
     total, labels = 0.0, 0
-    for line in rows.read_text(encoding="utf-8").splitlines():
-        messages = json.loads(line)["messages"]
+    for messages in rows:
         question = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
         whole = tokenizer.apply_chat_template(messages, return_dict=False)
         if whole[: len(question)] != question:
@@ -77,18 +87,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of sentences")
     arguments = parser.parse_args()
 
+    rows = chats(arguments.rows) if arguments.rows is not None else []
     tokenizer = AutoTokenizer.from_pretrained(arguments.base)
     plain = AutoModelForCausalLM.from_pretrained(arguments.base, dtype=torch.float32)
     model = PeftModel.from_pretrained(plain, str(arguments.adapter)).eval()
     questions = [arguments.ask] if arguments.ask is not None else []
-    if arguments.rows is not None:
-        rows = arguments.rows.read_text(encoding="utf-8").splitlines()[: arguments.show]
-        questions += [json.loads(row)["messages"][0]["content"] for row in rows]
+    questions += [messages[0]["content"] for messages in rows[: arguments.show]]
     found: dict[str, Any] = {"questions": questions}
     for name, without in (("adapter", nullcontext()), ("base", model.disable_adapter())):
         with without:
-            if arguments.rows is not None:
-                found[f"{name}_loss"] = validation_loss(model, tokenizer, arguments.rows)
+            if rows:
+                found[f"{name}_loss"] = validation_loss(model, tokenizer, rows)
             found[f"{name}_answers"], found[f"{name}_facts_said"] = answers(model, tokenizer, questions)
     print(json.dumps(found) if arguments.json else told(found))
 

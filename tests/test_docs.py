@@ -240,6 +240,15 @@ def test_the_example_in_python_and_its_adapter(running: dict[str, str], folder: 
     assert "adapter facts said: " in run([sys.executable, *asked], folder, running)
 
 
+def test_an_adapter_is_not_tried_on_rows_without_messages(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "2 + 2?", "completion": "4"}\n')
+    words = [sys.executable, "examples/use_adapter.py", "my-adapter", "--rows", str(rows)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith(f"row 1 of {rows} has no messages; --rows takes chat rows alone")
+
+
 def test_the_table_of_a_finished_task(running: dict[str, str], folder: Path) -> None:
     pytest.importorskip("pandas", reason="NOT RUN: needs pandas: pip install pandas")
     finished(running)

@@ -46,6 +46,11 @@ def test_good_files_pass(tmp_path: Path) -> None:
         (b'{"instruction": "a", "input": "b", "output": "c"}\n', "sft", "line 1 is an instruction row; write it as"),
         (b'{"prompt": "a"\n', "sft", "line 1 is not JSON"),
         (b'\n  {"prompt": "a\n', "sft", "line 2 is not JSON: Unterminated string starting at column 14; each line is one row"),
+        (
+            '{"prompt": "Où?", "completion": "b"}\n'.encode("latin-1"),
+            "sft",
+            "line 1 is not UTF-8: invalid start byte at byte 14 of the line; save the file as UTF-8",
+        ),
         (json.dumps(CHAT).encode() + b"\n[1]\n", "sft", "line 2 is not a JSON object"),
         (json.dumps(CHAT).encode() + b"\n" + json.dumps(CHAT).encode(), "sft", "all rows are the same"),
         (json.dumps(PAIR).encode(), "sft", "line 1 is no row for objective sft"),

@@ -61,6 +61,9 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
         rows += 1
         try:
             row = json.loads(line)
+        except UnicodeDecodeError as error:
+            yield f"line {number} is not UTF-8: {error.reason} at byte {error.start + 1} of the line; save the file as UTF-8"
+            return
         except ValueError as error:
             yield f"line {number} is not JSON: {_mistake(error)}; each line is one row"
             return

@@ -108,6 +108,10 @@ def test_a_validation_file_is_taken_whole(reader, tmp_path):
     ("content", "says"),
     [
         (b'{"prompt": "a", "completion": "b"}\nnot json\n', "line 2 is not JSON"),
+        (
+            '{"prompt": "a", "completion": "Où?"}\n'.encode("latin-1"),
+            "line 1 is not UTF-8: invalid start byte at byte 33",
+        ),
         (b'{"prompt": "a", "completion": "b"}\n{"txt": "c"}\n', "line 2: objective sft learns from rows of {messages} or"),
         (
             b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n',

@@ -85,6 +85,8 @@ def _keep(writer: StreamWriter, line: bytes, row: tuple[Tokens, ...], max_seq_le
 def _parse(line: bytes, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise DataError(f"line {number} is not UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
     except ValueError as error:
         raise DataError(f"line {number} is not JSON: {error}") from None
     if not isinstance(row, dict):
