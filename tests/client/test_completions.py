@@ -157,7 +157,9 @@ def test_the_prompt_stands_as_the_tasks_rows_do(motet, capsys, asked, format, pa
     script = Script(*known, (200, {}, body(**TRAINED)), (200, {}, body(**FILE | {"format": format})), STREAMS[path])
     motet(script, "ask", asked, "2 + 2?")
     assert script.asked[-1] == f"POST /openai/v1/{path}"
-    assert ("--chat applies the chat template" in capsys.readouterr().err) is (path == "completions")
+    said = capsys.readouterr().err
+    assert ("--chat applies the chat template" in said) is (path == "completions")
+    assert ("--plain asks as they stand" in said) is (format == "preference")
 
 
 def test_the_user_may_say_how_the_prompt_stands(motet, capsys) -> None:

@@ -91,6 +91,8 @@ def _plain_rows(client: Client, task: Task | None, name: str, output: Output) ->
         format = client.files.get(file_id).format if file_id is not None else None
     except ApiError:
         return False
+    if format == "preference":
+        output.say("asks by the chat template; if the task's pairs are prompt, chosen and rejected, --plain asks as they stand")
     if format not in _PLAIN_FORMATS:
         return False
     output.say(f"the task's rows are {format} rows, so the prompt is continued as it stands; --chat applies the chat template")
