@@ -37,7 +37,7 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind in _WANTED:
         scalar = isinstance(value, str | int | float)
         fields = f" with fields of {', '.join(known)}" if known else " of fields and their values"
-        item = json.dumps(value, ensure_ascii=False) if scalar else "..."
+        item = shown(json.dumps(value, ensure_ascii=False)) if scalar else "..."
         said = _WANTED[kind].format(item if "list" in _WANTED[kind] else fields)
     if kind in ("too_short", "string_too_short"):
         least = found["ctx"]["min_length"]

@@ -167,6 +167,23 @@ def test_what_was_sent_is_said_back_briefly_and_safely(tenant):
     assert errors["base_model"].endswith("xxx…")
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value", "shown"),
+    [
+        ("/openai/v1/chat/completions", "messages", '"\\ud800"', "\\ud800"),
+        ("/v1/batches", "tasks", '"' + "y" * 1_000_000 + '"', "yyy…"),
+    ],
+    ids=["surrogate", "long"],
+)
+def test_a_text_where_a_list_belongs_is_said_back_so_too(tenant, path, field, value, shown):
+    body = f'{{"model": "m", "{field}": {value}}}'
+    response = tenant.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert len(response.content) < 3000
+    assert f"{field}: must be a list" in response.text
+    assert shown in response.text.replace("\\\\", "\\")
+
+
 def test_a_key_that_is_no_text_is_refused(tenant):
     response = tenant.post("/v1/tasks", content=b'{"\\ud800": 1}', headers={"content-type": "application/json"})
     assert problem_of(response, 422, "invalid")["errors"]
