@@ -17,7 +17,8 @@ from contract.messages.upload_messages import FOLLOWS_REDIRECTS
 from service.http.problems import Problem
 from service.storage.object_store import BLOCK, Caller, ObjectMissing, Storage
 
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
+_OFFSET_DIGITS = 19  # so many lie beyond any object, and int() refuses thousands
 
 
 class RangeOutside(Problem):
@@ -118,12 +119,16 @@ def _range(request: Request, etag: str, size: int) -> tuple[int, int] | None:
         return None
     begin, end = asked.groups()
     if begin == "":
-        first, last = max(0, size - int(end)), size - 1
+        first, last = max(0, size - _offset(end)), size - 1
     else:
-        first, last = int(begin), min(int(end), size - 1) if end else size - 1
+        first, last = _offset(begin), min(_offset(end), size - 1) if end else size - 1
     if first > last:
         raise RangeOutside(f"The object has {size} bytes.", headers={"Content-Range": f"bytes */{size}"})
     return first, last
+
+
+def _offset(digits: str) -> int:
+    return int(digits.lstrip("0")[:_OFFSET_DIGITS] or "0")
 
 
 def _blocks(source: BinaryIO, first: int, count: int) -> Iterator[bytes]:

@@ -161,13 +161,15 @@ def test_a_download_can_be_continued_and_need_not_be_repeated(tenant):
     assert tenant.get(path, headers={"if-none-match": etag}).status_code == 304
     size = len(whole.content)
     parts = {"bytes=10-19": slice(10, 20), "bytes=-5": slice(-5, None), "bytes=100-": slice(100, None)}
+    parts |= {f"bytes=0-{'9' * 5000}": slice(None), f"bytes=-{'9' * 5000}": slice(None), f"bytes={'0' * 5000}7-8": slice(7, 9)}
     for asked, expected in ((asked, whole.content[part]) for asked, part in parts.items()):
         part = tenant.get(path, headers={"range": asked, "if-range": etag})
         assert (part.status_code, part.content) == (206, expected)
         assert part.headers["content-length"] == str(len(expected))
     assert tenant.get(path, headers={"range": "bytes=0-9", "if-range": '"other"'}).status_code == 200
-    beyond = tenant.get(path, headers={"range": f"bytes={size}-"})
-    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
+    for outside in (size, "9" * 5000):
+        beyond = tenant.get(path, headers={"range": f"bytes={outside}-"})
+        assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
 
 
 def test_a_deleted_file_is_gone_and_the_same_bytes_may_come_again(tenant):
