@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
+_FIRST_YEAR = 1970  # earliest year of a timestamp: UTC cannot write year 1 at every offset
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 
 
@@ -36,6 +37,8 @@ def _no_nul(text: str) -> str:
 
 
 def _near(moment: datetime) -> datetime:
+    if moment.year < _FIRST_YEAR:
+        raise ValueError(f"lies before the year {_FIRST_YEAR}")
     if moment.year > _LAST_YEAR:
         raise ValueError(f"lies after the year {_LAST_YEAR}")
     return moment

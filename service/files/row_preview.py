@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from contract.rows.row_encoding import Tokens, learns, truncate
 from contract.rows.tokenizer import RowError, TemplateError, TokenizerError
-from contract.strict import Strict
+from contract.strict import Moment, Strict
 from contract.task_spec import Name, Objective, Training
 from service.files.folder_tokenizer import Loaded, Tokenizers
 from service.files.models import File
@@ -36,7 +36,7 @@ class PreviewRequest(Strict):
     max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = Training().max_seq_len
     first_line: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS, strict=True)] = 5
-    created_at: AwareDatetime | None = Field(
+    created_at: Moment | None = Field(
         default=None,
         description="When the task was created, which a chat template's strftime_now writes; left out, a task created now",
     )

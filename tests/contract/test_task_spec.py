@@ -115,6 +115,8 @@ BAD = [
     (spec(early_exit={"eval_every": 10**12}), "early_exit.eval_every", "less than or equal to 10000000"),
     (spec(not_before="9999-12-31T00:00:00Z"), "not_before", "lies after the year 2199"),
     (spec(deadline="9999-12-31T00:00:00Z"), "deadline", "lies after the year 2199"),
+    (spec(not_before="0001-01-01T00:00:00+14:00"), "not_before", "lies before the year 1970"),
+    (spec(deadline="1969-12-31T00:00:00Z"), "deadline", "lies before the year 1970"),
 ]
 
 

@@ -195,4 +195,6 @@ def test_a_template_writes_the_date_that_is_asked_for_and_else_today(tenant, dat
     assert begins(created_at="2026-05-06T23:30:00-02:00").startswith("07.05.2026 01 ")
     before = datetime.now(UTC)
     assert begins()[:13] in {moment.strftime("%d.%m.%Y %H") for moment in (before, datetime.now(UTC))}
-    assert ask([CHAT], created_at="2026-05-06T23:30:00").json()["errors"][0]["field"] == "created_at"
+    for wrong in ("2026-05-06T23:30:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"):
+        answer = ask([CHAT], created_at=wrong)
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "created_at")
