@@ -11,6 +11,7 @@ from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
 from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Submitting
+from service.http.no_body import NO_BODY
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.idempotency.repeated_requests import ClaimedKey
@@ -85,7 +86,8 @@ def get_batch(batch_id: str, reader: Reader, db: Db) -> BatchResource:
     operation_id="cancel_batch",
     summary="Cancel every task of a batch that has not ended",
     description="Takes effect at once, for all of them. Ended tasks stay as they are. Cancelling twice is cancelling once.",
-    responses=problems(404),
+    responses=problems(404, 422),
+    dependencies=[NO_BODY],
 )
 def cancel_batch(batch_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsDep) -> BatchResource:
     with db.begin() as session:

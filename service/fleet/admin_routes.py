@@ -17,6 +17,7 @@ from service.database.engine import Database, clock
 from service.fleet import models
 from service.fleet.node_health import node_drain, node_removal
 from service.fleet.node_health.quarantine import Trouble, trouble_of
+from service.http.no_body import NO_BODY
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
 from service.scheduler.models import Plan
@@ -110,6 +111,7 @@ def drain_node(node_id: str, db: AdminDb, dependencies: DependenciesDep, how: Dr
     summary="Let a node take tasks again",
     description="It is no longer drained; if it was quarantined, its losses are forgotten.",
     responses=problems(404),
+    dependencies=[NO_BODY],
 )
 def undrain_node(node_id: str, db: AdminDb, dependencies: DependenciesDep) -> NodeResource:
     node_drain.undrain(replace(dependencies, db=db), node_id)

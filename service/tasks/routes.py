@@ -11,6 +11,7 @@ from pydantic import Field
 from contract.states import TaskStatus
 from service.app_state import DependenciesDep, Events, PollCacheDep, QueueDep, WakeupsDep, state_of
 from service.authentication import Db, Reader, StillAllowed, Writer, admit
+from service.http.no_body import NO_BODY
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.storage.downloads import matches
@@ -120,7 +121,8 @@ def _headers(etag: str) -> dict[str, str]:
     operation_id="cancel_task",
     summary="Cancel a task",
     description="Takes effect at once and for good. Adapters that were committed stay. Cancelling twice is cancelling once.",
-    responses=problems(404, 409),
+    responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def cancel_task(task_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsDep) -> TaskResource:
     with db.begin() as session:
@@ -135,7 +137,8 @@ def cancel_task(task_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: 
         "A queued task is paused at once. A running one first brings its jobs to safety: until then it stays `running` with "
         "`desired_status` `paused`, and loses no step. Pausing twice is pausing once."
     ),
-    responses=problems(404, 409),
+    responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def pause_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> TaskResource:
     with db.begin() as session:
@@ -147,7 +150,8 @@ def pause_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesD
     operation_id="resume_task",
     summary="Resume a paused task",
     description="It is `queued` again and goes on from where it stood. One that is not paused stays as it is.",
-    responses=problems(404, 409),
+    responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def resume_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> TaskResource:
     with db.begin() as session:
@@ -160,6 +164,7 @@ def resume_task(task_id: str, writer: Writer, db: Db, dependencies: Dependencies
     summary="Put an ended task out of sight, or back",
     description="Lists that ask for `archived=false` leave it out. Nothing of it is lost.",
     responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def archive_task(task_id: str, writer: Writer, db: Db, archived: bool = True) -> TaskResource:
     with db.begin() as session:

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from contract.strict import STORABLE, Strict
 from service.app_state import Config, QueueDep
 from service.authentication import Db, Reader, Writer
+from service.http.no_body import NO_BODY
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
@@ -187,6 +188,7 @@ def delete_webhook(webhook_id: str, writer: Writer, db: Db) -> None:
     summary="Give a webhook a new secret",
     description="For 24 hours messages are signed under both secrets. The new one is shown in this answer alone.",
     responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: ClaimedKey, answers: AnswerBox) -> WebhookResource:
     with db.begin() as session:
@@ -202,6 +204,7 @@ def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: Cla
     operation_id="test_webhook",
     summary="Send a webhook a message of type webhook.test",
     responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey) -> DeliveryResource:
     with db.begin() as session:
@@ -232,6 +235,7 @@ def list_deliveries(
     operation_id="replay_delivery",
     summary="Send a message once more",
     responses=problems(404, 409, 422),
+    dependencies=[NO_BODY],
 )
 def replay_delivery(
     webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey

@@ -13,6 +13,7 @@ from service.app_state import DependenciesDep, GradersDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
+from service.http.no_body import NO_BODY
 from service.http.openai_ids import OpenAiIds
 from service.http.problem_handlers import invalid_body
 from service.http.problems import invalid_field
@@ -109,19 +110,19 @@ def get_job(task_id: str, reader: Reader, db: Db, ids: Ids) -> JobObject:
         return _objects(session, [find(session, Task, task_id, reader, "fine-tuning job")], ids)[0]
 
 
-@router.post("/{task_id}/cancel")
+@router.post("/{task_id}/cancel", dependencies=[NO_BODY])
 def cancel_job(task_id: str, writer: Writer, db: Db, queue: QueueDep, hints: WakeupsDep, ids: Ids) -> JobObject:
     with db.begin() as session:
         return _objects(session, [actions.cancel(session, queue, hints, writer, task_id)], ids)[0]
 
 
-@router.post("/{task_id}/pause")
+@router.post("/{task_id}/pause", dependencies=[NO_BODY])
 def pause_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep, ids: Ids) -> JobObject:
     with db.begin() as session:
         return _objects(session, [actions.pause(session, dependencies, writer, task_id)], ids)[0]
 
 
-@router.post("/{task_id}/resume")
+@router.post("/{task_id}/resume", dependencies=[NO_BODY])
 def resume_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep, ids: Ids) -> JobObject:
     with db.begin() as session:
         return _objects(session, [actions.resume(session, dependencies, writer, task_id)], ids)[0]

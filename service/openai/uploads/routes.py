@@ -18,6 +18,7 @@ from service.files.uploads import actions
 from service.files.uploads.assembly import assemble
 from service.files.uploads.part_intake import PartIntake, PartTooLarge
 from service.http.concurrency_limits import Assembling
+from service.http.no_body import NO_BODY
 from service.http.problems import invalid_field
 from service.idempotency import idempotency_store
 from service.idempotency.repeated_requests import ClaimedKey, claim_key_of_body
@@ -129,7 +130,7 @@ def complete_upload(
     return upload_object(upload, file_object(file, ids))
 
 
-@router.post("/{upload_id}/cancel")
+@router.post("/{upload_id}/cancel", dependencies=[NO_BODY])
 def cancel_upload(upload_id: str, writer: Writer, db: Db) -> UploadObject:
     with db.begin() as session:
         return upload_object(actions.cancel(session, writer, upload_id))

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 
 from service.app import routes
+from service.http.no_body import NO_BODY
 from service.http.openapi import as_yaml, document
 
 COMMITTED = Path(__file__).parents[3] / "openapi.yaml"
@@ -22,6 +24,14 @@ def test_the_committed_file_is_current():
 
 def test_it_is_the_same_each_time():
     assert as_yaml(routes()) == as_yaml(routes())
+
+
+def test_a_route_that_takes_no_body_refuses_one():
+    """A body that nothing reads would be ignored without a word."""
+    for route in routes().routes:
+        if isinstance(route, APIRoute) and "POST" in route.methods and route.path.startswith(("/v1/", "/openai/v1/")):
+            reads = route.body_field is not None or route.dependant.request_param_name is not None
+            assert reads != (NO_BODY in route.dependencies), route.path
 
 
 def operations(schema):

@@ -105,6 +105,25 @@ def test_an_empty_body_is_said_to_be_empty(tenant):
     assert (answer.status_code, answer.json()["detail"]) == (400, "The body is empty; it must be JSON.")
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/tasks/none/archive", "this route takes no body; what it takes are parameters of the query: archived"),
+        ("/v1/tasks/none/cancel", "this route takes no body"),
+        ("/v1/webhooks/none/rotate", "this route takes no body"),
+        ("/openai/v1/fine_tuning/jobs/none/pause", "this route takes no body"),
+    ],
+)
+def test_a_body_that_nothing_would_read_is_refused(tenant, path, words):
+    answer = tenant.post(path, json={"archived": False})
+    assert (answer.status_code, words in answer.text) == (400 if "openai" in path else 422, True)
+    for nothing in (b"", b"{}", b" { }\n"):
+        sent = tenant.post(path, content=nothing, headers={"content-type": "application/json"})
+        assert sent.status_code == 404
+    padded = tenant.post(path, content=b" " * 64 + b'{"archived": false}', headers={"content-type": "application/json"})
+    assert padded.status_code == answer.status_code
+
+
 def test_a_list_is_empty_or_has_wrong_items_and_not_both(tenant):
     def said(space):
         answer = tenant.post("/v1/tasks", json={"base_model": "m", "dataset": {"file_id": "f"}, "search_space": space})
