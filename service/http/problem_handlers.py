@@ -20,7 +20,7 @@ from starlette.routing import Match, Route
 
 from contract.wording import field_mistakes
 from service.http.middleware import request_id
-from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
+from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, NotFound, Problem, Unavailable, shown, summary
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,12 @@ def _cut_off(request: Request, error: InternalError) -> Response:
 
 def _unstorable(request: Request, error: Exception) -> Response:
     log.warning("request %s: refused by the database: %s", request_id(request.scope), str(error).splitlines()[0])
+    if any("\0" in str(value) for value in request.path_params.values()):
+        return problem_response(request, NotFound(f"There is no {shown(request.url.path)!r}: it holds a NUL character."))
+    for name, value in request.query_params.multi_items():
+        if "\0" in value:
+            refused = FieldError(field=shown(name), code="unstorable", message="(query) holds a NUL character")
+            return problem_response(request, Unstorable([refused]))
     message = "a value cannot be stored: a text holds a NUL character, or a number is too large"
     return problem_response(request, Unstorable([FieldError(code="unstorable", message=message)]))
 

@@ -31,6 +31,7 @@ router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for a change, if there is none yet")]
 Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
+Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
 At = Annotated[
     Literal["end", "milestones"],
     Query(
@@ -207,7 +208,7 @@ def get_task_metrics(
     task_id: str,
     reader: Reader,
     db: Db,
-    job: Annotated[list[int], Query(description="Job indexes; may be repeated")] = [],  # noqa: B006
+    job: Annotated[list[Index], Query(description="Job indexes; may be repeated")] = [],  # noqa: B006
     series: Annotated[list[Series], Query(description="May be repeated")] = [],  # noqa: B006
     from_step: Step = 0,
     to_step: Step | None = None,

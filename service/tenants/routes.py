@@ -4,12 +4,12 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from contract.strict import Strict
+from contract.strict import Moment, Strict
 from contract.task_spec import MAX_SLOWDOWN, MaxSlowdown
 from service.app_state import QueueDep, Service
 from service.authentication import AdminDb
@@ -75,7 +75,7 @@ class TenantChange(Strict):
 class NewKey(Strict):
     name: Label = Field(default="key", description="To tell the key from others")
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)] = Field(default=[Scope.READ, Scope.WRITE])
-    expires_at: AwareDatetime | None = Field(default=None, description="Left out, the key works until it is revoked")
+    expires_at: Moment | None = Field(default=None, description="Left out, the key works until it is revoked")
     requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         default=None, description="Left out, the service's own limit"
     )

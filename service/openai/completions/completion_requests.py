@@ -3,6 +3,7 @@
 A field that OpenAI has and Motet lacks is accepted at the value that asks for nothing, and refused by name at any other.
 """
 
+import re
 import secrets
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -13,6 +14,7 @@ from contract.strict import NO_BOOL, STORABLE, Strict
 from service.openai.openai_names import ModelName
 
 _SEEDS = 2**63
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_TOP_LOGPROBS = 20
 MOST_PROMPT_CHARACTERS = 400_000
 
@@ -40,8 +42,11 @@ def _listed(stop: object) -> object:
 def _prompts(prompt: object) -> object:
     """Texts or lists of tokens, from any form that OpenAI takes."""
     found = prompt if isinstance(prompt, list) and not all(map(_is_token, prompt)) else [prompt]
-    if not all(_is_text(one) or (isinstance(one, list) and one and all(map(_is_token, one))) for one in found):
+    if not all(isinstance(one, str) or (isinstance(one, list) and one and all(map(_is_token, one))) for one in found):
         raise ValueError("must be a text, a list of texts, a list of tokens, or a list of lists of tokens, none of them empty")
+    for one in found:
+        if isinstance(one, str):
+            _check_text(one)
     if len(found) > MOST_CHOICES:
         raise ValueError(f"holds {len(found)} prompts; send at most {MOST_CHOICES} at a time")
     return found
@@ -51,8 +56,13 @@ def _is_token(one: object) -> bool:
     return isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31
 
 
-def _is_text(one: object) -> bool:
-    return isinstance(one, str) and "\0" not in one and len(one) <= MOST_PROMPT_CHARACTERS
+def _check_text(text: str) -> None:
+    if len(text) > MOST_PROMPT_CHARACTERS:
+        raise ValueError(f"holds a text of {len(text)} characters; at most {MOST_PROMPT_CHARACTERS} can be read")
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which no text may")
+    if _SURROGATE.search(text):
+        raise ValueError("holds a lone surrogate, which is no character")
 
 
 class ChatMessage(Strict):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import yaml
 from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from pydantic import Field
 from sqlalchemy import func, select
 
 from contract.states import TASK_TERMINAL
@@ -97,7 +98,7 @@ def get_curves(
     task_id: str,
     viewer: Looking,
     db: Db,
-    job: Annotated[list[int], Query(max_length=1024)] = [],  # noqa: B006  (FastAPI copies it)
+    job: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Query(max_length=1024)] = [],  # noqa: B006  (FastAPI copies it)
     from_step: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
 ) -> Response:
     reader = viewer.principal

@@ -209,8 +209,32 @@ def test_a_key_that_is_no_text_is_refused(tenant):
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks/%00", "/v1/files/%00", "/v1/jobs/a%00b", "/v1/adapters/%00/files/x"])
-def test_a_nul_in_an_id_is_no_fault_of_ours(tenant, path):
-    assert tenant.get(path).status_code in (404, 422)
+def test_there_is_nothing_whose_id_holds_a_nul(tenant, path):
+    problem_of(tenant.get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/adapters?limit=3&task_id=%00", "task_id"),
+        ("/v1/audit?action=%00", "action"),
+        ("/openai/v1/files?after=%00", "after"),
+        ("/v1/tasks/none/metrics?job=99999999999999999", "job[0]"),
+    ],
+)
+def test_a_parameter_that_no_query_takes_is_named(tenant, path, field):
+    answer = tenant.get(path)
+    if path.startswith("/openai"):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    else:
+        assert answer.status_code == 422, answer.text
+        assert [error["field"] for error in answer.json()["errors"]] == [field]
+
+
+@pytest.mark.parametrize("path", ["/v1/keys", "/v1/admin/tenants/none/keys"])
+def test_a_moment_that_cannot_be_stored_is_named(tenant, admin, path):
+    said = errors_of((admin if "admin" in path else tenant).post(path, json={"expires_at": "9999-12-31T23:59:59-14:00"}))
+    assert said == {"expires_at": "lies after the year 2199"}
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/v1/files/preview"])

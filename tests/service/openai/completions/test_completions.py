@@ -9,10 +9,12 @@ import openai
 import pytest
 from motet import ApiError, Client
 from motet.api.resources import TokenCounts
+from pydantic import ValidationError
 from sqlalchemy import func, select, update
 
 from service.completions.models import CompletionPieces, CompletionRequest
 from service.http.openai_ids import own_id
+from service.openai.completions.completion_requests import TextRequest
 from service.tasks.models import Job
 from service.usage.models import CompletionUsage
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
@@ -228,6 +230,24 @@ def test_a_wrong_field_is_named_in_the_requests_own_terms(ask, kind, said, param
         wrong.result()
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("\ud800", "holds a lone surrogate"),
+        ("a\0", "holds a NUL character"),
+        ("x" * 400_001, "holds a text of 400001 characters; at most 400000"),
+    ],
+    ids=["surrogate", "nul", "long"],
+)
+def test_a_prompt_that_cannot_be_read_is_told_why(wrong, said) -> None:
+    for prompt in (wrong, ["ok", wrong]):
+        with pytest.raises(ValidationError) as refused:
+            TextRequest.model_validate({"model": "small", "prompt": prompt})
+        (error,) = refused.value.errors()
+        assert error["loc"] == ("prompt",)
+        assert said in error["msg"]
 
 
 def test_what_asks_for_nothing_is_accepted(ask, executor) -> None:
