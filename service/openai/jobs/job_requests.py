@@ -38,7 +38,7 @@ _AUTO_MULTIPLIERS = (0.5, 2.0, 10.0)
 
 Auto = Literal["auto"]
 Epochs = Annotated[int, Field(ge=1, le=100, strict=True)]
-Multiplier = Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False), NO_BOOL]
+Multiplier = Annotated[float, Field(ge=1e-6, le=1e4, allow_inf_nan=False), NO_BOOL]
 Pairs = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64), STORABLE], Annotated[str, Field(max_length=512), STORABLE]],
     Field(max_length=16),

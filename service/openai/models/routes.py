@@ -12,7 +12,7 @@ from service.adapters import actions
 from service.adapters.models import Adapter
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import BaseModel
-from service.http.problems import invalid_field, shown
+from service.http.problems import NotFound, invalid_field, shown
 from service.openai.error_objects import PREFIX
 from service.openai.id_translation import OwnId, OwnIdsRoute
 from service.openai.list_envelope import USUAL, After, Limit, ListOf, LongLimit, list_of, unix
@@ -48,10 +48,18 @@ def list_models(reader: Reader, db: Db, after: AfterModel = None, limit: LongLim
         if after is None:
             enabled = select(BaseModel).where(BaseModel.enabled).order_by(BaseModel.name)
             bases = [model_object(base) for base in session.scalars(enabled)]
-        last = tuned_model(session, reader, after) if after is not None else None
+        last = _last(session, reader, after) if after is not None else None
         found = _uploads(session, reader, last, limit + 1)
         found += _winners(session, reader, last, limit + 1 - len(found))
     return list_of([*bases, *found[:limit]], len(found) > limit)
+
+
+def _last(session: Session, reader: Principal, after: str) -> TunedModel:
+    """The last model of the page before. Raises Invalid."""
+    try:
+        return tuned_model(session, reader, after)
+    except NotFound as error:
+        raise invalid_field("after", "not_found", error.detail) from None
 
 
 def _uploads(session: Session, reader: Principal, last: TunedModel | None, most: int) -> list[ModelObject]:

@@ -80,6 +80,13 @@ def test_what_contradicts_itself_is_refused(tenant, said):
     assert error["type"] == "invalid_request_error"
 
 
+def test_a_multiplier_that_is_too_small_is_named_as_it_was_sent(tenant):
+    asked = FILE | {"hyperparameters": {"learning_rate_multiplier": 5e-324}}
+    error = tenant.post("/openai/v1/fine_tuning/jobs", json=asked).json()["error"]
+    assert error["param"] == "hyperparameters.learning_rate_multiplier"
+    assert "0.000001" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [([{"type": "comet", "comet": {"project": "p"}}], "comet"), ([{"type": 3}, 4], "3")],
@@ -122,6 +129,7 @@ def test_errors_of_every_kind_have_openais_form(tenant, client):
         (tenant.get("/openai/v1/nothing"), 404, "not_found_error"),
         (tenant.post("/openai/v1/fine_tuning/jobs", content=b"{"), 400, "invalid_request_error"),
         (tenant.get("/openai/v1/files?after=file_0"), 400, "invalid_request_error"),
+        (tenant.get("/openai/v1/models?after=x"), 400, "invalid_request_error"),
         (tenant.delete("/openai/v1/models"), 405, "invalid_request_error"),
     ):
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind), response.text
