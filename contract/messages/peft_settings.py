@@ -55,10 +55,12 @@ class PeftSettings(Message):
         """Parse an adapter_config.json. Raises NotPlainLora."""
         try:
             config = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise NotPlainLora(f"has a {CONFIG_FILE} that cannot be read: {error}") from None
+        except RecursionError:
+            raise NotPlainLora(f"has an {CONFIG_FILE} that is nested too deeply") from None
+        except ValueError as error:
+            raise NotPlainLora(f"has an {CONFIG_FILE} that cannot be read: {error}") from None
         if not isinstance(config, dict):
-            raise NotPlainLora(f"has a {CONFIG_FILE} that is no object")
+            raise NotPlainLora(f"has an {CONFIG_FILE} that is no object")
         for name, harmless in _PLAIN.items():
             if config.get(name, harmless[0]) not in harmless:
                 raise _unlike(config, name, "only plain LoRA can be gone on with")

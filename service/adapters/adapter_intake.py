@@ -188,7 +188,7 @@ def _tensor(name: str, said: Any) -> tuple[int, Tensor]:
         message = f"has {shown(name)} in {shown(dtype)}; what works: {', '.join(_NUMBERS)}"
         raise invalid_field("file", "wrong_dtype", message)
     if len(shape) != 2 or not all(_whole(size) and 0 < size <= _MAX_SIZE for size in shape):
-        message = f"has {shown(name)} in a shape that is no matrix'; those of LoRA have two sizes, at least 1 each"
+        message = f"has {shown(name)} in a shape that is no matrix; those of LoRA have two sizes, at least 1 each"
         raise invalid_field("file", "no_matrix", message)
     if len(offsets) != 2 or not all(_whole(offset) and offset >= 0 for offset in offsets):
         raise invalid_field("file", "damaged", f"has a header whose offsets of {shown(name)} cannot be right")

@@ -3,6 +3,7 @@
 import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import psycopg
@@ -241,7 +242,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _models_of(request: Request) -> list[type[BaseModel]]:
     """The pydantic models among the called route's parameters; not those that dependencies give it, as the settings."""
     hints = get_type_hints(request.scope["route"].endpoint, include_extras=True)
-    return [hint for name, hint in hints.items() if name != "return" and isinstance(hint, type) and issubclass(hint, BaseModel)]
+    plain = [hint for name, hint in hints.items() if name != "return" and get_origin(hint) in (None, UnionType)]
+    return list(_models_in(plain))
 
 
 def _as_sent(path: Sequence[str | int], models: Sequence[type[BaseModel]]) -> tuple[list[str | int], list[str]]:

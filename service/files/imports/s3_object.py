@@ -79,8 +79,15 @@ class S3Object:
 def bucket_and_key(source: str) -> tuple[str, str]:
     """Of s3://bucket/key. Raises Invalid."""
     bucket, _, key = source.removeprefix(SCHEME).partition("/")
-    if not _BUCKET.fullmatch(bucket) or not key or any(part in ("", ".", "..") for part in key.split("/")):
-        raise invalid_field("source", "not_an_object", f"must be of the form s3://bucket/key, not {shown(source)!r}")
+    why = None
+    if not bucket or not key:
+        why = f"not {shown(source)!r}"
+    elif not _BUCKET.fullmatch(bucket):
+        why = f"whose bucket has 3 to 63 characters of a-z, 0-9, '.' and '-', unlike {shown(bucket)!r}"
+    elif any(part in ("", ".", "..") for part in key.split("/")):
+        why = f"whose key has no empty part, '.' or '..', unlike {shown(key)!r}"
+    if why is not None:
+        raise invalid_field("source", "not_an_object", f"must be of the form s3://bucket/key, {why}")
     return bucket, key
 
 

@@ -65,7 +65,7 @@ def test_what_it_holds_in_memory_is_bounded():
 
 
 WRONG = {
-    "a vector": (entry(shape=[1]), "no matrix"),
+    "a vector": (entry(shape=[1]), "no matrix; those"),
     "an empty matrix": (entry(shape=[0, 1], data_offsets=[0, 0]), "no matrix"),
     "a side that no matrix has": (entry(shape=[2**31, 1]), "no matrix"),
     "a side that is no number": (entry(shape=[True, 1]), "no matrix"),

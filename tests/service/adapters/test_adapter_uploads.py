@@ -215,6 +215,20 @@ def test_an_initialisation_that_leaves_the_base_is_taken(initial):
     assert PeftSettings.read(json.dumps(changed(init_lora_weights=initial)).encode()).rank == 2
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (b"[" * 100_000, "has an adapter_config.json that is nested too deeply"),
+        (b"{", "has an adapter_config.json that cannot be read: "),
+        (b"[]", "has an adapter_config.json that is no object"),
+    ],
+    ids=["deep", "cut", "list"],
+)
+def test_a_damaged_configuration_is_told_so(config, words):
+    with pytest.raises(NotPlainLora, match=words):
+        PeftSettings.read(config)
+
+
 def test_a_uniform_pattern_is_none(tenant):
     config = changed(rank_pattern={"q_proj": 2}, alpha_pattern={"q_proj": 4})
     assert upload(tenant, safetensors(tensors()), config=config).status_code == 201

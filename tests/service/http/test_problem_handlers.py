@@ -169,6 +169,12 @@ def test_the_fields_that_are_shown_are_the_bodys_and_no_setting_of_the_service(t
     assert message.endswith("the fields here are: bytes, expires_after, filename, mime_type, purpose")
 
 
+def test_the_fields_of_a_body_that_may_be_left_out_are_shown(admin):
+    assert errors_of(admin.post("/v1/admin/nodes/none/drain", json={"zzz": 1})) == {
+        "zzz": "is not a known field; the fields here are: evict"
+    }
+
+
 def test_a_parameter_says_where_it_stands(tenant):
     assert errors_of(tenant.get("/v1/tasks?limit=0&status=done")) == {
         "limit": "(query) should be greater than or equal to 1, got '0'",

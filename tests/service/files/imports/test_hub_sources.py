@@ -76,7 +76,8 @@ def test_a_dry_run_tells_all_and_stores_nothing(tenant, database):
         ({"source": "file:///etc/passwd"}, "source", "source_not_taken", "hf://datasets/organisation/name, https://"),
         ({"source": "s3://rows.jsonl"}, "source", "not_an_object", "s3://bucket/key"),
         ({"source": "s3://../rows.jsonl"}, "source", "not_an_object", "s3://bucket/key"),
-        ({"source": "s3://bucket/../rows.jsonl"}, "source", "not_an_object", "s3://bucket/key"),
+        ({"source": "s3://x/rows.jsonl"}, "source", "not_an_object", "3 to 63 characters"),
+        ({"source": "s3://bucket/../rows.jsonl"}, "source", "not_an_object", "no empty part"),
         ({"source": "s3://bucket/rows.csv"}, "source", "format_not_taken", "is CSV"),
         ({"source": "s3://bucket/rows.jsonl", "token": "t"}, "token", "only_for_the_hub", "hf://datasets"),
         (
