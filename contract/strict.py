@@ -1,9 +1,12 @@
 """Shared strictness of all messages: unknown fields are errors, values are immutable, NaN is not a number."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+T = TypeVar("T")
 
 _FIRST_YEAR = 1970  # earliest year of a timestamp: UTC cannot write year 1 at every offset
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
@@ -44,7 +47,16 @@ def _near(moment: datetime) -> datetime:
     return moment
 
 
+class _NoNull:
+    """Of `T | None`, takes T alone: the default may be None, and no request may say it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        stated, _ = get_args(source)
+        return handler.generate_schema(stated)
+
+
 NO_BOOL = BeforeValidator(_no_bool)  # for floats: pydantic alone would accept true as 1.0
 STORABLE = AfterValidator(_no_nul)  # for a str
+LeftOut = Annotated[T | None, _NoNull()]  # of a change: None where the field is left out; a null is refused
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Moment = Annotated[AwareDatetime, AfterValidator(_near)]

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from contract.evaluation.endpoint_fields import HeaderValue
 from contract.integrations import ServerName, TrackerType
-from contract.strict import STORABLE, Strict
+from contract.strict import STORABLE, LeftOut, Strict
 from service.database.engine import new_id
 from service.http.outbound import MAX_URL, NotPublic, Outbound, Refused
 from service.http.problems import Conflict, Invalid, invalid_field
@@ -72,7 +72,7 @@ class TrackingServerChange(Strict):
     """What is left out stays as it is, but for a new `url`, which needs credentials of its own where there were some;
     `credentials` null removes them. Mirrors that were given up begin anew."""
 
-    url: Url | None = None
+    url: LeftOut[Url] = None
     credentials: Credentials | None = None
 
 

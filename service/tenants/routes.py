@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from contract.strict import Moment, Strict
+from contract.strict import LeftOut, Moment, Strict
 from contract.task_spec import MAX_SLOWDOWN, MaxSlowdown
 from service.app_state import QueueDep, Service
 from service.authentication import AdminDb
@@ -67,9 +67,9 @@ class NewTenant(Strict):
 class TenantChange(Strict):
     """What is left out stays."""
 
-    weight: Weight | None = Field(default=None, description="Of its fair share")
+    weight: LeftOut[Weight] = Field(default=None, description="Of its fair share")
     max_slowdown: MaxSlowdown | None = Field(default=None, description=f"{_BOUND}; null takes the tenant's away")
-    quotas: QuotaLimits | None = Field(default=None, description="All four; one that is left out gets its default")
+    quotas: LeftOut[QuotaLimits] = Field(default=None, description="All four; one that is left out gets its default")
 
 
 class NewKey(Strict):

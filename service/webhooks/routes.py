@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
-from contract.strict import STORABLE, Strict
+from contract.strict import STORABLE, LeftOut, Strict
 from service.app_state import Config, QueueDep
 from service.authentication import Db, Reader, Writer
 from service.http.no_body import NO_BODY
@@ -45,10 +45,10 @@ class NewWebhook(Strict):
 class WebhookChange(Strict):
     """What is left out stays as it is."""
 
-    url: Url | None = None
-    events: Wanted | None = None
+    url: LeftOut[Url] = None
+    events: LeftOut[Wanted] = None
     description: Description | None = None
-    enabled: bool | None = None
+    enabled: LeftOut[bool] = None
 
 
 class WebhookResource(BaseModel):

@@ -103,7 +103,8 @@ def _tenant_page(request: Request, db: AdminDb, tenant_id: str, secret: str | No
 @router.post("/admin/tenants/{tenant_id}")
 def change_tenant(tenant_id: str, db: AdminDb, queue: QueueDep, form: Form) -> Response:
     quotas = {name: _number(form.one(name)) for name in tenants.QuotaLimits.model_fields}
-    change = read_as(tenants.TenantChange, weight=_number(form.one("weight")), quotas=quotas)
+    weight = _number(form.one("weight"))
+    change = read_as(tenants.TenantChange, quotas=quotas, **({} if weight is None else {"weight": weight}))
     tenants.change_tenant(tenant_id, change, db, queue)
     return RedirectResponse(f"/admin/tenants/{tenant_id}", 303)
 

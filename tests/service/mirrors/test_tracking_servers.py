@@ -80,6 +80,7 @@ def test_credentials_go_to_no_url_that_they_were_not_given_for(tenant):
     assert (error["field"], error["code"]) == ("credentials", "credentials_needed")
     assert tenant.get(place).json()["url"] == SERVER["url"]
     assert tenant.patch(place, json={"url": SERVER["url"]}).json()["has_credentials"] is True
+    assert tenant.patch(place, json={"url": None}).json()["errors"][0]["field"] == "url"
     assert tenant.patch(place, json=moved | {"credentials": None}).json()["has_credentials"] is False
     assert tenant.patch(place, json={"url": SERVER["url"]}).status_code == 200, "there are none that could go anywhere"
 

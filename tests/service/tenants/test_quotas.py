@@ -186,3 +186,5 @@ def test_an_admin_sets_them(admin):
     assert admin.request("PATCH", "/v1/admin/tenants/none", json={}).status_code == 404
     wrong = admin.request("PATCH", path, json={"quotas": {"queued_tasks": -1, "month_tokens": 2**63}})
     assert {error["field"] for error in wrong.json()["errors"]} == {"quotas.queued_tasks", "quotas.month_tokens"}
+    null = admin.request("PATCH", path, json={"weight": None, "quotas": None, "max_slowdown": None})
+    assert {error["field"] for error in null.json()["errors"]} == {"weight", "quotas"}

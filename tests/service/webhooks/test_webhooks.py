@@ -272,6 +272,14 @@ def test_a_webhook_that_may_not_be(tenant, said, field):
     assert response.json()["errors"][0]["field"] == field
 
 
+@pytest.mark.parametrize("field", ["url", "events", "enabled"])
+def test_null_changes_no_webhook(tenant, hook, field):
+    response = tenant.patch(f"/v1/webhooks/{hook['id']}", json={field: None})
+    (error,) = response.json()["errors"]
+    assert (response.status_code, error["field"]) == (422, field)
+    assert error["message"].endswith("got null")
+
+
 def test_webhooks_are_told_of_their_tenants_tasks_alone(tenant, new_tenant, hook, database):
     cancelled(new_tenant())
     with database.begin() as session:
