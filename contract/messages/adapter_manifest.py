@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from contract.compatibility.lenient_documents import ShownConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, PeftSettings
 from contract.strict import Message, Sha256
+from contract.wording.step_words import listed
 
 
 class AdapterFile(Message):
@@ -63,8 +64,8 @@ class AdapterManifest(PeftFolder):
     @property
     def taken(self) -> str:
         """Which of the job's weights it has, in words."""
-        *first, last = map(str, self.averaged_steps or [self.step])
-        return f"with the mean of the weights after steps {', '.join(first)} and {last}" if first else f"after step {last}"
+        mean = f"with the mean of the weights after steps {listed(self.averaged_steps)}" if self.averaged_steps else ""
+        return mean or f"after step {self.step}"
 
     @property
     def settings(self) -> PeftSettings:

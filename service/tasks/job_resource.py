@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import select
+from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
 from contract.compatibility.lenient_documents import ShownConfig
@@ -48,6 +48,9 @@ class JobResource(BaseModel):
     error: str | None
     best_step: int | None
     best_val_loss: float | None
+    averaged_steps: list[int] = Field(
+        description="The steps whose weights its adapter is the mean of; none: it has those of `best_step`"
+    )
     adapter_id: str | None = Field(description="Null also where it was deleted")
     started_at: datetime | None
     ended_at: datetime | None
@@ -67,14 +70,15 @@ def find_job(session: Session, principal: Principal, job_id: str) -> JobResource
 
 
 def _jobs(session: Session, principal: Principal, which: Any) -> Iterator[JobResource]:
-    there = select(Job, Adapter.id).join(Task, Task.id == Job.task_id).where(Task.deleted_at.is_(None))
-    adapters = there.outerjoin(Adapter, (Adapter.job_id == Job.id) & Adapter.deleted_at.is_(None))
+    kept = case((Adapter.deleted_at.is_(None), Adapter.id))
+    there = select(Job, kept, Adapter.manifest["averaged_steps"]).join(Task, Task.id == Job.task_id)
+    adapters = there.where(Task.deleted_at.is_(None)).outerjoin(Adapter, Adapter.job_id == Job.id)
     jobs = scoped(adapters.where(which), Job, principal)
-    for job, adapter_id in session.execute(jobs.order_by(Job.index)):
-        yield _of(job, adapter_id)
+    for job, adapter_id, averaged_steps in session.execute(jobs.order_by(Job.index)):
+        yield _of(job, adapter_id, averaged_steps or [])
 
 
-def _of(job: Job, adapter_id: str | None) -> JobResource:
+def _of(job: Job, adapter_id: str | None, averaged_steps: list[int]) -> JobResource:
     verdict = None
     if job.exit_reason is not None:
         verdict = Exit(reason=ExitReason(job.exit_reason), step=job.step, evidence=job.exit_evidence or {})
@@ -95,6 +99,7 @@ def _of(job: Job, adapter_id: str | None) -> JobResource:
         error=job.error,
         best_step=job.best_step,
         best_val_loss=job.best_val_loss,
+        averaged_steps=averaged_steps,
         adapter_id=adapter_id,
         started_at=job.started_at,
         ended_at=job.ended_at,

@@ -9,6 +9,7 @@ from motet.display.event_lines import line_of
 from contract.wording.exit_sentences import exit_sentence
 
 BEST = "best validation loss 1.2500 at step 30"
+MEAN = "the mean of steps 5, 6 and 8"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ENDED = {"job": 3, "job_id": "job_3", "step": 40, "best_step": 30, "best_val_loss": 1.25}
 RANKED = {"pattern": "ranked after warmup", "rank": 9, "alive": 16, "kept": 6, "val_loss": 2.5}
@@ -35,11 +36,24 @@ RANKED = {"pattern": "ranked after warmup", "rank": 9, "alive": 16, "kept": 6, "
         ),
         ({"status": "failed", "error": "the loss is NaN", "best_val_loss": None}, "failed at step 40: the loss is NaN"),
         ({"status": "completed"}, "completed at step 40: best validation loss 1.2500 at step 30"),
+        (
+            {"status": "completed", "averaged_steps": [20, 30, 40]},
+            "completed at step 40: best validation loss 1.2500 of the mean of steps 20, 30 and 40",
+        ),
     ],
 )
 def test_a_job_that_ended_says_why(more, said):
     event = Event(number=7, type="job", data=ENDED | more, created_at=NOW)
     assert line_of(event) == f"2026-01-02 03:04:05 job 3 is {said}"
+
+
+@pytest.mark.parametrize(
+    ("more", "taken"), [({}, "step 6"), ({"averaged_steps": []}, "step 6"), ({"averaged_steps": [5, 6, 8]}, MEAN)]
+)
+def test_an_adapter_is_of_a_step_or_of_a_mean(more, taken):
+    data = {"job": 1, "adapter_id": "adapter_1", "step": 6, "val_loss": 0.5564} | more
+    said = line_of(Event(number=7, type="adapter", data=data, created_at=NOW))
+    assert said.endswith(f"job 1 stored adapter_1 of {taken}, validation loss 0.5564")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-from motet.api.resources import Schedule, Task, Usage
+from motet.api.resources import Adapter, Schedule, Task, Usage
 from motet.display.tables.account_tables import usage_table
+from motet.display.tables.adapter_tables import adapters_table
 from motet.display.tables.fleet_tables import running_table, waiting_table
 from motet.display.tables.task_tables import tasks_table
 from rich.console import Console
@@ -38,6 +39,14 @@ def test_a_waiting_task_says_why_and_until_when():
     assert "task_1 waits: It needs 1 GPU. (starts in about 10 min)" in printed(tasks_table([task(waiting=why)]))
     assert "It needs" not in printed(tasks_table([task(waiting=why, status="cancelled")]))
     assert printed(tasks_table([task()]))
+
+
+def test_an_adapter_that_is_a_mean_says_of_which_steps():
+    made = {"id": "adapter_1", "task_id": "task_1", "job_id": "job_1", "step": 6, "val_loss": 0.5, "bytes": 1, "files": []}
+    made |= {"lineage": None, "created_at": datetime.now(UTC).isoformat()}
+    mean = made | {"id": "adapter_2", "averaged_steps": [5, 6, 8]}
+    told = printed(adapters_table([Adapter.model_validate(one) for one in (made, mean)])).splitlines()
+    assert ["mean of steps 5, 6 and 8" in line for line in told] == [False, False, True]
 
 
 def test_the_schedule_shows_nodes_what_runs_there_and_the_queue():

@@ -4,6 +4,7 @@ from typing import Any
 
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
+from contract.wording.step_words import mean_of_steps
 from motet.api.resources import Event
 
 _POINTS = "curves"
@@ -36,7 +37,8 @@ def _said(kind: str, data: dict[str, Any]) -> str:
             return f"job {data.get('job')} is {data.get('status')} at step {data.get('step')}" + _ending(data)
         case "adapter":
             loss = _loss(data.get("val_loss")) + _scores(data)
-            return f"job {data.get('job')} stored {data.get('adapter_id')} of step {data.get('step')}, validation loss {loss}"
+            taken = f"the {mean}" if (mean := _mean(data)) else f"step {data.get('step')}"
+            return f"job {data.get('job')} stored {data.get('adapter_id')} of {taken}, validation loss {loss}"
         case "rewind":
             return f"job {data.get('job')} goes back to step {data.get('step')}"
         case "curves":
@@ -54,7 +56,8 @@ def _ending(data: dict[str, Any]) -> str:
     """Why a job has ended, and its best loss."""
     said = [_exit(data)] if data.get("exit_reason") else [str(data["error"])] if data.get("error") else []
     if data.get("best_val_loss") is not None:
-        said.append(f"best validation loss {_loss(data['best_val_loss'])} at step {data.get('best_step')}")
+        taken = f"of the {mean}" if (mean := _mean(data)) else f"at step {data.get('best_step')}"
+        said.append(f"best validation loss {_loss(data['best_val_loss'])} {taken}")
     return f": {'; '.join(said)}" if said else ""
 
 
@@ -64,6 +67,12 @@ def _exit(data: dict[str, Any]) -> str:
     if reason not in list(ExitReason) or not evidence:
         return reason
     return f"{reason}, {exit_sentence(ExitReason(reason), evidence)}"
+
+
+def _mean(data: dict[str, Any]) -> str:
+    """Which steps' mean the loss is of; empty where it is of one step."""
+    found = data.get("averaged_steps")
+    return mean_of_steps(found) if isinstance(found, list) else ""
 
 
 def _curves(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,13 +23,13 @@ class EventKind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?, selection?}: the task has a new status
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
-    # {job, job_id, status, step}: a job's status changed; and if it ended, {best_step, best_val_loss, exit_reason?,
-    # exit_evidence?, error?}; or its texts were scored at a milestone: {milestone, evaluated_step, scores, evaluation_error?};
-    # or its configuration was proposed (tpe): {config}
+    # {job, job_id, status, step}: a job's status changed; and if it ended, {best_step, best_val_loss, averaged_steps?,
+    # exit_reason?, exit_evidence?, error?}; or its texts were scored at a milestone: {milestone, evaluated_step, scores,
+    # evaluation_error?}; or its configuration was proposed (tpe): {config}
     JOB = "job"
     CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points are now readable
     REWIND = "rewind"  # {job, step, status}: points beyond this step no longer count (-1: none does)
-    ADAPTER = "adapter"  # {job, adapter_id, step, val_loss, scores?, evaluation_error?}: an adapter can be downloaded
+    ADAPTER = "adapter"  # {job, adapter_id, step, averaged_steps?, val_loss, scores?, evaluation_error?}: it can be downloaded
 
 
 # further fields of a status event: the task's column, and the only status that tells it (None: each)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from sqlalchemy import bindparam, select, text
 from sqlalchemy.orm import Session, defer
@@ -49,10 +50,16 @@ from service.tasks.models import Job, Task
 from service.tasks.text_evaluations import store, told_of
 
 _JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs no config
+_AVERAGED = select(Adapter.manifest["averaged_steps"])
 _REACH = text(
     """UPDATE jobs j SET step = greatest(j.step, n.step)
     FROM unnest(CAST(:jobs AS varchar[]), CAST(:steps AS integer[])) AS n(id, step) WHERE j.id = n.id"""
 )
+
+
+def _averaged(steps: Sequence[int] | None) -> dict[str, Any]:
+    """What an event tells of an adapter that is a mean; of another nothing."""
+    return {"averaged_steps": list(steps)} if steps else {}
 
 
 class EventRefused(ValueError):
@@ -253,7 +260,7 @@ class ReportReducer:
         )
         self._session.add(kept)
         told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}
-        told |= told_of(self._session, self._task, job)
+        told |= _averaged(manifest.averaged_steps) | told_of(self._session, self._task, job)
         self._events.add(EventKind.ADAPTER, told)
         self._session.flush()
 
@@ -266,7 +273,7 @@ class ReportReducer:
             job.rung_losses = event.rung_losses or None
         self._task.lost_executors = 0
         self._ended.append(job.id)
-        self._events.job(job)
+        self._events.job(job, _averaged(self._session.scalar(_AVERAGED.where(Adapter.job_id == job.id))))
         return job
 
     def _must_hold(self, sha256: str, size: int, what: str) -> None:

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from contract.gpu_counts import device_word, devices, gpu_count
 from contract.wording.duration_words import duration as in_words
 from contract.wording.quota_words import quota_words
+from contract.wording.step_words import mean_of_steps
 
 NONE = "\u2013"
 
@@ -144,4 +145,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "device_word": device_word,
     "devices": devices,
     "quota_words": quota_words,
+    "mean_of_steps": mean_of_steps,
 }

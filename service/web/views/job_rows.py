@@ -9,6 +9,7 @@ from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.wording.config_labels import HEADINGS, MAIN, TO_BE_PROPOSED, cell, label, varying, winner_label
 from contract.wording.exit_sentences import exit_sentence
+from contract.wording.step_words import mean_of_steps
 from service.adapters.resource import AdapterResource
 from service.tasks.job_resource import JobResource
 from service.tasks.resource import TaskResource
@@ -107,7 +108,7 @@ def _key(job: JobResource, sort: str) -> tuple[Any, ...]:
 
 
 def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None:
-    """The verdict on the winner, with its configuration, and the step that its adapter is from where that is not its last."""
+    """The verdict on the winner, with its configuration, and which steps its adapter is from where that is not its last."""
     if task.selection is None:
         return None
     job = next((job for job in jobs if task.winner is not None and job.id == task.winner.job_id), None)
@@ -115,6 +116,8 @@ def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None
         return f"{task.selection.verdict}."
     told = f"job {job.index} ({winner_label(job.config, [one.config for one in jobs])})"
     said = re.sub(rf"\bjob {job.index}\b", lambda _: told, task.selection.verdict, count=1) + "."
+    if job.averaged_steps:
+        said += f" Its adapter is the {mean_of_steps(job.averaged_steps)}."
     if task.winner.step >= job.step:
         return said
     said += f" Its own loss was lowest after step {task.winner.step} of {job.total_steps or job.step}"

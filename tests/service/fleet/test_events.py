@@ -95,6 +95,25 @@ def test_a_tasks_life_in_events(tenant, new_node, plan):
     assert tenant.get(f"/v1/tasks/{task_id}").json()["placement"]["device_type"] == "cpu"
 
 
+def test_an_adapter_that_is_a_mean_says_of_which_steps(tenant, new_node, plan):
+    node = new_node()
+    task_id = tenant.task()["id"]
+    plan()
+    placement = node.take(task_id)
+    placement.report(placement.attached(), moved(0, "warmup"), moved(1, "warmup"))
+    mean = placement.adapter(0, 1.25)
+    mean["manifest"]["averaged_steps"] = [5, 6, 8]
+    placement.report(mean)
+    placement.report(completed(0), placement.adapter(1, 1.5), completed(1))
+    told = [event["data"] for event in said(tenant, task_id) if event["type"] == "adapter" or "best_step" in event["data"]]
+    assert [data.get("averaged_steps") for data in told] == [[5, 6, 8], [5, 6, 8], None, None]
+    jobs = tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"]
+    assert [job["averaged_steps"] for job in jobs] == [[5, 6, 8], []]
+    assert tenant.delete(f"/v1/adapters/{jobs[1]['adapter_id']}").status_code == 204
+    after = tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"]
+    assert after == [jobs[0], jobs[1] | {"adapter_id": None}]
+
+
 def test_a_rewind_says_what_does_not_count_any_more(tenant, new_node, plan):
     node = new_node()
     task_id = tenant.task()["id"]

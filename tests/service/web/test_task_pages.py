@@ -121,6 +121,25 @@ def test_the_winner_is_told_by_its_configuration_and_the_step_of_its_adapter(vis
     assert "null" not in page.text_content("#spec")
 
 
+def test_an_adapter_that_is_a_mean_says_of_which_steps(visitor, tenant, database, storage):
+    task, mean = tenant.task(name="a sweep", search_space=GRID)["id"], "mean of steps 5, 7 and 9"
+    sweeps.begin(database, task)
+    with database.begin() as session:
+        first = jobs_of(session, task)[0]
+        kept = adapter(session, storage, first, FOLDER)
+        kept.manifest = kept.manifest | {"averaged_steps": [5, 7, 9]}
+        row = session.get_one(Task, task)
+        row.winner_job_id, row.selection = first.id, choose([Candidate(0, 4, 1.0, None)], None)[1].model_dump(mode="json")
+    sweeps.end(database, task)
+    page = visitor.open(f"/tasks/{task}")
+    assert f"1.0000. Its adapter is the {mean}. Its own loss was lowest after step 7 of 100, and rose afterwards." in " ".join(
+        page.text_content("#selection").split()
+    )
+    assert page.locator("#job-rows [data-name='at step']").all_text_contents().count(mean) == 1
+    assert page.locator("#adapters [data-name=step]").all_text_contents() == [mean]
+    assert visitor.open("/adapters").locator("#rows [data-name=step]").all_text_contents() == [mean]
+
+
 def test_several_are_cancelled_at_once(visitor, tenant):
     tasks = [tenant.task(name=f"task {number}")["id"] for number in range(3)]
     page = visitor.open("/tasks")

@@ -193,6 +193,7 @@ class Job(Message):
     error: str | None = None
     best_step: int | None = None
     best_val_loss: float | None = None
+    averaged_steps: tuple[int, ...] = ()  # whose weights its adapter is the mean of; none: it has those of `best_step`
     adapter_id: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None

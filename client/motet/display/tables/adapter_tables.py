@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rich.console import RenderableType
 
+from contract.wording.step_words import mean_of_steps
 from motet.api.resources import (
     Adapter,
     HubPush,
@@ -28,7 +29,7 @@ def adapters_table(adapters: Iterable[Adapter]) -> RenderableType:
             one.id,
             one.task_id or f"uploaded{f': {one.name}' if one.name else ''}",
             one.base_model or "",
-            str(one.step) if one.step is not None else "",
+            mean_of_steps(one.averaged_steps) or (str(one.step) if one.step is not None else ""),
             f"{one.val_loss:.4f}" if one.val_loss is not None else "",
             f"{one.bytes:,}",
             ago(one.created_at),
