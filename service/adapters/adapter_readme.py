@@ -11,6 +11,7 @@ from contract.states import JobStatus
 from contract.task_spec import Precision
 from contract.wording.config_labels import HEADINGS, label, varying
 from service.adapters.models import Adapter
+from service.tasks.best_job import best_first
 from service.tasks.curves.curve_reader import Curve
 from service.tasks.job_resource import JobResource
 from service.tasks.models import Task
@@ -70,7 +71,7 @@ def readme(
     if task.selection is not None and task.winner_job_id == own.id:
         parts += _against_base(Selection.model_validate(task.selection))
     parts += [_sample(samples, place) for place in range(min(_SAMPLES, max((len(one.samples) for one in samples), default=0)))]
-    parts.append(_table(jobs, own.index))
+    parts.append(_table(jobs, own.index, task.winner_job_id))
     return "\n\n".join(parts) + "\n"
 
 
@@ -168,15 +169,15 @@ def _against_base(selection: Selection) -> list[str]:
     return ["Prompt by prompt, with intervals of 95 %:\n\n" + "\n".join(lines)] if lines else []
 
 
-def _table(jobs: Sequence[JobResource], winner: int) -> str:
+def _table(jobs: Sequence[JobResource], own: int, winner_job_id: str | None) -> str:
     """A table of all configurations, best first."""
-    ranked = sorted(jobs, key=lambda job: (job.best_val_loss is None, job.best_val_loss or 0.0, job.index))
+    ranked = sorted(jobs, key=lambda job: best_first(job, winner_job_id))
     axes = varying(job.config for job in jobs)
     rows = ["| job | configuration | steps | end | best validation loss |", "|---|---|---|---|---|"]
     for job in ranked:
         end = job.exit.reason if job.exit is not None else job.status
         loss = f"{job.best_val_loss:.4f}" if job.best_val_loss is not None else ""
-        mark = " (this one)" if job.index == winner else ""
+        mark = " (this one)" if job.index == own else ""
         rows.append(f"| {job.index}{mark} | {label(job.config, axes)} | {job.step}/{job.total_steps or '?'} | {end} | {loss} |")
     early = sum(job.status == JobStatus.EXITED for job in jobs)
     return f"## The search\n\n{len(jobs)} configurations, {early} of them stopped early.\n\n" + "\n".join(rows)

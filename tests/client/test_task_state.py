@@ -103,3 +103,17 @@ def test_a_paired_test_says_what_it_compared_and_how_surely() -> None:
 def test_a_reason_without_numbers_says_its_pattern():
     bare = Exit(reason=ExitReason.DIVERGING, step=9, evidence={"pattern": "loss is not finite"})
     assert why(bare) == "loss is not finite"
+
+
+@pytest.mark.parametrize(("beta", "before"), [(0.1, 1), (0.5, None)])
+def test_losses_of_several_betas_name_no_leader_before_there_is_a_winner(beta: float, before: int | None) -> None:
+    losses = ((0.1, 0.2), (beta, 0.0625), (0.1, 0.75))
+    jobs = [job(at, config=CONFIG | {"beta": one}, best_val_loss=loss) for at, (one, loss) in enumerate(losses)]
+    view = TaskState(task(), jobs)
+    assert (view.leader.index if view.leader is not None else None) == before
+    assert ("best validation loss" in view.summary()) == (before is not None)
+    winner = {"job_id": "job_2", "index": 2, "config": CONFIG, "adapter_id": "adapter_1", "val_loss": 0.75, "step": 3}
+    view.task = task(winner=winner)
+    assert view.leader is jobs[2]
+    assert "best validation loss 0.750 (job 2)" in view.summary()
+    assert sorted(jobs, key=view.best_first)[0] is jobs[2]

@@ -45,7 +45,7 @@ def jobs(task: TaskId, json: Json = False) -> None:
     with Client() as client:
         found = client.tasks.get(resolve(client, task))
         view = TaskState(found, client.tasks.jobs(found.id))
-    ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
+    ranked = sorted(view.jobs, key=view.best_first)
     output.give(list(view.jobs), lambda: jobs_table(view, ranked))
     output.say(f"\n{found.id} {outcome(found)}")
     _advise(found, output)

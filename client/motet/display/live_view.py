@@ -71,7 +71,7 @@ class LiveView:
         view = self._view
         if len(view.jobs) <= room:
             return list(view.jobs)
-        by_interest = sorted(view.jobs, key=lambda job: (job.status in JOB_TERMINAL, view.best(job), job.index))
+        by_interest = sorted(view.jobs, key=lambda job: (job.status in JOB_TERMINAL, *view.best_first(job)))
         return sorted(by_interest[: max(1, room - 1)], key=lambda job: job.index)
 
     def _header(self) -> Text:

@@ -50,9 +50,20 @@ class TaskState:
 
     @property
     def leader(self) -> Job | None:
-        """The job with the lowest validation loss so far."""
+        """The winner, or before there is one the job with the lowest validation loss so far; none in a DPO search over beta,
+        whose losses cannot be compared."""
         evaluated = [job for job in self.jobs if job.best_val_loss is not None or self.curve(job.index, "val_loss")]
-        return min(evaluated, key=lambda job: (self.best(job), job.index), default=None)
+        first = min(evaluated, key=self.best_first, default=None)
+        if first is None or self._wins(first):
+            return first
+        return first if len({job.config.beta for job in self.jobs}) <= 1 else None
+
+    def best_first(self, job: Job) -> tuple[bool, float, int]:
+        """The sort key of a table of jobs: the winner, then by loss."""
+        return not self._wins(job), self.best(job), job.index
+
+    def _wins(self, job: Job) -> bool:
+        return self.task.winner is not None and self.task.winner.index == job.index
 
     def best(self, job: Job) -> float:
         """The job's lowest validation loss so far; infinite if there is none. Of an ended job it is that of its full

@@ -147,7 +147,7 @@ def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, re
 
 def _results(output: ConsoleOutput, view: TaskState, ready: Ready) -> Winner:
     task = view.task
-    ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
+    ranked = sorted(view.jobs, key=view.best_first)
     output.say()
     output.say(jobs_table(view, ranked))
     output.say()

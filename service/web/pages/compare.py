@@ -61,7 +61,7 @@ def compare(viewer: Looking, db: Db, request: Request, task: Annotated[list[str]
         found = [
             Compared(
                 one,
-                job_table(jobs_of_task(session, reader, one.id), "best").best,
+                job_table(jobs_of_task(session, reader, one.id), "best", one.winner.job_id if one.winner else None).best,
                 gpu_seconds_of(session, reader, one.id),
                 at,
             )

@@ -53,7 +53,8 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         row = find(session, Task, task_id, reader, "task")
         (task,) = resources_of(session, [row])
         jobs = jobs_of_task(session, reader, task_id)
-        kept = adapters_of(reader).where(Adapter.task_id == task_id).order_by(Adapter.val_loss).limit(_ADAPTERS)
+        kept = adapters_of(reader).where(Adapter.task_id == task_id)
+        kept = kept.order_by(Adapter.job_id.is_distinct_from(row.winner_job_id), Adapter.val_loss).limit(_ADAPTERS)
         stored = [adapter_row(AdapterResource.of(one), row.name, row.winner_job_id) for one in session.scalars(kept)]
         changes = scoped(select(PlanChange).where(PlanChange.task_id == task_id), PlanChange, reader)
         plans = session.scalars(changes.order_by(PlanChange.created_at.desc()).limit(_PLANS))
@@ -64,7 +65,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         mirrors = mirrors_of(session, reader, task_id)
         ask = askable(session, reader, row, jobs, stored)
         texts = generated_texts(session, reader, row, task.winner.index if task.winner is not None else None)
-    table = job_table(jobs, sort)
+    table = job_table(jobs, sort, row.winner_job_id)
     exits = Counter(job.exit.reason.value for job in jobs if job.exit is not None)
     return render(
         request,
@@ -113,9 +114,9 @@ def get_curve_image(task_id: str, viewer: Looking, db: Db) -> Response:
     """What the page shows where scripts are off."""
     reader = viewer.principal
     with db.begin() as session:
-        find(session, Task, task_id, reader, "task")
+        row = find(session, Task, task_id, reader, "task")
         jobs = jobs_of_task(session, reader, task_id)
-        drawn = curve_image.draw(jobs, curve_pack(session, reader, task_id, len(jobs), [], 0))
+        drawn = curve_image.draw(jobs, curve_pack(session, reader, task_id, len(jobs), [], 0), row.winner_job_id)
     return Response(drawn, media_type="image/svg+xml")
 
 

@@ -18,7 +18,7 @@ export class Parallel {
     this.listen();
   }
 
-  // jobs: [{job, best, config: {name: number | string | null}}]
+  // jobs: [{job, best, leads, config: {name: number | string | null}}]
   show(jobs) {
     this.jobs = jobs.filter((job) => job.best !== null);
     const names = jobs.length ? Object.keys(jobs[0].config) : [];
@@ -53,10 +53,8 @@ export class Parallel {
     this.frame = { top, bottom };
     this.xs = this.axes.map((_, at) => left + ((right - left) * at) / Math.max(1, this.axes.length - 1));
     const y = (part) => top + (bottom - top) * part;
-    const losses = this.jobs.map((job) => job.best).sort((a, b) => a - b);
-    const best = losses[0];
     for (const job of [...this.jobs].sort((a, b) => (a.job === this.lit ? 1 : b.job === this.lit ? -1 : b.best - a.best))) {
-      const keeps = this.keeps(job), first = job.best === best, lit = job.job === this.lit;
+      const keeps = this.keeps(job), first = job.leads, lit = job.job === this.lit;
       g.strokeStyle = lit || first ? css("--b-work") : css("--quiet");
       g.globalAlpha = keeps ? (lit || first ? 1 : 0.55) : 0.08;
       g.lineWidth = lit || first ? 2.6 : 1;

@@ -48,8 +48,7 @@ function readTable() {
   all.forEach((job, at) => rowOf.set(job.job, rows.children[at]));
   plot.jobs = new Map(all.map((job) => [job.job, job]));
   for (const job of all) labels.set(job.job, job.label);
-  const scored = all.filter((job) => job.best !== null);
-  plot.best = scored.length ? scored.reduce((a, b) => (b.best < a.best ? b : a)).job : null;
+  plot.best = all.find((job) => job.leads)?.job ?? null;
   parallel?.show(all);
   plot.redraw();
 }

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
+from service.tasks.best_job import best_job
 from service.tasks.job_resource import JobResource
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 900, 360, 56, 30, 10, 12
@@ -12,7 +13,7 @@ _GREY, _BEST, _EXIT = "#8a94a3", "#0072b2", "#d55e00"
 _TEXT = 'font-family="system-ui,sans-serif" font-size="12" fill="#5b6470"'
 
 
-def draw(jobs: Sequence[JobResource], pack: dict[str, Any]) -> str:
+def draw(jobs: Sequence[JobResource], pack: dict[str, Any], winner_job_id: str | None) -> str:
     """An SVG document of the packed curves."""
     curves = {
         index: [(s, v) for s, v in zip(steps, values, strict=True) if v is not None and v > 0]
@@ -31,8 +32,7 @@ def draw(jobs: Sequence[JobResource], pack: dict[str, Any]) -> str:
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - math.log(value)) / span
 
-    scored = [job for job in jobs if job.best_val_loss is not None]
-    best = min(scored, key=lambda job: (job.best_val_loss, job.index), default=None)
+    best = best_job(jobs, winner_job_id)
     parts = [f'<path stroke="{_GREY}" fill="none" d="M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/>']
     for at in range(5):
         value = math.exp(low + span * at / 4)

@@ -11,6 +11,7 @@ from contract.wording.config_labels import HEADINGS, MAIN, TO_BE_PROPOSED, cell,
 from contract.wording.exit_sentences import exit_sentence
 from contract.wording.step_words import mean_of_steps
 from service.adapters.resource import AdapterResource
+from service.tasks.best_job import best_first, best_job, losses_comparable
 from service.tasks.job_resource import JobResource
 from service.tasks.resource import TaskResource
 from service.usage.trained_rows import rows_trained
@@ -52,17 +53,18 @@ class JobTable:
         return (*_FIXED, *self.names)
 
 
-def job_table(jobs: Sequence[JobResource], sort: str) -> JobTable:
+def job_table(jobs: Sequence[JobResource], sort: str, winner_job_id: str | None) -> JobTable:
     """The jobs ordered by a column: a fixed one or a hyperparameter's; unknown columns mean the best first."""
     names = varying([job.config for job in jobs]) if jobs else []
-    rows = [_row(job, names) for job in jobs]
-    scored = [row for row in rows if row.job.best_val_loss is not None]
-    best = min(scored, key=lambda row: (row.job.best_val_loss, row.job.index), default=None)
+    found = best_job(jobs, winner_job_id)
+    rows = [_row(job, names, job is found) for job in jobs]
+    best = next((row for row in rows if row.job is found), None)
     sort = sort if sort in (*_FIXED, *names) else "best"
-    return JobTable(names, [HEADINGS[name] for name in names], sorted(rows, key=lambda row: _key(row.job, sort)), best, sort)
+    ordered = sorted(rows, key=lambda row: best_first(row.job, winner_job_id) if sort == "best" else _key(row.job, sort))
+    return JobTable(names, [HEADINGS[name] for name in names], ordered, best, sort)
 
 
-def _row(job: JobResource, names: Sequence[str]) -> JobRow:
+def _row(job: JobResource, names: Sequence[str], leads: bool) -> JobRow:
     config: JobConfig = job.config
     said = label(config, names) if job.proposed else TO_BE_PROPOSED
     facts = {
@@ -77,6 +79,7 @@ def _row(job: JobResource, names: Sequence[str]) -> JobRow:
         "promoted": job.promoted,
         "exit": job.exit.reason.value if job.exit is not None else None,
         "best": job.best_val_loss,
+        "leads": leads,
         "best_step": job.best_step,
         "config": {name: _plain(getattr(config, name), cell(config, name)) for name in names},
     }
@@ -90,7 +93,6 @@ def _plain(value: Any, shown: str) -> float | str | None:
 
 
 def _key(job: JobResource, sort: str) -> tuple[Any, ...]:
-    last = float("inf")
     match sort:
         case "index":
             return (job.index,)
@@ -98,8 +100,6 @@ def _key(job: JobResource, sort: str) -> tuple[Any, ...]:
             return (list(JobStatus).index(job.status), job.index)
         case "step":
             return (-job.step, job.index)
-        case "best":
-            return (job.best_val_loss if job.best_val_loss is not None else last, job.index)
         case "exit":
             return (job.exit is None, job.exit.reason.value if job.exit is not None else "", job.index)
     value = getattr(job.config, sort)
@@ -146,6 +146,9 @@ def adapter_row(adapter: AdapterResource, task: str | None, winner_job_id: str |
 
 
 def importance(table: JobTable) -> list[Worth]:
+    """Nothing where the losses cannot be compared."""
+    if not losses_comparable([row.job for row in table.rows]):
+        return []
     configs = [{name: row.facts["config"][name] for name in table.names} for row in table.rows]
     return worths(configs, [row.job.best_val_loss for row in table.rows], table.names)
 

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
@@ -15,6 +16,7 @@ from service.fleet.models import Placement
 from service.tasks.curves.curve_reader import val_losses
 from service.tasks.models import Job, Task
 from service.tasks.resource import TaskResource, render
+from service.tasks.stored_specs import part
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 from service.web.views.sparkline import Sparkline, sparkline
@@ -47,9 +49,7 @@ class TaskRow:
 def task_rows(session: Session, principal: Principal, tasks: Sequence[Task]) -> list[TaskRow]:
     """The tasks' rows in the same order; the number of queries does not depend on how many there are."""
     ids = {"ids": [task.id for task in tasks]}
-    best = select(Job.task_id, Job.id, Job.best_val_loss).where(among_ids(Job.task_id), Job.best_val_loss.is_not(None))
-    best = best.ext(distinct_on(Job.task_id)).order_by(Job.task_id, Job.best_val_loss, Job.index)
-    leaders = {row.task_id: row for row in session.execute(scoped(best, Job, principal), ids)}
+    leaders = _leaders(session, principal, tasks)
     courses = val_losses(session, principal, [row.id for row in leaders.values()])
     reasons: dict[str, dict[str, int]] = defaultdict(dict)
     exits = select(Job.task_id, Job.exit_reason, func.count()).where(among_ids(Job.task_id), Job.exit_reason.is_not(None))
@@ -72,6 +72,19 @@ def task_rows(session: Session, principal: Principal, tasks: Sequence[Task]) -> 
             )
         )
     return found
+
+
+def _leaders(session: Session, principal: Principal, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The best job of each task that has one, as `service.tasks.best_job` chooses it."""
+    best = select(Job.task_id, Job.id, Job.best_val_loss).join(Task, Task.id == Job.task_id)
+    best = best.where(among_ids(Job.task_id), Job.best_val_loss.is_not(None)).ext(distinct_on(Job.task_id))
+    best = best.order_by(Job.task_id, case((Job.id == Task.winner_job_id, 0), else_=1), Job.best_val_loss, Job.index)
+    undecided = [task.id for task in tasks if task.winner_job_id is None and part(task, "objective").get("type") == "dpo"]
+    betas = select(Job.task_id).where(among_ids(Job.task_id)).group_by(Job.task_id)
+    betas = betas.having(func.count(func.distinct(Job.config["beta"])) > 1)
+    apart = set(session.scalars(scoped(betas, Job, principal), {"ids": undecided})) if undecided else set()
+    told = session.execute(scoped(best, Job, principal), {"ids": [task.id for task in tasks if task.id not in apart]})
+    return {row.task_id: row for row in told}
 
 
 _ENDS = select(Placement.task_id, Placement.expected_end).where(among_ids(Placement.task_id), Placement.ended_at.is_(None))

@@ -176,6 +176,19 @@ def test_a_readme_says_that_its_adapter_is_a_mean(tenant, database, storage):
     assert "0.7500 with the mean of the weights after steps 5, 7 and 9; the base alone" in told
 
 
+def test_a_readmes_table_begins_with_the_winner(tenant, database, storage):
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        first, second = jobs_of(session, task_id)
+        bare = {path: content for path, content in FILES.items() if path != "README.md"}
+        adapter_id = adapter(session, storage, first, bare, val_loss=0.25).id
+        first.best_val_loss, second.best_val_loss = 0.25, 0.75
+        ended = {"status": "succeeded", "winner_job_id": second.id}
+        session.execute(update(Task).where(Task.id == task_id).values(**ended))
+    told = tenant.get(f"/v1/adapters/{adapter_id}/files/README.md").text
+    assert told.index("| 1 | ") < told.index("| 0 (this one) | ")
+
+
 @pytest.mark.parametrize(
     ("rows", "chat", "prompt"),
     [("chat", True, False), ("completion", False, True), ("text", False, True), ("preference", True, True)],

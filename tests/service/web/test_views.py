@@ -1,8 +1,18 @@
 """What pages say, without a browser: specs in their own order, the fields by which losses cannot be compared."""
 
+from service.tasks.job_resource import jobs_of_task
+from service.tasks.models import Task
+from service.tenants.api_keys import Principal
+from service.web.views.curve_image import draw
+from service.web.views.curve_pack import curve_pack
+from service.web.views.job_rows import importance, job_table
 from service.web.views.spec_differences import NamedFile, differences, in_order, loss_differences
 from service.web.views.spec_form.form_to_spec import spec_of_form
 from service.web.views.spec_form.spec_to_form import choices_of, fields_of
+from service.web.views.task_rows import task_rows
+from tests.service.sample_tasks import adapter, jobs_of
+from tests.service.web import sweeps
+from tests.service.web.page_samples import FOLDER, GRID
 
 SPEC = {
     "labels": {},
@@ -50,3 +60,36 @@ def test_a_form_like_a_task_keeps_metrics_with_settings():
     spec, mistakes = spec_of_form(fields, *chosen)
     assert not mistakes
     assert spec["evaluation"] == {"metrics": [{"type": "regex", "pattern": "a+"}, {"type": "rouge_l"}], "max_prompts": 9}
+
+
+def leads(database, tenant, task_id):
+    """The best job's index in a task's table, the first row's, the losses in the lists of jobs and of tasks, whether the image
+    shows a best job, and what mattered."""
+    reader = Principal(tenant.tenant_id, "key", frozenset())
+    with database.begin() as session:
+        task, jobs = session.get_one(Task, task_id), jobs_of_task(session, reader, task_id)
+        table = job_table(jobs, "best", task.winner_job_id)
+        (row,) = task_rows(session, reader, [task])
+        image = draw(jobs, curve_pack(session, reader, task_id, len(jobs), [], 0), task.winner_job_id)
+    best = table.best.job if table.best is not None else None
+    assert [row.facts["leads"] for row in table.rows].count(True) == (best is not None) == ('stroke-width="2.5"' in image)
+    found = (best.index, best.best_val_loss) if best is not None else (None, None)
+    assert found[1] == row.best
+    return found[0], table.rows[0].job.index, bool(importance(table))
+
+
+def test_losses_of_several_betas_name_no_best_job_before_there_is_a_winner(tenant, database, storage):
+    task_id = tenant.task(search_space=GRID)["id"]
+    sweeps.begin(database, task_id)
+    assert leads(database, tenant, task_id) == (0, 0, True)
+    with database.begin() as session:
+        for job in jobs_of(session, task_id):
+            job.config = job.config | {"beta": 0.1 + 0.2 * (job.index % 2)}
+        task = session.get_one(Task, task_id)
+        task.spec = task.spec | {"objective": {"type": "dpo"}}
+    assert leads(database, tenant, task_id) == (None, 0, False)
+    with database.begin() as session:
+        third = jobs_of(session, task_id)[3]
+        adapter(session, storage, third, FOLDER)
+        session.get_one(Task, task_id).winner_job_id = third.id
+    assert leads(database, tenant, task_id) == (3, 3, False)
