@@ -65,7 +65,7 @@ def readme(
         parts.append(_chosen(Selection.model_validate(task.selection), task.winner_job_id == own.id))
     parts.append(loading)
     if validation is not None and validation.steps:
-        parts.append(_curve(validation))
+        parts.append(_curve(validation, task.trend_rows, task.validation_rows))
     if any(one.scores for one in scores):
         parts.append(_scores(scores, own.index))
     if task.selection is not None and task.winner_job_id == own.id:
@@ -122,13 +122,16 @@ def vllm_rank(rank: int) -> int:
     return next(offered for offered in (8, 16, 32, 64, 128, 256, 320, 512) if offered >= rank)
 
 
-def _curve(curve: Curve) -> str:
+def _curve(curve: Curve, trend: int | None, rows: int | None) -> str:
+    """trend: how many of the validation rows, the first, its points read; None: all."""
     known = [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
     every = max(1, -(-len(known) // _CURVE_POINTS))
     shown = known[::every] if not known or known[::every][-1] == known[-1] else [*known[::every], known[-1]]
     top = max((value for _, value in shown), default=1.0) or 1.0
     lines = [f"{step:>8}  {value:8.4f}  {'#' * max(1, round(_BAR * value / top))}" for step, value in shown]
-    return "## Its validation loss\n\n```text\n    step      loss\n" + "\n".join(lines) + "\n```"
+    apart = trend is not None and rows is not None and trend < rows
+    said = f"Each point reads the first {trend} of the {rows} validation rows; the loss above reads all of them.\n\n"
+    return f"## Its validation loss\n\n{said * apart}```text\n    step      loss\n" + "\n".join(lines) + "\n```"
 
 
 def _scores(evaluations: Sequence[TextScores], own: int) -> str:

@@ -31,6 +31,11 @@ class Rows(BaseModel):
     truncated: int | None = Field(description="Longer than max_seq_len, cut")
     skipped: int | None = Field(description="Nothing left to train on after truncation")
 
+    @property
+    def trend_part(self) -> int | None:
+        """The trend's rows, where they are not all validation rows."""
+        return self.trend if None not in (self.trend, self.validation) and self.trend != self.validation else None
+
 
 class Progress(BaseModel):
     """Optimizer steps of all jobs. What early exit saves leaves the total, so that the end is where they meet."""

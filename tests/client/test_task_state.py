@@ -117,3 +117,17 @@ def test_losses_of_several_betas_name_no_leader_before_there_is_a_winner(beta: f
     assert view.leader is jobs[2]
     assert "best validation loss 0.750 (job 2)" in view.summary()
     assert sorted(jobs, key=view.best_first)[0] is jobs[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "rows", "said"),
+    [
+        ("training", {"validation": 16, "trend": 8}, "(job 0, on 8 of 16 rows)"),
+        ("training", {"validation": 16, "trend": 16}, "(job 0)"),
+        ("training", {"validation": 16}, "(job 0)"),  # of an earlier service
+        ("completed", {"validation": 16, "trend": 8}, "(job 0)"),
+    ],
+)
+def test_the_best_loss_so_far_says_of_how_many_rows_it_is(status: str, rows: dict[str, int], said: str) -> None:
+    view = TaskState(task(rows=rows), [job(status=status, best_val_loss=0.5)])
+    assert view.summary().endswith(f"best validation loss 0.500 {said}")

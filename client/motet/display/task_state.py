@@ -96,10 +96,15 @@ class TaskState:
         parts += [f"{count} {status.value}" for status, count in task.jobs.items() if count and status in _TOLD]
         leader = self.leader
         if leader is not None and math.isfinite(self.best(leader)):
-            parts.append(f"best validation loss {self.best(leader):.3f} (job {leader.index})")
+            parts.append(f"best validation loss {self.best(leader):.3f} (job {leader.index}{self._rows_read(leader)})")
         if task.placement is not None and task.placement.tokens_per_second:
             parts.append(f"{task.placement.tokens_per_second:,.0f} tokens/s")
         return " · ".join(parts)
+
+    def _rows_read(self, job: Job) -> str:
+        """How many of the validation rows the best loss of a job that trains is of, where it is not of all."""
+        trend, rows = self.task.rows.trend, self.task.rows.validation
+        return "" if job.status in JOB_TERMINAL or trend is None or trend == rows else f", on {trend} of {rows} rows"
 
     @property
     def _selects(self) -> bool:

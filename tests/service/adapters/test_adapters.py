@@ -189,6 +189,22 @@ def test_a_readmes_table_begins_with_the_winner(tenant, database, storage):
     assert told.index("| 1 | ") < told.index("| 0 (this one) | ")
 
 
+@pytest.mark.parametrize(("trend", "told"), [(8, True), (16, False), (None, False)])
+def test_a_readme_says_of_which_rows_its_curve_is(tenant, database, storage, trend, told):
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        job = jobs_of(session, task_id)[1]
+        chunk(session, job, "val_loss", [10, 20], [2.0, 1.0])
+        bare = {path: content for path, content in FILES.items() if path != "README.md"}
+        adapter_id = adapter(session, storage, job, bare, val_loss=0.75).id
+        session.execute(update(Task).where(Task.id == task_id).values(trend_rows=trend, validation_rows=16))
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    text = tenant.get(f"/v1/adapters/{adapter_id}/files/README.md").text
+    said = "Each point reads the first 8 of the 16 validation rows; the loss above reads all of them.\n\n```text"
+    assert (said in text) == told
+    assert ("Each point reads" in text) == told
+
+
 @pytest.mark.parametrize(
     ("rows", "chat", "prompt"),
     [("chat", True, False), ("completion", False, True), ("text", False, True), ("preference", True, True)],

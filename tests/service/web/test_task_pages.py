@@ -48,6 +48,10 @@ def test_a_task_page_shows_its_jobs_and_moves_with_them(visitor, database, sweep
     assert page.locator("#job-rows .r-diverging").count() == 1
     assert "1 stopped early" in page.text_content("#facts")
     assert page.locator(".worth tbody tr").count() == 2
+    assert page.text_content("#trend-rows") == ""
+    with database.begin() as session:
+        task = session.get_one(Task, sweep)
+        task.validation_rows, task.trend_rows = 16, 8
     before, parallel = picture(page), picture(page, "parallel")
     kept = page.locator("#job-rows tr").nth(5).element_handle()
     sweeps.go_on(database, sweep, 1, 41, 90)
@@ -56,6 +60,7 @@ def test_a_task_page_shows_its_jobs_and_moves_with_them(visitor, database, sweep
     redrawn(page, before)
     redrawn(page, parallel, "parallel")
     assert kept.evaluate("row => row.isConnected")  # what did not change was not made anew
+    page.wait_for_selector("#trend-rows >> text=Each validation point reads the first 8 of the 16 validation rows")
     sweeps.end(database, sweep)
     eventually(page, "document.getElementById('task-state').textContent.includes('succeeded')")
     page.wait_for_selector("#acts >> text=Delete…")

@@ -12,10 +12,12 @@ from contract.strict import Message
 
 
 class Rows(Message):
-    """How many rows train and validate; None until a worker has read the file."""
+    """How many rows train and validate; None until a worker has read the file. `trend`: how many of the validation rows, the
+    first, evaluations read but for those at the cut and at a job's end."""
 
     train: int | None = None
     validation: int | None = None
+    trend: int | None = None
     truncated: int | None = None
     skipped: int | None = None
 
