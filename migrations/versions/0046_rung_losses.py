@@ -1,4 +1,4 @@
-"""The losses that an ended job was ranked by at its rungs. Jobs that ended earlier have none: those of their curves stand in."""
+"""The losses that an ended job was ranked by at its rungs. Earlier jobs have none: their curves stand in."""
 
 import sqlalchemy as sa
 from alembic import op
