@@ -1,10 +1,11 @@
 """For admins: tenants with quotas and keys, prices, base models, join tokens, the audit log. Nodes are on the page Cluster."""
 
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -32,6 +33,7 @@ from service.web.session.viewer import Looking, Viewer
 router = pages()
 
 _SHOWN = 100
+_MOST_DAYS = 36_500  # of a key
 
 
 @router.get("/admin")
@@ -109,12 +111,16 @@ def change_tenant(tenant_id: str, db: AdminDb, queue: QueueDep, form: Form) -> R
     return RedirectResponse(f"/admin/tenants/{tenant_id}", 303)
 
 
+class _Lifetime(Strict):
+    days: Annotated[float, Field(gt=0, le=_MOST_DAYS)] | None  # None: without end
+
+
 @router.post("/admin/tenants/{tenant_id}/keys")
 def create_key(
     tenant_id: str, viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminClaimedKey, answers: AnswerBox
 ) -> Response:
-    days = _number(form.one("days"))
-    expires_at = datetime.now(UTC) + timedelta(days=float(days)) if days else None
+    days = read_as(_Lifetime, days=_number(form.one("days"))).days
+    expires_at = datetime.now(UTC) + timedelta(days=days) if days is not None else None
     new = read_as(tenants.NewKey, name=form.one("name") or "key", scopes=form.all("scope"), expires_at=expires_at)
     return _tenant_page(request, db, tenant_id, tenants.create_key(tenant_id, new, db, claim, answers).secret)
 

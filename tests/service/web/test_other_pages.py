@@ -252,6 +252,14 @@ def test_an_admin_makes_a_tenant_its_quota_and_its_key(admin_visitor, tenant):
     admin_visitor.expected("422")
     with admin_visitor.leaving():
         page.go_back()
+    for days in ("soon", "1e300", "0"):
+        page.fill("[name=days]", days)
+        admin_visitor.follow("text=Make a key")
+        assert "days" in page.text_content("main")
+        admin_visitor.expected("422")
+        with admin_visitor.leaving():
+            page.go_back()
+    page.fill("[name=days]", "90")
     admin_visitor.follow("text=Make a key")
     secret = page.text_content("#secret")
     made = tenant.client.get("/v1/quotas", headers={"Authorization": f"Bearer {secret}"}).json()
