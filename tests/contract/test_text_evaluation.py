@@ -158,6 +158,7 @@ def chained(count: int, copies: int = 1) -> dict[str, Any]:
         ({"maxItems": 1.5}, "a 'maxItems' that is not a whole number"),
         ({"uniqueItems": 1}, "a 'uniqueItems' that is not true or false"),
         ({"pattern": "("}, "a 'pattern' that is no regular expression"),
+        ({"pattern": "[" * 32_000}, "a 'pattern' that is no regular expression: unterminated character set"),
         ({"items": {"pattern": "[a-z]{20000}"}}, "at #/items a 'pattern' that has more than 10,000 parts"),
         ({"pattern": "(?:a){1<=e<=9}"}, "a 'pattern' that has '{1<=e<=9}', which asks for inexact matches"),
         ({"$ref": 5}, "a '$ref' that is not a text"),
