@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from contract.task_spec import TaskSpec
 
 _P3 = "sft/p3_tasks"
+_P3_MIX = tuple(f"{_P3}/{name}.jsonl" for name in ("sciq", "qasc", "quarel", "quartz", "cosmos"))
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,11 @@ SETS = {
         RowSet("gsm8k", ("sft/gsm8k/train.jsonl",), True),
         RowSet("mrpc", ("sft/mrpc/train.jsonl",), True),
         RowSet("p3_samsum", (f"{_P3}/samsum.jsonl",), True),
-        RowSet("p3_mix", tuple(f"{_P3}/{name}.jsonl" for name in ("sciq", "qasc", "quarel", "quartz", "cosmos")), True),
+        RowSet("p3_mix", _P3_MIX, True),
         RowSet("alpaca_eval", ("preference/alpaca_eval_pairs/pairs.openai.jsonl",), True, "dpo"),
+        RowSet("p3_mix_swapped", _P3_MIX, True, "dpo", 600, swapped=True),
+        RowSet("gsm8k_swapped", ("sft/gsm8k/train.jsonl",), True, "dpo", 600, swapped=True),
+        RowSet("wikisql_swapped", ("sft/wikisql/train.jsonl",), True, "dpo", 600, swapped=True),
         RowSet("e2e_nlg", ("sft/e2e_nlg/valid.jsonl",), False),
         RowSet("mawps", ("sft/mawps/train.jsonl",), False),
         RowSet("cola", ("sft/cola/train.jsonl",), False),
@@ -58,6 +62,7 @@ PAIRS = tuple(
     for base, names in (
         (LLAMA, ("gsm8k", "mrpc", "p3_samsum", "alpaca_eval", "e2e_nlg", "mawps", "cola", "e2e_swapped")),
         (QWEN2, ("gsm8k", "p3_mix", "alpaca_eval", "mawps", "p3_dream", "e2e_nlg")),
+        (LLAMA, ("p3_mix_swapped", "gsm8k_swapped", "wikisql_swapped")),
     )
     for name in names
 )
