@@ -83,7 +83,7 @@ def _spread(times: Sequence[float]) -> tuple[float, float, float]:
     return ordered[len(ordered) // 2], ordered[0], ordered[-1]
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """The measured commit, "+" if the tree had changes; unknown outside a checkout."""
     try:
         head = subprocess.run(
@@ -111,7 +111,7 @@ def write_result(
     machine = machine or this_machine()
     result = {
         **machine,
-        "commit": commit or _commit(),
+        "commit": commit or current_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": f"python -m benchmarks.{bench} "
         + " ".join(Path(word).name if word.startswith("/") else word for word in sys.argv[1:]),

@@ -44,13 +44,14 @@ def main() -> None:
     reporting = actions.add_parser("report")
     reporting.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
     reporting.add_argument("--out", type=Path, help="the result file's folder; left out, benchmarks/results")
+    reporting.add_argument("--beside", type=Path, help="an earlier result file, for sweeps that --state does not hold")
     for action in (sweeping, reporting):
         action.add_argument("--state", type=Path, required=True, help="the folder of finished sweeps")
         action.add_argument("--small", action="store_true", help="9 configurations, a tiny second base: to try it on a CPU")
     given = parser.parse_args()
     given.state.mkdir(parents=True, exist_ok=True)
     if given.action == "report":
-        print(report(given.state, given.commit, given.small, given.out))
+        print(report(given.state, given.commit, given.small, given.out, given.beside))
     else:
         sys.exit(sweep(given, time.monotonic() + 60 * given.minutes))
 

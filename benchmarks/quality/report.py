@@ -14,7 +14,7 @@ from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import Outcome, full_loss, plainly_unseen, rankings, replay, replay_live, unseen
 from benchmarks.quality.sweep_plot import draw
-from benchmarks.result_file import RESULTS, write_result
+from benchmarks.result_file import RESULTS, current_commit, write_result
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.task_spec import TaskSpec
@@ -34,9 +34,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class _References:
-    """What a sweep's outcomes are measured by. On the test part: best: the best of full training's finalists; plain: the lowest
-    loss of full training's weights of one step, where no adapter is a mean of several; base: the base alone. lowest: full
-    training's lowest loss on all validation rows."""
+    """What a sweep's outcomes are measured by. On the test part: best: the best of full training's finalists, or the base alone
+    where none is better; plain: the lowest loss of full training's weights of one step, where no adapter is a mean of several,
+    or the base's; base: the base alone. lowest: full training's lowest loss on all validation rows."""
 
     best: RowScores
     plain: float
@@ -44,14 +44,19 @@ class _References:
     lowest: float
 
 
-def report(state: Path, commit: str | None, small: bool = False, out: Path | None = None) -> str:
-    """Write the result file and the plot; returns a summary. Raises ValueError if there is no full sweep."""
+def report(state: Path, commit: str | None, small: bool = False, out: Path | None = None, beside: Path | None = None) -> str:
+    """Write the result file and the plot; returns a summary. beside: an earlier result file, from which the rows of sweeps that
+    `state` does not hold are taken. Raises ValueError if there is no full sweep, or if `beside` is of another machine."""
     sweeps = [Sweep.read(path) for path in sorted(state.glob("*.npz"))]
     full = [sweep for sweep in sweeps if sweep.policy == "none"]
     if not full:
         raise ValueError(f"{state} holds no sweep that was trained in full; run `python -m benchmarks.quality sweep` first")
     live = {(sweep.pair, sweep.seed): sweep for sweep in sweeps if sweep.policy == OURS}
     rows = [row_of(sweep, live.get((sweep.pair, sweep.seed)), small) for sweep in full]
+    for row in rows:
+        row["commit"] = commit or current_commit()
+    if beside is not None:
+        rows = _merged(rows, json.loads(beside.read_text()), sweeps[0].machine)
     figures, gate = figures_of(rows), json.loads((state / "gate.json").read_text())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -66,6 +71,15 @@ def report(state: Path, commit: str | None, small: bool = False, out: Path | Non
     return f"{path}\n{json.dumps(figures, indent=1)}"
 
 
+def _merged(rows: list[dict[str, Any]], earlier: dict[str, Any], machine: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows with those of an earlier result whose sweeps they lack, each with the commit that it was measured at."""
+    if {name: earlier[name] for name in machine} != machine:
+        raise ValueError(f"the earlier result is of {earlier['device']}, {earlier['versions']}, but the sweeps of {machine}")
+    known = {(row["pair"], row["seed"]) for row in rows}
+    others = [{"commit": earlier["commit"]} | row for row in earlier["rows"] if (row["pair"], row["seed"]) not in known]
+    return sorted(rows + others, key=lambda row: (row["pair"], row["seed"]))
+
+
 def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     """All results of one sweep."""
     pair = next(pair for pair in PAIRS if pair.name == sweep.pair)
@@ -77,12 +91,13 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     shown = replay_live(live, spec(OURS)) if live is not None else ours  # a replay lacks the means of jobs that ended early
     whole, full = replay(spec("none"), sweep)
     finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
-    _, best = min(finalists, key=lambda pair: pair[1].mean)
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
+    best = min(base, *(scores for _, scores in finalists), key=lambda scores: scores.mean)
+    plain = [scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None]
     refs = _References(
         best,
-        min(scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None),
+        min(base.mean, *plain),
         base,
         min(full_loss(sweep, e) for e in full.entrants.values()),
     )
@@ -122,7 +137,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "full": _told(whole, sweep, refs),
         "live": _told(shown, live, refs) | {"seconds": live.seconds, "full_seconds": sweep.seconds} if live else None,
         "peers": {
-            name: asdict(one) | {"x": one.unseen / _mean(over.test)}
+            name: asdict(one) | {"x": min(one.unseen, base.mean) / _used(over, base).mean}
             for found, over in ((peers, shown), (halved, ours))
             for name, one in found.items()
         },
@@ -131,15 +146,18 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     }
 
 
-def _mean(scores: RowScores | None) -> float:
-    return scores.mean if scores is not None else math.inf
+def _used(one: Outcome, base: RowScores) -> RowScores:
+    """What the search's model scores on the test part: its winner, or the base where the search says, and rightly, that nothing
+    beat it. A peer says nothing, and is taken to know as much; a wrong "none" is counted by itself."""
+    assert one.test is not None, "a winner has finite losses"
+    return base if one.selection.beats_base is False and base.mean < one.test.mean else one.test
 
 
 def _told(one: Outcome, sweep: Sweep, refs: _References) -> dict[str, Any]:
     """An outcome as numbers."""
     assert one.test is not None, "a winner has finite losses"
-    best, above, gain = refs.best, one.test.minus(refs.best), refs.base.minus(one.test)
-    low, high = above.interval
+    used, best, gain = _used(one, refs.base), refs.best, refs.base.minus(one.test)
+    low, high = used.minus(best).interval
     none = one.selection.beats_base is False
     return {
         "saved": one.saved,
@@ -151,8 +169,8 @@ def _told(one: Outcome, sweep: Sweep, refs: _References) -> dict[str, Any]:
         "winner_step": one.winner_step,
         "ratio": one.best_loss / refs.lowest,
         "unseen": one.test.mean,
-        "regret": one.test.mean / best.mean,
-        "regret_plain": one.test.mean / refs.plain,
+        "regret": used.mean / best.mean,
+        "regret_plain": used.mean / refs.plain,
         "regret_interval": [1 + low / best.mean, 1 + high / best.mean],
         "gain_unseen": [gain.mean, *gain.interval],
         "none_said": none,

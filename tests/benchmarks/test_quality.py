@@ -13,8 +13,9 @@ from benchmarks.quality.halved_searches import halved_searches
 from benchmarks.quality.peers import asha_of, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
-from benchmarks.quality.report import OURS, POLICIES, figures_of, row_of
+from benchmarks.quality.report import OURS, POLICIES, figures_of, report, row_of
 from benchmarks.quality.set_rows import rows_of
+from benchmarks.result_file import this_machine
 from contract.job_schedule import JobSchedule
 
 PAIR = PAIRS[0]
@@ -132,6 +133,37 @@ def test_a_search_that_learns_nothing_is_said_to_have_no_winner():
     nothing = made(dict.fromkeys(range(60), BASE))
     ours, _ = replay(spec_of(PAIR, OURS), nothing)
     assert ours.selection.beats_base is False
+
+
+def test_a_search_that_rightly_says_none_regrets_nothing():
+    harmed = made({job: BASE + 0.1 + 0.01 * ((job * 37) % 60) for job in range(60)})
+    row = row_of(harmed, None, False)
+    ours, base = row["policies"][OURS], row["base_unseen"]
+    assert (ours["none_said"], ours["none_wrong"], ours["unseen"] > base) == (True, False, True)
+    assert (ours["regret"], row["full"]["regret"], row["best_unseen"]) == (1.0, 1.0, base)
+    assert {peer["x"] for peer in row["peers"].values()} == {1.0}
+
+
+def test_a_report_takes_the_sweeps_that_it_lacks_from_an_earlier_one(sweep, tmp_path):
+    state, out, earlier = tmp_path / "state", tmp_path / "out", tmp_path / "earlier.json"
+    state.mkdir()
+    sweep.machine = this_machine()
+    sweep.write(state / "one.npz")
+    (state / "gate.json").write_text('{"passed": true}')
+    old = [row_of(sweep, None, False) | {"pair": pair, "train_rows": 1} for pair in (sweep.pair, PAIRS[1].name)]
+    told = {**this_machine(), "commit": "earlier", "rows": old}
+    earlier.write_text(json.dumps(told))
+
+    report(state, "now", out=out, beside=earlier)
+
+    rows = json.loads((out / "quality.json").read_text())["rows"]
+    assert [(row["pair"], row["commit"], row["train_rows"]) for row in rows] == [
+        (sweep.pair, "now", TRAIN),
+        (PAIRS[1].name, "earlier", 1),
+    ]
+    earlier.write_text(json.dumps(told | {"device": "another"}))
+    with pytest.raises(ValueError, match="is of another"):
+        report(state, "now", out=out, beside=earlier)
 
 
 def test_a_sweep_is_the_same_from_its_file(sweep, tmp_path):
