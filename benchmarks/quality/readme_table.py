@@ -1,6 +1,7 @@
 """The early-exit table of docs/BENCHMARKS.md, made from the result file of `python -m benchmarks.quality report`. Measures
 nothing."""
 
+from collections import Counter
 from typing import Any
 
 from contract.early_exit_policy import EarlyExitPolicy
@@ -10,11 +11,12 @@ OURS = EarlyExitPolicy().policy  # the default policy, whose figures are the hea
 
 def table(result: dict[str, Any], file: str) -> str:
     """One line per pair of base and set, as Markdown: what the default policy saves, and how its winner does on unseen rows."""
-    f = result["figures"]
+    f, earlier = result["figures"], Counter(row["commit"] for row in result["rows"] if row["commit"] != result["commit"])
+    others = "".join(f"; {sweeps} of the {f['sweeps']:.0f} sweeps at {commit}" for commit, sweeps in earlier.items())
     lines = [
         "60 configurations a pair of base and set (two bases of 7 and 36 million parameters), at product defaults\n"
-        f"(`{OURS}`), trained in full and once more live, on one {result['device']} "
-        f"(commit {result['commit']}, {result['date'][:10]}).\n"
+        f"(`{OURS}`), trained in full and once more live, on one {result['device']}\n"
+        f"(commit {result['commit']}, {result['date'][:10]}{others}).\n"
         "Regret: the live winner's loss on rows that neither training nor selection saw, over that of the best of full\n"
         "training's adapters there, means of weights among them; 1 is none. Plain: the same over the best of full training's\n"
         "weights of a single step. Random, ASHA, Hyperband, TPE: their winner's loss there over ours, at equal cost.\n",
