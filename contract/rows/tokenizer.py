@@ -42,6 +42,14 @@ class TemplateError(RowError):
             "take a base whose template writes it"
         )
 
+    @classmethod
+    def shortened(cls, field: str) -> "TemplateError":
+        return cls(
+            f"{field}: the base model's chat template leaves out a part of it, as many do with thoughts, so it cannot be "
+            "learned; learn the last turn alone (objective.turns: last), give this one weight 0, take the part out, or take a "
+            "base whose template writes it"
+        )
+
 
 class Tokenizer(Protocol):
     """The base model's tokenizer and chat template."""

@@ -27,7 +27,8 @@ class Rendered:
 
 def render(conversation: Conversation, write: Write, after: int = 0, last: bool = False) -> Rendered:
     """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
-    last alone; turns of weight 0 count as none. Raises TemplateError if the template drops the assistant's text."""
+    last alone; turns of weight 0 count as none. Raises TemplateError if the template leaves out anything of a learned turn's
+    text but white space."""
     turns = _Turns(conversation, write)
     places = [
         place
@@ -46,12 +47,20 @@ class _Turns:
 
     def span(self, place: int) -> tuple[int, int]:
         """The learned span of the assistant's turn at index `place`."""
-        return self._calls(place) if "tool_calls" in self._all.messages[place] else self._answer(place)
+        message = self._all.messages[place]
+        start, end = self._calls(place) if "tool_calls" in message else self._answer(place)
+        content = message.get("content", "")
+        # its beginning may be of the generation prompt, as an opened <think>
+        if _letters(content) not in _letters(self.whole[max(0, start - len(content)) : end]):
+            raise TemplateError.shortened(f"messages[{place}].content")
+        return start, end
 
     def _answer(self, place: int) -> tuple[int, int]:
         """Of a turn that is a text alone."""
-        start, end = self._content(self._all, place, self.whole)
+        start, end, exact = self._content(self._all, place, self.whole)
         prompted = self._after_prompt(place, self.whole, start)
+        if prompted is None and not exact:
+            raise _unlike_others(place)
         start = start if prompted is None else prompted
         if place == len(self._all.messages) - 1:
             return start, len(self.whole)
@@ -60,14 +69,16 @@ class _Turns:
         closing = closed[self._content(until, place, closed)[1] :]
         return start, end + common_prefix(self.whole[end:], closing)
 
-    def _content(self, within: Conversation, place: int, whole: str) -> tuple[int, int]:
-        """The span of message `place`'s content in the rendering `whole`, found by rendering two marker texts in its place."""
-        one, other = (self._write(_saying(within, place, mark), False) for mark in _MARKS)
+    def _content(self, within: Conversation, place: int, whole: str) -> tuple[int, int, bool]:
+        """The span of message `place`'s content in the rendering `whole`, found by rendering two marker texts in its place, and
+        whether it begins there: what a template writes of a thought begins before, where markers, which hold none, go on
+        otherwise."""
+        one, other = others = [self._write(_saying(within, place, mark), False) for mark in _MARKS]
         before, after = common_prefix(one, other), common_prefix(one[::-1], other[::-1])
-        start, end = before, len(whole) - after
-        if one == other or start > end or not whole.startswith(one[:before]) or not whole.endswith(one[len(one) - after :]):
-            raise TemplateError(f"messages[{place}]: the base model's chat template does not write this turn as it stands")
-        return start, end
+        first, rest = _unlike(whole, others)
+        if one == other or rest < after or first + rest > len(whole):
+            raise _unlike_others(place)
+        return first, len(whole) - rest, first == before
 
     def _calls(self, place: int) -> tuple[int, int]:
         """Of a turn with calls of tools. Their arguments stand nowhere else, so they are where the turn is found; its ends are
@@ -143,6 +154,15 @@ def _unlike(text: str, others: list[str]) -> tuple[int, int]:
 
 def _saying(within: Conversation, place: int, text: str) -> Conversation:
     return within.with_message(place, {**within.messages[place], "content": text})
+
+
+def _letters(text: str) -> str:
+    """The text without its white space, which templates trim."""
+    return "".join(text.split())
+
+
+def _unlike_others(place: int) -> TemplateError:
+    return TemplateError(f"messages[{place}]: the base model's chat template does not write this turn as it stands")
 
 
 def _unclear(place: int) -> TemplateError:

@@ -23,6 +23,23 @@ FORGETFUL = (
     "{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Turns after the last question keep their thoughts, which it writes in its own form; those before lose them (Qwen3's template).
+THINKING = (
+    "{% set ns = namespace(asked=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}"
+    "{% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') if '</think>' in m.content else '' %}"
+    "{% if m.role == 'assistant' and loop.index0 > ns.asked %}{{ '<think>\n' ~ thought ~ '\n</think>\n\n' }}{% endif %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') ~ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Its generation prompt opens the thoughts.
+OPENING = THINKING.replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}")
+# It never writes thoughts (DeepSeek-R1's).
+THOUGHTLESS = (
+    "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ m.content.split('</think>')[-1] ~ '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"
+)
 INST = (
     "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
     "{% else %} {{ m['content'] | trim }}</s>{% endif %}{% endfor %}"
@@ -105,6 +122,36 @@ def test_other_templates_have_the_same_labels(tokenizer, template):
     first, last = (rendered.text[a:b] for a, b in rendered.learned)
     assert first == "hello<|im_end|>\n"
     assert last in ("bye<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n")
+
+
+def thinks(thought: str, answer: str, **more: int) -> dict[str, object]:
+    return {"role": "assistant", "content": f"<think>{thought}</think>{answer}", **more}
+
+
+@pytest.mark.parametrize(("template", "prompted"), [(THINKING, "<think>\n"), (OPENING, "")])
+@pytest.mark.parametrize(("before", "between"), [("\n", "\n\n"), ("", "")])
+def test_thoughts_are_learned_where_the_template_writes_them(tokenizer, template, prompted, before, between):
+    reader = with_template(tokenizer, template)
+    messages = [{"role": "user", "content": "2+3?"}, thinks(f"{before}Let me see.{before}", f"{between}It is 5.")]
+    rendered = reader.render(messages)
+    said = f"{prompted}Let me see.\n</think>\n\nIt is 5.<|im_end|>\n"
+    assert [rendered.text[a:b] for a, b in rendered.learned] == [said]
+
+
+def test_thoughts_that_the_template_leaves_out_are_learned_by_nobody(tokenizer):
+    first, last = thinks("one", "\n\na"), thinks("two", "\n\nb")
+    asked = {"role": "user", "content": "q"}
+    reader = with_template(tokenizer, THINKING)
+    with pytest.raises(RowError, match=r"^messages\[1\]\.content: .*leaves out a part of it.*objective\.turns: last"):
+        reader.render([asked, first, asked, last])
+    for rendered in (
+        reader.render([asked, first, asked, last], last=True),
+        reader.render([asked, first | {"weight": 0}, asked, last]),
+    ):
+        learned = [rendered.text[a:b] for a, b in rendered.learned]
+        assert learned == ["<think>\ntwo\n</think>\n\nb<|im_end|>\n"]
+    with pytest.raises(RowError, match=r"^messages\[1\]\.content: .*leaves out a part of it"):
+        with_template(tokenizer, THOUGHTLESS).render([asked, first])
 
 
 def test_a_conversation_that_ends_with_a_question_learns_what_came_before(tokenizer):
