@@ -107,15 +107,17 @@ def _checkpoint_weights(path: Path, said: CheckpointWeights) -> AdapterWeights:
 
 
 def _tokens(work: CompletionWork, base: BaseCopy) -> list[list[int]]:
+    """The tokens of each prompt. Raises CannotAnswer, also for tokens that the tokenizer makes and the base lacks."""
     if work.messages is not None:
-        return [chat_tokens(base.reader.at(datetime.now(UTC)), work)]
-    found = [base.reader.text_prompt(one) if isinstance(one, str) else one for one in work.prompts]
+        param, found = "messages", [chat_tokens(base.reader.at(datetime.now(UTC)), work)]
+    else:
+        param, found = "prompt", [base.reader.text_prompt(one) if isinstance(one, str) else one for one in work.prompts]
     for prompt in found:
         if not prompt:
-            raise CannotAnswer("empty_prompt", "has no tokens; give it at least one", "prompt")
+            raise CannotAnswer("empty_prompt", "has no tokens; give it at least one", param)
         if not all(0 <= token < base.vocabulary for token in prompt):
             raise CannotAnswer(
-                "unknown_token", f"holds a token that the base lacks; it knows 0 to {base.vocabulary - 1}", "prompt"
+                "unknown_token", f"holds a token that the base lacks; it knows 0 to {base.vocabulary - 1}", param
             )
     return found
 
