@@ -1,14 +1,17 @@
 """Completions in an executor: texts are those of transformers and PEFT, token by token, and training keeps its bits."""
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import peft
 import pytest
 import torch
+from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from contract.messages.completion_messages import CheckpointWeights
+from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
 from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import AdapterKept, Checkpointed
 from contract.model_revision import revision_of
@@ -190,3 +193,19 @@ def test_a_conversation_that_the_base_cannot_read_is_refused_and_leaves_the_othe
     failed = {id: (one.last.failed.param, one.last.failed.code) for id, one in said.items() if one.last.failed is not None}
     assert failed == {"token": ("messages", "unknown_token"), "blank": ("messages", "empty_prompt")}
     assert said["sound"].choice().finish_reason is not None
+
+
+def test_log_probabilities_that_are_not_finite_end_the_request_in_words(fleet, placing, trained, tmp_path) -> None:
+    files = {file.path: file for file in trained(SPACE)}
+    huge = {name: torch.full_like(one, 3e38) for name, one in load(fleet.objects[files[WEIGHTS_FILE].sha256]).items()}
+    written = save(huge, {"format": "pt"})
+    sha256 = hashlib.sha256(written).hexdigest()
+    fleet.objects[sha256] = written
+    adapter = [files[CONFIG_FILE], files[WEIGHTS_FILE].model_copy(update={"sha256": sha256, "bytes": len(written)})]
+    works = [chat("huge", adapter=adapter, logprobs=1), chat("sound", logprobs=1)]
+    said = answers(fleet, tmp_path / "node", placing(SPACE, early_exit=CALM, training=LONG), works)
+    failed = said["huge"].last.failed
+    assert failed is not None
+    assert (failed.param, failed.code) == ("model", "not_finite")
+    assert said["huge"].last.completion_tokens == 1, "it goes on no longer"
+    assert said["sound"].last.failed is None

@@ -208,8 +208,8 @@ class Completions:
             piece = run.piece(base.token_text, base.end_tokens)
             if piece is not None:
                 self._channel.send(piece)
-            if run.done:
-                self._leave(run)
+                if piece.over:
+                    self._leave(run)
 
     def _begin_waiting(self, replicas: Replicas, room: Room) -> None:
         while self._waiting and len(self._running) < self._most:

@@ -1,5 +1,6 @@
 """One request under way: its sequences, what of their texts was sent, what it has cost. Runs nothing."""
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,11 @@ from worker.generate.text_decoder import Decode
 from worker.model.arena import Slot
 
 _SEEDS = 2**63
+_NOT_FINITE = CompletionFailed(
+    code="not_finite",
+    message="gives log-probabilities that are not finite: the weights of its adapter, or of its base, are too large",
+    param="model",
+)
 
 
 @dataclass(eq=False)
@@ -61,8 +67,11 @@ class RequestRun:
         return self.sequences
 
     def piece(self, token_text: Decode, end_tokens: frozenset[int]) -> CompletionPiece | None:
-        """What it has more than it had at the last call; None where that is nothing."""
+        """What it has more than it had at the last call; None where that is nothing. A failure, which is its last, where
+        log-probabilities that it asks for are not finite: no message holds them."""
         found = [self._choice(index, one, token_text, end_tokens) for index, one in enumerate(self.sequences)]
+        if not all(math.isfinite(value) for one in found for each in one.logprobs for value in _values(each)):
+            return self.failure(_NOT_FINITE)
         choices = [one for one in found if one.text or one.logprobs or one.finish_reason]
         return self._piece(choices=choices, over=self.done) if choices else None
 
@@ -99,6 +108,10 @@ class RequestRun:
             completion_tokens=sum(len(one.generated) for one in self.sequences),
             seconds=self.seconds,
         )
+
+
+def _values(one: TokenProbability) -> list[float]:
+    return [one.logprob, *(value for _, value in one.top)]
 
 
 def _probability(one: TokenLogprob, token_text: Decode) -> TokenProbability:
