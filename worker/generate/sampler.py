@@ -38,7 +38,9 @@ def _drawn(logits_NV: Tensor, samplings: Sequence[Sampling], places: Sequence[in
     """The inverse of the cumulative distribution over tokens in order of probability, at a uniform number."""
     wide = torch.float64
     column = lambda values: torch.tensor(values, dtype=wide, device=logits_NV.device)[:, None]  # noqa: E731
-    p = torch.softmax(logits_NV.to(wide) / column([s.temperature for s in samplings]), 1)
+    below_NV = logits_NV.to(wide) - logits_NV.amax(1, keepdim=True)  # none is infinite, however low the temperature
+    p = torch.softmax(below_NV.div_(column([s.temperature for s in samplings])), 1)
+    del below_NV  # as large as what sorting takes
     p, order = p.sort(dim=1, descending=True, stable=True)
     sums = p.cumsum(1)
     nucleus = (sums - p) < column([s.top_p for s in samplings])  # the first token always belongs to it

@@ -36,6 +36,11 @@ def test_draws_follow_the_distribution_that_transformers_samples(temperature: fl
         assert abs(drawn[token] / DRAWS - float(p[token])) <= 4.5 * spread + 1e-9
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-308, 5e-324])
+def test_the_lowest_temperatures_take_the_most_probable(temperature: float) -> None:
+    assert choose(logits(9), [Sampling(1, temperature)] * 9, range(9)) == logits(9).argmax(1).tolist()
+
+
 def test_a_row_is_drawn_by_its_own_seed_and_place_beside_any_others() -> None:
     rows = logits(150)
     samplings = [Sampling(1, 0.5 + row / 100, 0.9, seed=row % 7) if row % 3 else Sampling(1) for row in range(150)]
