@@ -1,12 +1,16 @@
 """What tests of the executor share."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import AdapterKept
+from contract.model_revision import revision_of
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
 
@@ -21,3 +25,16 @@ def trained(fleet: Fleet, placing: Callable[..., Any], tmp_path: Path) -> Callab
         return reported.of(AdapterKept)[0].manifest.files
 
     return train
+
+
+@pytest.fixture
+def wordy_base(tiny_base: BaseModelRef, tmp_path: Path) -> BaseModelRef:
+    """The tiny base with a tokenizer that knows a token more than it, as those of Gemma 3's text models do, and with a template
+    that writes nothing of a message "nothing"."""
+    folder = tmp_path / "wordy"
+    shutil.copytree(tiny_base.source, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.chat_template = "{% for m in messages if m['content'] != 'nothing' %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))

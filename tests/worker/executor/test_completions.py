@@ -1,7 +1,6 @@
 """Completions in an executor: texts are those of transformers and PEFT, token by token, and training keeps its bits."""
 
 import hashlib
-import shutil
 from pathlib import Path
 
 import peft
@@ -12,9 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from contract.messages.completion_messages import CheckpointWeights
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
-from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import AdapterKept, Checkpointed
-from contract.model_revision import revision_of
 from tests.worker.corpus import rows
 from tests.worker.executor.completion_work import CALM, LONG, NEW, SPACE, answers, chat, over, work
 from tests.worker.executor.text_evaluations import passes_take
@@ -175,19 +172,8 @@ def test_what_cannot_be_answered_is_said_in_words(fleet, placing, tmp_path) -> N
     assert said["fits"].choice().finish_reason is not None
 
 
-BLANK = "{% for m in messages if m['content'] != 'nothing' %}{{ m['content'] }}{% endfor %}"
-
-
-def test_a_conversation_that_the_base_cannot_read_is_refused_and_leaves_the_others(fleet, tiny_base, tmp_path) -> None:
-    """A tokenizer may know a token more than its base, as Gemma 3's text models' do, and a template write nothing."""
-    folder = tmp_path / "base"
-    shutil.copytree(tiny_base.source, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
-    tokenizer.chat_template = BLANK
-    tokenizer.save_pretrained(folder)
-    base = BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
-    placement = placer(fleet, base)(SPACE, TEXTS, early_exit=CALM, training=LONG)
+def test_a_conversation_that_the_base_cannot_read_is_refused_and_leaves_the_others(fleet, wordy_base, tmp_path) -> None:
+    placement = placer(fleet, wordy_base)(SPACE, TEXTS, early_exit=CALM, training=LONG)
     works = [chat("token", "what is <image_soft_token>?"), chat("blank", "nothing"), chat("sound")]
     said = answers(fleet, tmp_path / "node", placement, works)
     failed = {id: (one.last.failed.param, one.last.failed.code) for id, one in said.items() if one.last.failed is not None}

@@ -19,6 +19,7 @@ from contract.messages.report_messages import (
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
+from tests.worker.placer import placer
 from worker.api_client import PlacementLink
 from worker.data.object_cache import ObjectCache
 from worker.executor.training_loop import Executor
@@ -183,6 +184,13 @@ def test_what_cannot_be_trained_fails_with_a_reason(fleet, placing, tmp_path):
         (failed,) = reported.of(PlacementFailed)
         assert says in failed.error
         assert [e.lost for e in inside.ended] == [False]
+
+
+def test_rows_with_a_token_that_the_base_lacks_are_named_by_it(fleet, wordy_base, tmp_path):
+    told = [{"prompt": f"{n}?", "completion": f" <image_soft_token> {n}"} for n in range(9)]
+    (reported,) = Inside(fleet, tmp_path / "node").run(placer(fleet, wordy_base)(SPACE, told))
+    (failed,) = reported.of(PlacementFailed)
+    assert "hold '<image_soft_token>' (token 4096), which base model tiny lacks: it knows 0 to 4095" in failed.error
 
 
 def test_a_job_that_never_fits_fails_alone_with_its_numbers(fleet, placing, tmp_path, monkeypatch):

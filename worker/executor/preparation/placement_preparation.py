@@ -295,6 +295,6 @@ def _check_fits(data: DataSet | TokenRows, base: BaseCopy) -> None:
         )
     if data.largest_token >= base.vocabulary:
         raise DataError(
-            f"the tokenizer of base model {base.ref.name} makes token {data.largest_token}, but the model knows "
-            f"{base.vocabulary}; its folder mixes two models"
+            f"rows hold {base.token_text([data.largest_token])!r} (token {data.largest_token}), which base model "
+            f"{base.ref.name} lacks: it knows 0 to {base.vocabulary - 1}; take it out of the rows, or take another base"
         )
