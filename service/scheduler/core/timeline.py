@@ -110,7 +110,7 @@ class Timeline:
         self._planned = np.zeros(len(problem.nodes), bool)  # nodes with a later start: they may have holes
         for task in problem.running:
             self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
-            for tenant in {task.tenant, *(member.tenant for member in task.members)} & self._limits.keys():
+            for tenant in task.tenants & self._limits.keys():
                 units = task.units_of(tenant, self._units[self._places[task.node]])
                 self._limits[tenant].take(0, task.remaining, units)
         self._soonest = _rows([p.forever(node.gpus) for p, node in zip(self._profiles, problem.nodes, strict=True)])
@@ -266,8 +266,8 @@ class Tails:
         if ends[at] >= NEVER:
             return None
         planned = self._places.get(task.planned) if task.planned else None
-        if planned is not None and task.weight * int(ends[planned] - ends[at]) <= self._problem.churn:
-            at = planned
+        if planned is not None and ends[planned] < NEVER:  # else it is drained now, or has lost GPUs
+            at = planned if task.weight * int(ends[planned] - ends[at]) <= self._problem.churn else at
         gpus, begin, end = task.on(at), int(begins[at]), int(ends[at])
         limit = self._limits.get(task.tenant)
         if limit is not None:

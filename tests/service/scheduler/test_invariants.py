@@ -168,6 +168,16 @@ def test_malformed_problems_are_refused_by_the_field() -> None:
         assert part in said
 
 
+def test_a_task_far_behind_heavy_ones_is_not_planned_where_it_no_longer_fits() -> None:
+    """Beside them a move costs more than any wait for its planned node, which is drained and so never takes it."""
+    days = (259_200, 259_200)
+    heavy = tuple(Queued(f"heavy{at}", 1, 10**9, days) for at in range(60))
+    light = Queued("light", 1, 1, (3600, 3600), planned="gone")
+    problem = SchedulingProblem((PlanNode("n", 1), PlanNode("gone", 1, drained=True)), (), (*heavy, light))
+    (start,) = (start for start in solve(problem, QUICK).starts if start.task == "light")
+    assert (start.node, start.end) == ("n", 60 * days[0] + 3600)
+
+
 def test_ten_thousand_waiting_tasks_all_get_a_possible_start() -> None:
     shapes = [((60 + 7 * at,) * 16, 1 << at % 4) for at in range(40)]
     queued = tuple(Queued(f"q{at}", gpus, 1 + at % 3, seconds) for at in range(10_000) for seconds, gpus in [shapes[at % 40]])
