@@ -84,12 +84,21 @@ class RunningExecutor:
     correction: float = 1.0
     preemptible: Preemptible | None = None
 
-    def units_of(self, tenant: str, each: int) -> int:
-        """The limit units of `each` GPU that count for this tenant: those of several count by how wide each would run."""
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose tasks are there."""
+        return frozenset({self.tenant, *(member.tenant for member in self.members)})
+
+    def part_of(self, tenant: str) -> float:
+        """The part of its GPUs that counts for this tenant: those of several count by how wide each would run."""
         if len(self.members) < 2:
-            return self.gpus * each if tenant == self.tenant else 0
+            return 1.0 if tenant == self.tenant else 0.0
         theirs = sum(member.gpus for member in self.members if member.tenant == tenant)
-        return round(self.gpus * each * theirs / sum(member.gpus for member in self.members))
+        return theirs / sum(member.gpus for member in self.members)
+
+    def units_of(self, tenant: str, each: int) -> int:
+        """The limit units of `each` GPU that count for this tenant."""
+        return round(self.gpus * each * self.part_of(tenant))
 
 
 @dataclass(frozen=True)

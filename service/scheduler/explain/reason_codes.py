@@ -186,7 +186,7 @@ class _PlanSums:
         """Limit units held by tenant, after the plan's starts at 0."""
         held, units = defaultdict[str, int](int), self._problem.units
         for run in self._problem.running:
-            for tenant in {run.tenant, *(member.tenant for member in run.members)}:
+            for tenant in run.tenants:
                 held[tenant] += run.units_of(tenant, units[run.node])
         for start in self.planned.values():
             held[self._tasks[start.task][1].tenant] += start.gpus * units[start.node] if start.start == 0 else 0

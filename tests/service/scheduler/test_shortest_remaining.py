@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from service.scheduler.core.decision import SearchBudget, ShortPreemption
 from service.scheduler.core.joins.joining import held_units, settled
+from service.scheduler.core.joins.slowdowns import Member, Sharing
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import (
     NEVER,
@@ -71,6 +72,23 @@ def test_a_tenant_gives_another_only_what_it_holds_beyond_its_due() -> None:
     assert len(made(theirs)) == 1
     assert made(replace(theirs, dues=(("ada", 2.0), ("bo", 0.0)))) == []
     assert len(made(replace(BUSY, dues=(("ada", 2.0), ("bo", 0.0))))) == 1, "of its own it may"
+
+
+def test_several_victims_together_leave_their_tenant_its_due() -> None:
+    """Each of them alone would: ada holds two GPUs, one of which it is owed."""
+    wide = replace(BUSY, queued=(replace(SHORT, gpus=2, tenant="bo"),), dues=(("ada", 1.0), ("bo", 2.0)))
+    assert made(wide) == []
+    assert [set(one.victims) for one in made(replace(wide, dues=(("ada", 0.0), ("bo", 2.0))))] == [{"long", "longer"}]
+
+
+def test_of_an_executor_that_tenants_share_each_holds_its_part() -> None:
+    """ada holds a GPU, and half of another: it is owed one, so that half a GPU is lent, and no task of it may be taken."""
+    sharing = Sharing("base", 0.8, 0.3, 3.0)
+    members = (Member("long", "ada", 20 * HOUR, sharing), Member("theirs", "cy", 20 * HOUR, sharing))
+    shared = replace(LONG, members=members, remaining=30 * HOUR, preemptible=None)
+    theirs = replace(BUSY, running=(shared, LONGER), queued=(replace(SHORT, tenant="bo"),))
+    assert made(replace(theirs, dues=(("ada", 1.0), ("bo", 1.0)))) == []
+    assert len(made(replace(theirs, dues=(("ada", 0.5), ("bo", 1.0))))) == 1
     assert made(replace(BUSY, limits=(Limit("ada", 2),))) == [], "its quota is used up"
 
 

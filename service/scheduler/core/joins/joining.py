@@ -247,7 +247,7 @@ def held_units(problem: SchedulingProblem) -> dict[str, int]:
 
 def _units(problem: SchedulingProblem, run: RunningExecutor) -> dict[str, int]:
     each = problem.units[run.node]
-    return {tenant: run.units_of(tenant, each) for tenant in {run.tenant, *(member.tenant for member in run.members)}}
+    return {tenant: run.units_of(tenant, each) for tenant in run.tenants}
 
 
 def _within_quota(problem: SchedulingProblem, task: Queued, run: RunningExecutor, held: dict[str, int]) -> bool:

@@ -10,15 +10,15 @@ planned sooner by it, and may not need one. Values only.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.scheduler.core.batch_arrangement import plan_by_rules
 from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.joins.joining import held_units, settled
+from service.scheduler.core.joins.slowdowns import ROUNDING
 from service.scheduler.core.problem import (
     NEVER,
-    PlanNode,
     Preemptible,
     Queued,
     RunningExecutor,
@@ -82,17 +82,18 @@ class _Search:
     def __init__(self, problem: SchedulingProblem, leave: int) -> None:
         self._problem, self._leave = problem, leave
         self._runs: dict[str, list[RunningExecutor]] = defaultdict(list)
-        self._holds: dict[str, float] = defaultdict(float)
+        lent: dict[str, float] = defaultdict(float, {tenant: -due for tenant, due in problem.dues})
         worths = {node.id: node.worth for node in problem.nodes}
         for run in problem.running:
             self._runs[run.node].append(run)
-            self._holds[run.tenant] += run.gpus * worths[run.node]
+            for tenant in run.tenants:
+                lent[tenant] += run.gpus * worths[run.node] * run.part_of(tenant)
+        self._lent = lent if problem.dues else {}  # what each tenant holds beyond its due
         self._free = {node.id: node.gpus - sum(run.gpus for run in self._runs[node.id]) for node in problem.nodes}
         self._longest = {
             node: max((run.remaining for run in runs if run.preemptible is not None), default=0)
             for node, runs in self._runs.items()
         }
-        self._dues = dict(problem.dues)
         self._limits = {limit.tenant: limit.units for limit in problem.limits}
         self._units = held_units(problem)
 
@@ -113,12 +114,10 @@ class _Search:
         able = [
             _victim(run, run.preemptible, self._leave, seconds)
             for run in self._runs[node.id]
-            if run.preemptible is not None
-            and len(run.members) < 2
-            and run.remaining > seconds + self._leave
-            and self._may_take(task, run, node)
+            if run.preemptible is not None and len(run.members) < 2 and run.remaining > seconds + self._leave
         ]
-        victims = _fewest([victim for victim in able if victim is not None], task.on(at) - self._free[node.id])
+        lent = {tenant: gpus / node.worth for tenant, gpus in self._lent.items() if tenant != task.tenant}
+        victims = _fewest([victim for victim in able if victim is not None], task.on(at) - self._free[node.id], lent)
         if not victims:
             return None
         waits = min(start, *(victim.run.remaining for victim in victims))
@@ -129,12 +128,6 @@ class _Search:
         ids = tuple(victim.run.id for victim in victims)
         return _Option(ShortPreemption(task.id, node.id, ids, seconds, waits - self._leave), gain)
 
-    def _may_take(self, task: Queued, run: RunningExecutor, node: PlanNode) -> bool:
-        """Whether dues let the task's tenant take the victim's GPUs: its own, or what another holds beyond its due."""
-        if run.tenant == task.tenant or not self._dues:
-            return True
-        return self._holds[run.tenant] - run.gpus * node.worth >= self._dues.get(run.tenant, 0.0)
-
 
 def _victim(run: RunningExecutor, cost: Preemptible, leave: int, seconds: int) -> _Victim | None:
     """The task as a victim of a preemptor of `seconds`; None if it would then miss its deadline."""
@@ -144,13 +137,16 @@ def _victim(run: RunningExecutor, cost: Preemptible, leave: int, seconds: int) -
     return _Victim(run, cost.weight * pause, (cost.age + pause + run.remaining) / (cost.ran + run.remaining))
 
 
-def _fewest(able: Iterable[_Victim], gpus: int) -> list[_Victim]:
-    """Victims that give `gpus` GPUs, those that lose least for each GPU first, longest first; none if they do not suffice."""
-    victims, given = list[_Victim](), 0
+def _fewest(able: Iterable[_Victim], gpus: int, lent: Mapping[str, float]) -> list[_Victim]:
+    """Victims that give `gpus` GPUs, those that lose least for each GPU first, longest first; none if they do not suffice.
+    Together they give at most `lent` GPUs of each tenant that it names."""
+    victims, given, left = list[_Victim](), 0, dict(lent)
     for victim in sorted(able, key=lambda one: (one.loss / one.run.gpus, -one.run.remaining, one.run.id)):
-        if given < gpus:
+        if given < gpus and victim.run.gpus <= left.get(victim.run.tenant, NEVER) + ROUNDING:
             victims.append(victim)
             given += victim.run.gpus
+            if victim.run.tenant in left:
+                left[victim.run.tenant] -= victim.run.gpus
     if given < gpus:
         return []
     for victim in sorted(victims, key=lambda one: -one.loss):

@@ -104,7 +104,7 @@ def _preemptors(seen: Snapshot) -> list[Preemptor]:
     limits = {limit.tenant: limit.units for limit in seen.problem.limits}
     holds, units = Counter[str](), seen.problem.units
     for run in seen.problem.running:
-        for tenant in {run.tenant, *(member.tenant for member in run.members)}:
+        for tenant in run.tenants:
             holds[tenant] += run.units_of(tenant, units[run.node])
     reserved = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.reserved))}
     preemptors = []
