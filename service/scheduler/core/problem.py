@@ -72,7 +72,8 @@ class RunningExecutor:
 
     `members` are those whom others may join, and with whom; empty: nobody may. With several members, `id` and `tenant` are the
     first's. `correction` is their measured slowdown over the predicted one, at least 1. `preemptible` is None where it is not
-    preempted for shorter tasks.
+    preempted for shorter tasks. `sharers` are, where nobody may join several tasks, each one's tenant and the GPUs that it
+    would run on alone.
     """
 
     id: str
@@ -83,18 +84,21 @@ class RunningExecutor:
     members: tuple[Member, ...] = ()
     correction: float = 1.0
     preemptible: Preemptible | None = None
+    sharers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def _holders(self) -> tuple[tuple[str, int], ...]:
+        return tuple((member.tenant, member.gpus) for member in self.members) or self.sharers or ((self.tenant, self.gpus),)
 
     @property
     def tenants(self) -> frozenset[str]:
         """Whose tasks are there."""
-        return frozenset({self.tenant, *(member.tenant for member in self.members)})
+        return frozenset(tenant for tenant, _ in self._holders)
 
     def part_of(self, tenant: str) -> float:
         """The part of its GPUs that counts for this tenant: those of several count by how wide each would run."""
-        if len(self.members) < 2:
-            return 1.0 if tenant == self.tenant else 0.0
-        theirs = sum(member.gpus for member in self.members if member.tenant == tenant)
-        return theirs / sum(member.gpus for member in self.members)
+        holders = self._holders
+        return sum(gpus for holder, gpus in holders if holder == tenant) / sum(gpus for _, gpus in holders)
 
     def units_of(self, tenant: str, each: int) -> int:
         """The limit units of `each` GPU that count for this tenant."""

@@ -85,10 +85,13 @@ def _told_running(run: RunningExecutor) -> dict[str, Any]:
         del said["members"], said["correction"]  # a version that knows no sharing can read what has none
     if run.preemptible is None:
         del said["preemptible"]
+    if not run.sharers:
+        del said["sharers"]
     return said
 
 
 def _heard_running(said: Mapping[str, Any]) -> RunningExecutor:
     members = tuple(Member(**{**one, "sharing": Sharing(**one["sharing"])}) for one in said.get("members", ()))
     preemptible = Preemptible(**said["preemptible"]) if said.get("preemptible") else None
-    return RunningExecutor(**{**said, "members": members, "preemptible": preemptible})
+    sharers = tuple((tenant, gpus) for tenant, gpus in said.get("sharers", ()))
+    return RunningExecutor(**{**said, "members": members, "preemptible": preemptible, "sharers": sharers})

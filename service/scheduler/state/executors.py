@@ -59,7 +59,9 @@ def running_of(live: Sequence[LiveTask], joinable: Collection[str]) -> tuple[p.R
         last = max(ends(members, len(devices), correction).values()) if may else max(one.alone for one in there)
         first = there[0].task
         kept = members if may else ()
-        found.append(p.RunningExecutor(first.id, node, len(devices), last, first.tenant_id, kept, correction))
+        sharers = () if may or len(there) < 2 else tuple((one.task.tenant_id, one.gpus) for one in there)
+        run = p.RunningExecutor(first.id, node, len(devices), last, first.tenant_id, kept, correction, sharers=sharers)
+        found.append(run)
     return tuple(found)
 
 

@@ -226,6 +226,25 @@ def test_a_shared_gpu_counts_once_in_quotas_and_usage(tenant, new_tenant, new_no
     assert task_of(tenant, third)["waiting"]["code"] == "waiting_for_quota"
 
 
+def test_a_shared_gpu_still_counts_for_all_who_share_it_once_nobody_may_join(tenant, new_tenant, new_node, gpu, plan, admin):
+    """Half of the drained node's GPU, beside which a quota of one leaves no room for another."""
+    other = new_tenant()
+    shared(tenant, other, gpu, plan)
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    admin.request("POST", f"/v1/admin/nodes/{gpu.id}/drain")
+    new_node(said=SHARES | GPU)
+    third = other.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    assert task_of(other, third)["waiting"]["code"] == "waiting_for_quota"
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    fourth = tenant.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    assert task_of(tenant, fourth)["waiting"]["code"] == "waiting_for_quota"
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 2}})
+    plan()
+    assert task_of(other, third)["status"] == "running"
+
+
 def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant, gpu, plan, database):
     other = new_tenant()
     first, second = shared(tenant, other, gpu, plan)
