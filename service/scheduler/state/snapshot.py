@@ -182,7 +182,7 @@ class _SnapshotBuilder:
         live = self._executors.tasks(stands, self._spreads, self._downloads)
         running = running_of(live, self._executors.joinable)
         waiting = self._waiting(shared, gpus, widths)
-        given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting)
+        given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting, quotas)
         problem = p.SchedulingProblem(fleet, given.running, given.queued, quotas, recent=self._recent(widths))
         if self._dependencies.settings.preempt_for_shorter_tasks:
             tenants = TenantDues(shared, gpus)

@@ -73,6 +73,18 @@ def test_a_long_task_is_paused_for_a_short_one_and_goes_on_after_it(paused, plan
     assert [job.checkpoint.step for job in node.take(long).given.jobs if job.checkpoint] == [2, 2], "no step is lost"
 
 
+def test_a_quota_that_was_lowered_meanwhile_holds_for_reserved_gpus(paused, plan, admin):
+    node, owner, _, short, held = paused
+    admin.request("PATCH", f"/v1/admin/tenants/{owner.tenant_id}", json={"quotas": {"running_gpus": 0}})
+    detach(held)
+    plan()
+    assert node.desired().placements == []
+    assert owner.get(f"/v1/tasks/{short}").json()["waiting"]["code"] == "waiting_for_quota"
+    admin.request("PATCH", f"/v1/admin/tenants/{owner.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    plan()
+    assert [placement.task_id for placement in node.desired().placements] == [short]
+
+
 def test_another_tenants_owner_reads_no_names(new_tenant, new_node, plan, slow_steps):
     node, owner, other = new_node(slots=2), new_tenant(), new_tenant()
     held = {}

@@ -8,7 +8,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from service.fleet.models import Placement
-from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, Start
+from service.scheduler.core.problem import NEVER, Limit, PlanNode, Queued, RunningExecutor, Start
 
 _LAPSES = timedelta(seconds=120)  # after the last holder left
 
@@ -46,10 +46,16 @@ def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
 
 
 def kept(
-    reserved: Sequence[GpuReservation], nodes: Sequence[PlanNode], running: Sequence[RunningExecutor], queued: Sequence[Queued]
+    reserved: Sequence[GpuReservation],
+    nodes: Sequence[PlanNode],
+    running: Sequence[RunningExecutor],
+    queued: Sequence[Queued],
+    limits: Sequence[Limit] = (),
 ) -> ReservedStarts:
-    """Take tasks with a reservation out of the queue; hold for each its node's free GPUs, and those of leaving tasks."""
-    waiting = {task.id: task for task in queued}
+    """Take tasks with a reservation out of the queue; hold for each its node's free GPUs, and those of leaving tasks. A task
+    beyond its tenant's limit, which may have been lowered since, stays in the queue."""
+    waiting, most = {task.id: task for task in queued}, {limit.tenant: limit.units for limit in limits}
+    units = {node.id: node.units for node in nodes}
     runs, due, awaited = list(running), list[Start](), dict[str, GpuReservation]()
     for reservation in {reservation.task: reservation for reservation in reserved}.values():
         task, at = (
@@ -59,6 +65,9 @@ def kept(
         if task is None or at is None or nodes[at].drained or task.seconds[at] is None:
             continue
         seconds, gpus = task.seconds[at] or 1, task.on(at)
+        held = sum(run.units_of(task.tenant, units[run.node]) for run in runs)
+        if held + gpus * nodes[at].units > most.get(task.tenant, NEVER):
+            continue
         free = nodes[at].gpus - sum(run.gpus for run in runs if run.node == reservation.node)
         if free >= gpus:
             due.append(Start(task.id, reservation.node, 0, seconds, gpus))
