@@ -15,8 +15,9 @@ def differs(before: Mapping[str, Any] | None, after: Mapping[str, Any], at: date
 
 
 def shows(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime) -> bool:
-    """Whether readers see the change: one to notify, another place or node, or a start that moved by more than a little."""
-    other = any(before.get(name) != after[name] for name in ("code", "place", "node")) or _widened(before, after)
+    """Whether readers see the change: one to notify, another sentence, place or node, or a start that moved by more than a
+    little."""
+    other = any(before.get(name) != after[name] for name in ("code", "sentence", "place", "node")) or _widened(before, after)
     return other or _moved(before, after, at, *_SHOWN)
 
 

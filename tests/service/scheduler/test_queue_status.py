@@ -160,6 +160,21 @@ def test_what_moved_by_little_is_shown_as_before(tenant, queue, again, database)
         assert session.scalars(select(QueueStatus.packed)).one() == packed
 
 
+def test_a_sentence_that_alone_changed_is_shown(tenant, admin, new_node, plan):
+    """A higher quota moves neither the start of a task that waits for it all the same, nor its place."""
+    new_node(slots=8)
+    for quota in (4, 5):
+        admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": quota}})
+        if quota == 4:
+            tenant.task(gpus=3)
+            plan()
+            waits = f"/v1/tasks/{tenant.task(gpus=3)['id']}"
+        plan()
+        said = tenant.get(waits)
+        assert f"your quota is {quota} CPU slots at once" in said.json()["waiting"]["sentence"]
+    assert tenant.get(waits, headers={"If-None-Match": said.headers["etag"]}).status_code == 304
+
+
 def test_a_task_that_comes_back_is_not_planned_whatever_the_plan_said_before(tenant, queue, again):
     id = queue[2][1]
     assert tenant.post(f"/v1/tasks/{id}/pause").json()["waiting"]["code"] == "paused"
