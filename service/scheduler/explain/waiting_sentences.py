@@ -155,8 +155,9 @@ def _expected(reason: Reason, scene: Scene) -> str:
 
 def _drained(reason: Reason, scene: Scene) -> str:
     nodes, free = _numbers(reason, "nodes", "free")
-    which = _count(nodes, "node that has room for it is", "nodes that have room for it are")
-    return f"It needs {scene.asked(reason)}, and {which} being drained and take nothing new ({_free(free, scene)} there)."
+    which = _count(nodes, "node that it fits is", "nodes that it fits are")
+    closed = f"being drained or stopped, and {'takes' if nodes == 1 else 'take'} nothing new"
+    return f"It needs {scene.asked(reason)}, and {which} {closed} ({_free(free, scene)} there)."
 
 
 def _unfit(reason: Reason, scene: Scene) -> str:

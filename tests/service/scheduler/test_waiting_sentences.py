@@ -104,7 +104,7 @@ def test_one_free_gpu_is_free():
 def test_a_drained_node_is_told():
     found = told(SchedulingProblem((PlanNode("n", 2, drained=True),), (), (Queued("a", 1, 100, (50,)),)))
     assert found["a"]["code"] == "node_drained"
-    assert "1 node that has room for it is being drained" in found["a"]["sentence"]
+    assert "1 node that it fits is being drained or stopped, and takes nothing new" in found["a"]["sentence"]
 
 
 def test_what_fits_no_node_says_the_numbers_and_has_no_start():
