@@ -68,7 +68,7 @@ def note_ends(session: Session, seen: Snapshot, decision: Decision) -> None:
     between = seen.between(ends=ends)
     moved = []
     for run in seen.each_running(ends):
-        placed = seen.placements.get(run.id)
+        placed = seen.placements.get(run.id) or seen.left_alone.get(run.id)
         if placed is None or placed.leaving is not None:
             continue
         end, others = seen.at + timedelta(seconds=run.remaining), ends[run.id].others if run.id in ends else 0

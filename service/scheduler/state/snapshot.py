@@ -47,8 +47,8 @@ class HypotheticalTask:
 @dataclass(frozen=True)
 class Snapshot:
     """`tasks` are the queued and running ones, by id; `unread` the queued ones that only another version can read, and why. A
-    running task that cannot be read holds its GPUs in the problem but is not in `placements`, so that the planner never
-    reclaims them.
+    running task that cannot be read holds its GPUs in the problem but is not in `placements` but in `left_alone`, so that the
+    planner never reclaims them.
 
     `later` wait for a moment that their specs name. `reserved` are due starts on reserved GPUs.
     """
@@ -67,6 +67,7 @@ class Snapshot:
     spreads: dict[str, Spread]
     work: Workload
     downloads: BaseDownloads
+    left_alone: dict[str, Placement] = field(default_factory=dict)  # live, by task that only another version can read
     unread: dict[str, str] = field(default_factory=dict)
     later: dict[str, datetime] = field(default_factory=dict)
     reserved: tuple[p.Start, ...] = ()
@@ -195,6 +196,7 @@ class _SnapshotBuilder:
             tasks={task.id: task for task in [*self._all_queued, *(task for _, task in self._live)]},
             nodes=self._nodes,
             placements={task.id: placed for placed, task in self._live if task.id in self._work.specs},
+            left_alone={task.id: placed for placed, task in self._live if task.id not in self._work.specs},
             shares=tuple(shared),
             standing=stands,
             needs={task.id: self._work.bytes_per_gpu(task) for task in self._queued},

@@ -1,14 +1,15 @@
 """Tasks of another version of Motet: left alone with a reason, never failed, and in nobody's way; what runs goes on."""
 
 import json
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text, update
 
 from contract.compatibility.lenient_documents import combine
 from contract.compatibility.version import VERSION
 from contract.task_spec import TaskSpec
-from service.background.reconciler import replan_newly_readable_tasks
+from service.background.reconciler import replan_elapsed_delays, replan_newly_readable_tasks
 from service.fleet.models import Placement
 from service.tasks.models import Job, Task
 from tests.service.fleet.scripted import completed, moved, points, throughput
@@ -147,6 +148,25 @@ def test_a_running_task_of_another_version_goes_on_to_its_end(tenant, new_node, 
     assert ended["winner"]["config"]["dora"] is True
     with database.begin() as session:
         assert session.scalars(select(Placement.end_reason).where(Placement.task_id == task)).all() == ["finished"]
+
+
+def test_a_running_task_of_another_version_that_outlasts_its_end_asks_for_one_plan(
+    tenant, new_node, plan, store, database, dependencies
+):
+    """Its end moves like any other's, or the reconciler asked for a plan each time while somebody waits."""
+    theirs = tenant.task()["id"]
+    new_node()
+    plan()
+    tenant.task()
+    plan()
+    store(theirs, {"objective": {"type": "of_tomorrow"}})
+    with database.begin() as session:
+        session.execute(update(Placement).values(expected_end=func.clock_timestamp() - timedelta(minutes=5)))
+    made = []
+    for _ in range(2):
+        replan_elapsed_delays(dependencies)
+        made.append(plan())
+    assert made == [1, 0]
 
 
 def test_a_running_task_of_another_version_can_be_paused_and_lost(tenant, new_node, plan, again, store, database):
