@@ -45,14 +45,27 @@ def encode(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def encode_again(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """Re-encodes decoded values: the codes and scales that `values` came from, scales up to rounding. Where a block's largest
-    magnitude is negative, it is that of the last negative code."""
+    """Re-encodes decoded values: codes and scales that decode to the same bits. Where a block's largest magnitude is negative,
+    it is that of the last negative code, and the scale one of the few whose product with that code rounds to it."""
     if not signed:
         return encode(values, signed)
-    blocks = _blocks(values)
+    blocks, columns = _blocks(values), values.shape[1]
     above, below = blocks.amax(2).clamp_min(0), (-blocks).amax(2).clamp_min(0)
-    scales = torch.where(above > below, above, below / LAST_NEGATIVE)
-    return _codes(blocks, scales, signed, values.shape[1]), scales
+    positive = above > below
+    divided = below / LAST_NEGATIVE
+    found = torch.where(positive, above, divided)
+    codes = _codes(blocks, found, signed, columns)
+    for nearby in (_next(divided, 1), _next(divided, -1)):
+        off = (_blocks(decode(codes, found, signed)) != blocks).any(2) & ~positive
+        if not off.any():
+            break
+        found = torch.where(off, nearby, found)
+        codes = _codes(blocks, found, signed, columns)
+    return codes, found
+
+
+def _next(values: Tensor, way: float) -> Tensor:
+    return torch.nextafter(values, torch.full_like(values, way * torch.inf))
 
 
 def _blocks(values: Tensor) -> Tensor:
