@@ -83,13 +83,13 @@ class ArenaAdapters:
         """Give the job rows with this adapter. wanted: rows by which the arena may grow, for those that come next. may_leave:
         adapters that may lose their rows to it, in this order, before the arena exceeds R_cap or where it cannot grow.
 
-        Where the device has no memory, no job is admitted beyond the present rows until some are free."""
+        Where the device has no memory, no job is admitted beyond the present rows until some are free; if any are taken."""
         evicted: dict[JobKey, Tensors] = {}
         try:
             self._make_room(spec.rank, wanted, may_leave, evicted)
             slot, lowest = allocate_slot(self._trainer, spec.rank, spec.alpha, lambda slot: self._fill(slot, spec, source))
         except NoRows as error:
-            self._tracker.limit_rows(self._trainer.arena.rows)
+            self._tracker.limit_rows(self._trainer.arena.rows if self._trainer.arena.slots else None)
             return Allocated(str(error), evicted)
         self._held[key] = _Held(slot, [partial(_itself, weights) for weights in lowest])
         return Allocated(None, evicted)
@@ -167,6 +167,7 @@ class ArenaAdapters:
 
     def drop(self, slot: Slot) -> None:
         self._trainer.arena.detach(slot)
+        self._tracker.limit_rows(None)
 
     @property
     def spare_rows(self) -> int:

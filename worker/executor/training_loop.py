@@ -68,7 +68,7 @@ class Executor:
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._counter = StepCounter(self._attached, self._scheduler, self._generation)
         self._replicas: Replicas | None = None  # of the base that is loaded
-        self._recheck_admission = False  # whether waiting jobs may find room
+        self._recheck_admission = self._stuck = False  # waiting jobs may find room; or found none though nobody trains
         self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
         self._stopping = False
 
@@ -82,7 +82,7 @@ class Executor:
     def _iterate(self, replicas: Replicas) -> None:
         if self._baselines:
             self._advance_baseline(replicas)
-        if self._recheck_admission:
+        if self._recheck_admission or self._stuck:
             self._admit(replicas)
         runs = self._active()
         self._generation.advance(replicas, runs)
@@ -189,7 +189,8 @@ class Executor:
         given, unrunnable = replicas.admit([run.demand for run in self._active()], [run.demand for run in waiting.values()])
         for key in given:
             self._attached[key.placement].started(waiting[key])
-        if unrunnable and self._generation.give_way():
+        self._stuck = bool(waiting) and not self._active()  # what they lack, generation has, or a task that leaves
+        if (unrunnable or self._stuck) and self._generation.give_way():
             return self._admit(replicas)  # at once, before generation takes it again
         self._fail_unrunnable(replicas, unrunnable)
         self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])

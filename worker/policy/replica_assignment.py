@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.policy.adapter_memory_model import Capacity
-from worker.policy.admission import Demand, choose, fits
+from worker.policy.admission import Demand, choose, fits, peak
 
 _LEAD = 0.25  # a move must save at least this share of what the giver has left
 _STEPS = 4  # and this many steps of all its jobs, since a move costs a copy to the host and one back
@@ -35,7 +35,11 @@ class Move:
 
 
 def assign(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand]]:
-    """The waiting jobs that start now on each replica, in order. The replica with the least left to train chooses first."""
+    """The waiting jobs that start now on each replica, in order. The replica with the least left to train chooses first.
+
+    Where nothing runs and none fits, by what passes without memory have taught since it came, the least of them tries alone:
+    no end of another job would let it start, and its own passes show whether it can be run.
+    """
     running = [list(load.running) for load in loads]
     assigned: list[list[Demand]] = [[] for _ in loads]
     left = list(waiting)
@@ -48,7 +52,17 @@ def assign(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand
                 left.remove(demand)
                 break
         else:
-            return assigned
+            break
+    free = [at for at, load in enumerate(loads) if load.capacity.most_rows is None]
+    if left and free and not any(running):
+        at, demand = min(((at, d) for at in free for d in left), key=lambda pair: _lacks(pair[1], loads[pair[0]].capacity))
+        assigned[at].append(demand)
+    return assigned
+
+
+def _lacks(demand: Demand, capacity: Capacity) -> int:
+    """Bytes that the job would lack alone."""
+    return peak([demand], capacity) - capacity.usable_bytes
 
 
 def next_move(loads: Sequence[Load]) -> Move | None:

@@ -6,16 +6,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from contract.messages.placement_messages import AnswersOnly, BaseModelRef
-from tests.worker.executor.completion_work import SPACE, chat, over
+from tests.worker.executor.completion_work import CALM, SPACE, chat, over
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
+from worker.adapters.arena_adapters import ArenaAdapters
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor import attached_placements
 from worker.executor.training_loop import Executor
-from worker.pipe_messages import Detach, ExecutorProgress, PlacementEnded, Serve, Stop
+from worker.model import arena as arenas
+from worker.pipe_messages import Attach, Detach, ExecutorProgress, PlacementEnded, Serve, Stop
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 
@@ -140,3 +143,47 @@ def test_a_base_that_cannot_be_loaded_is_told(fleet, tiny_base, tmp_path) -> Non
         assert ended[0].lost
         assert "base model tiny" in ended[0].detail
         assert executor._attached.empty
+
+
+def test_a_job_that_a_request_left_no_rows_gets_them_once_it_is_answered(
+    fleet, placing, trained, tiny_base, tmp_path, monkeypatch
+) -> None:
+    files, enlarged, allocate = trained(SPACE), arenas._enlarged, ArenaAdapters.allocate
+    refused = threading.Event()
+
+    def grown(buffer: torch.Tensor, count: int) -> torch.Tensor:
+        if count > 16:
+            torch.empty(1 << 60, dtype=torch.uint8)  # fails as an allocation fails
+        return enlarged(buffer, count)
+
+    def watched(self: ArenaAdapters, *parts: Any) -> Any:
+        found = allocate(self, *parts)
+        if found.lacking is not None:
+            refused.set()
+        return found
+
+    monkeypatch.setattr(arenas, "_enlarged", grown)
+    monkeypatch.setattr(ArenaAdapters, "allocate", watched)
+    with executing(fleet, tmp_path / "asked") as (executor, ended):
+        hold(fleet, executor, tiny_base, "session")
+        completions, begun = executor._completions, threading.Event()
+        run_pass = completions.advance
+
+        def held_back(replicas: Any, room: Any) -> None:
+            """No pass before the job has found no rows."""
+            if refused.is_set():
+                run_pass(replicas, room)
+            else:
+                completions._begin_waiting(replicas, room)
+                begun.set()
+
+        monkeypatch.setattr(completions, "advance", held_back)
+        with fleet.lock:
+            fleet.asked.append(chat("tuned", adapter=files))
+        assert begun.wait(60)
+        placement = placing({**SPACE, "rank": [16]}, early_exit=CALM, training={"max_steps": 4})
+        reported = fleet.place(placement)
+        executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+        assert refused.wait(60)
+        fleet.until(lambda: over(fleet, "tuned") and ended)
+        assert {job: event.kind for job, event in reported.ended.items()} == {0: "job_completed"}

@@ -152,6 +152,14 @@ def test_an_adapter_too_large_for_the_arena_fails_alone_with_its_numbers(fleet, 
     assert "MiB" in reported.ended[1].error
 
 
+def test_after_one_that_is_too_large_for_an_empty_arena_the_others_train(fleet, placing, tmp_path, limits):
+    limits["rows"] = 40
+    space = {"learning_rate": [1e-3], "rank": [64, 16], "batch_size": [16]}
+    placement = placing(space, early_exit=CALM, training={"max_steps": 4})
+    (reported,) = Inside(fleet, tmp_path, worker_step_tokens=128).run(placement)  # so that one starts at a time
+    assert fates(reported) == {0: "job_failed", 1: "job_completed"}
+
+
 def test_an_arena_that_ran_out_half_way_is_as_it_was(limits):
     arena = Arena([Target(f"layers.0.{module}", 0, module, 20, 20) for module in MODULES], 8)
     slot = arena.attach(8, 8)
@@ -205,6 +213,16 @@ def test_what_one_task_met_is_known_of_the_next(fleet, placing, tmp_path, limits
     for reported, same in zip(found, wanted, strict=True):
         assert set(fates(reported).values()) == {"job_completed"}
         same_curves(same, reported, rel=1e-4)
+
+
+def test_a_task_that_waited_while_another_met_its_limit_tries_once_it_is_alone(fleet, placing, tmp_path, limits):
+    spec = {"early_exit": CALM, "training": {"max_steps": 6, "max_seq_len": 200}}
+    short = placing({**JOB, "batch_size": [16], "learning_rate": [1e-2]}, rows(16), **spec)
+    long = placing({**JOB, "learning_rate": [1e-3]}, LONG, **spec)
+    limits.update({False: 150, "profiles": False, "rows": 8})
+    found = Inside(fleet, tmp_path).run(short, long, together=True)
+    assert [fates(reported) for reported in found] == [{0: "job_completed"}] * 2
+    assert found[1].of(ActivationsChosen)[-1].recompute
 
 
 @pytest.mark.usefixtures("limits")

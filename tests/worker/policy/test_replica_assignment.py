@@ -1,5 +1,7 @@
 """Which replica gets which job: nobody waits who could train, all have about as much left, and no job moves for little."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +62,8 @@ def test_no_job_is_dealt_twice_none_beyond_memory_and_none_waits_beside_an_empty
     started = [d.key for own in dealt for d in own]
     assert len(started) == len(set(started))
     for own, has in zip(dealt, capacities, strict=True):
-        assert not own or peak(own, has) <= has.usable_bytes
+        beyond = len(started) == 1 and all(admission_refusal(d, other) for d in waiting for other in capacities)
+        assert not own or beyond or peak(own, has) <= has.usable_bytes
         if not own:
             assert all(d.key in started or admission_refusal(d, has) for d in waiting)
     assert dealt == assign(loads, waiting), "the same again"
@@ -96,3 +99,12 @@ def test_takeovers_end_and_leave_no_replica_much_behind(jobs, capacities):
             loads[at] = Load((*kept, *add), loads[at].capacity)
         assert max(load.left for load in loads) <= before
     assert move is None
+
+
+def test_where_nothing_runs_the_job_that_lacks_least_tries_though_none_fits():
+    small, large = capacity(memory_mib=130), capacity(memory_mib=140)
+    waiting = [demand(0, rows=64), demand(1, rows=32)]
+    assert keys(assign([Load((), small), Load((), large)], waiting)) == [[], [1]]
+    assert keys(assign([Load((demand(2),), small), Load((), large)], waiting)) == [[], []], "its end may give them room"
+    full = replace(large, most_rows=0)
+    assert keys(assign([Load((), full)], waiting)) == [[]], "nobody has rows for them: they wait for those that others have"
