@@ -106,8 +106,9 @@ def test_each_pays_for_the_tokens_of_its_own_prompts_and_texts(fleet, placing, t
 
 def test_a_task_that_leaves_takes_its_own_texts_out_of_the_batch_alone(fleet, placing, tmp_path, monkeypatch):
     """The others' texts go on: nothing of theirs is generated again."""
-    stays, leaves = (placing(SPACE, rows(40, seed=seed), early_exit=CALM, evaluation={**ASKED, "max_new_tokens": 60})
-                     for seed in (1, 2))  # fmt: skip
+    asked = {"early_exit": CALM, "evaluation": {**ASKED, "max_new_tokens": 60}}
+    stays = placing(SPACE, rows(40, seed=1), **asked)
+    leaves = placing(SPACE, rows(40, seed=2), **asked, training={"epochs": 100})  # still trains then
     (alone,) = Inside(fleet, tmp_path / "alone").run(stays)
     stays, leaves = sharing(stays, leaves)
     waits_for(monkeypatch, 2)

@@ -175,6 +175,28 @@ def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_
     assert not reported.ended
 
 
+def test_a_task_that_is_asked_to_leave_when_no_job_trains_any_more_keeps_the_bases_texts(fleet, placing, tmp_path):
+    """It has no next placement, which would ask for them again."""
+    placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"epochs": 1})
+
+    def prepare(executor):
+        passes_take(1e6)(executor)
+        iterate = executor._iterate
+
+        def leave(replicas):
+            task = executor._attached[placement.placement_id]
+            if task.runs and not task.any_unfinished:
+                executor._iterate = iterate
+                executor._attached.detach(Detach(placement_id=placement.placement_id, keep=True))
+            iterate(replicas)
+
+        executor._iterate = leave
+
+    (reported,) = Inside(fleet, tmp_path).run(placement, prepare=prepare)
+    assert {event.kind for event in reported.ended.values()} == {"job_completed"}
+    assert set(evaluated(reported)) == {None, 0, 1}
+
+
 JUDGE = {"type": "endpoint", "name": "judge", "url": "https://judge.example.com/"}
 
 

@@ -127,8 +127,9 @@ class TextEvaluations:
 
     def drop_unneeded(self, task: PlacementRun) -> None:
         """The task was asked to leave: do without what its next placement asks for again, the base's texts and those of jobs
-        that go on, but not without those of jobs that end."""
-        self._drop(lambda asked: asked.task is task and (asked.run is None or asked.run.unfinished))
+        that go on, but not without those of jobs that end. There is none once no job is left to train."""
+        if task.any_unfinished:
+            self._drop(lambda asked: asked.task is task and (asked.run is None or asked.run.unfinished))
 
     def _drop(self, given_up: Callable[[AskedTexts], bool]) -> None:
         self._waiting = [asked for asked in self._waiting if not given_up(asked)]
