@@ -151,7 +151,10 @@ class ArtifactUploader:
 
         def write(snapshot: JobSnapshot) -> Kept:
             with self._cache.relief():
-                return scratch.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors))
+                # by a name of its own: another executor may have the same bytes, and drop them
+                return scratch.keep(
+                    partial(save, progress=snapshot.progress, tensors=snapshot.tensors), f"checkpoint-{uuid4()}"
+                )
 
         try:
             for snapshot in snapshots:
@@ -159,7 +162,10 @@ class ArtifactUploader:
                     continue  # its adapter was stored meanwhile
                 kept = persist(task.lease, "a checkpoint", partial(write, snapshot))
                 made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
-                upload(self._link, task.lease, kept)
+                try:
+                    upload(self._link, task.lease, kept)
+                finally:
+                    kept.path.rename(kept.path.with_name(kept.sha256))  # by which it is found when its task comes again
         except (LeaseNotHeld, FenceStale, Refused):  # the placement leaves, or has left: nothing points to them
             for ref in made.values():
                 scratch.drop(ref.sha256)

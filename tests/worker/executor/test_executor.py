@@ -244,8 +244,8 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
     inside, executors, stop = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.01), [], Executor._stop
 
     def late(self, grant, path):
-        if not path.name.startswith("export-"):
-            under_way.add(path.name)
+        if path.name.startswith("checkpoint-"):
+            under_way.add(sha256(path.read_bytes()).hexdigest())
             assert ended.wait(60)
         put(self, grant, path)
 
