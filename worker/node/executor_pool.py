@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from contract.messages.placement_messages import AnswersOnly, BaseModelRef, Leased, MergeWork
+from worker.boot_clock import boot_now
 from worker.hosts.host_map import node_environment
 from worker.hosts.host_messages import EXECUTOR_MODULE
 from worker.node.child_process import AnyChild, Child, ChildEnded, ChildMessage
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _RESPAWN_SECONDS = 5.0
 IDLE_SECONDS = 30.0  # how long an executor keeps its base after its last placement
+_END_SECONDS = 10.0  # beyond those that it was given to end in, after which an executor is killed: others wait for its devices
 
 
 @dataclass
@@ -57,6 +59,7 @@ class ExecutorProcess:
     held: dict[str, HeldPlacement] = field(default_factory=dict)
     idle_since: float = 0.0
     stopping: bool = False
+    end_until: float | None = None  # it was asked to end by then
 
     @property
     def drops_some(self) -> bool:
@@ -130,11 +133,17 @@ class ExecutorPool:
     def stop(self, executor: ExecutorProcess, seconds: float) -> None:
         """Ask an executor to end within `seconds`."""
         executor.stopping = True
-        executor.child.send(Stop(seconds=seconds))
+        if executor.end_until is None:
+            executor.end_until = boot_now() + seconds + _END_SECONDS
+            executor.child.send(Stop(seconds=seconds))
 
     def maintain(self, now: float) -> float | None:
-        """Stop idle executors and keep a spare where a device is free. Returns when to look again."""
+        """Stop idle executors, kill those that do not end, and keep a spare where a device is free. Returns when to look
+        again."""
         for executor in self.executors:
+            if executor.end_until is not None and executor.end_until <= now and executor.child.alive:
+                log.error("executor %s was asked to end and did not; killing it", executor.child.name)
+                executor.child.kill()
             if (
                 executor.devices is not None
                 and not executor.held
@@ -145,6 +154,7 @@ class ExecutorPool:
                 self.stop(executor, 0.0)
         taken = frozenset[int]().union(*(executor.devices for executor in self.executors if executor.devices))
         times = [h.idle_since + IDLE_SECONDS for h in self.executors if h.devices is not None and not h.held and not h.stopping]
+        times += [h.end_until for h in self.executors if h.end_until is not None and h.child.alive]
         if self._devices - taken and self._spare() is None:
             if now >= self._next_spare:
                 self._start()
