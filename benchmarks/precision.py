@@ -6,8 +6,9 @@ The larger base of `benchmarks.quality`, made by its recipe, and four of its set
 never do. Each search has 20 configurations (every third of the quality benchmark's) and the product's defaults of early exit.
 The winner's adapter, as it was at its best evaluation, is exported and judged by PEFT on the plain base in bf16, on the
 validation rows and on rows that neither training nor selection read. The gate, in bf16: PEFT's loss is the one measured in
-training. A GPU is needed for fp8; elsewhere (--small, to try it) only bf16 and NF4 run and nothing is written. Each winner is
-kept in `--state`, a folder for one commit: a run that was interrupted goes on with the missing ones.
+training. A second search under bf16, with other first weights and orders, says how far two searches lie apart by themselves. A
+GPU is needed for fp8; elsewhere (--small, to try it) it does not run and nothing is written. Each winner is kept in `--state`,
+a folder for one commit: a run that was interrupted goes on with the missing ones.
 """
 
 import argparse
@@ -34,7 +35,12 @@ from contract.model_revision import revision_of
 from worker.adapters.peft_export import export_peft
 from worker.replicas.base_loader import load_base
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "nf4")
+SEARCHES: dict[str, tuple[Precision, int]] = {  # by name: the precision and the jobs' seed
+    "bf16": ("bf16", 0),
+    "bf16_again": ("bf16", 1),
+    "fp8": ("fp8", 0),
+    "nf4": ("nf4", 0),
+}
 CHOSEN = ("qwen2-36m.gsm8k", "qwen2-36m.p3_mix", "qwen2-36m.mawps", "qwen2-36m.p3_dream")
 TOLERANCE = 0.01  # relative, of losses: PEFT in bf16 beside our bf16 base under a float32 adapter
 
@@ -51,19 +57,19 @@ class Winner:
     seconds: float
 
 
-def judged(pair: Pair, precision: Precision, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
-    """Search, and judge the winner's export by PEFT."""
-    began = time.monotonic()
+def judged(pair: Pair, name: str, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
+    """Search, and judge the winner's export by PEFT. name: of SEARCHES."""
+    began, (precision, seed) = time.monotonic(), SEARCHES[name]
     ref = BaseModelRef(name=QWEN2, source=str(base_folder), revision=revision_of(base_folder), precision=precision)
     base = load_base(ref, device)
-    found = search(base, pair, third_of(pair, small=small, precision=precision), 0, data, 80 if small else None)
+    found = search(base, pair, third_of(pair, seed, small, precision=precision), seed, data, 80 if small else None)
     entrant, _ = found.driver.chosen()
     assert entrant.best_totals is not None, "a winner was evaluated"
     scores = found.sweep.validation(entrant.best_totals, len(found.ground.data.validation))
     assert scores is not None, "a winner's scores are finite"
     slot = found.hold(entrant.index)
-    with tempfile.TemporaryDirectory() as name:
-        folder, targets = Path(name), base.trainer.backbone.targets
+    with tempfile.TemporaryDirectory() as made:
+        folder, targets = Path(made), base.trainer.backbone.targets
         weights, config = base.trainer.arena.weights(slot), found.ground.spec.jobs()[entrant.index]
         export_peft(folder, targets, weights, config=config, base_model=QWEN2)
         seconds = time.monotonic() - began
@@ -85,17 +91,17 @@ def kept(path: Path, judge: Callable[[], Winner]) -> Winner:
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of every precision beside bf16: its winners' loss by PEFT over that of bf16's winners, mean and largest over pairs."""
+    """Of every search but the first: its winners' loss by PEFT over that of bf16's winners, mean and largest over pairs."""
     found = {}
-    for precision in {row["precision"] for row in rows} - {"bf16"}:
+    for other in dict.fromkeys(row["search"] for row in rows if row["search"] != "bf16"):
         for kind, name in (("peft_val_loss", ""), ("peft_unseen_loss", "_unseen")):
             ratios = [
-                row[kind] / next(one[kind] for one in rows if (one["pair"], one["precision"]) == (row["pair"], "bf16"))
+                row[kind] / next(one[kind] for one in rows if (one["pair"], one["search"]) == (row["pair"], "bf16"))
                 for row in rows
-                if row["precision"] == precision
+                if row["search"] == other
             ]
-            found[f"{precision}_loss_ratio_mean{name}"] = mean(ratios)
-            found[f"{precision}_loss_ratio_max{name}"] = max(ratios)
+            found[f"{other}_loss_ratio_mean{name}"] = mean(ratios)
+            found[f"{other}_loss_ratio_max{name}"] = max(ratios)
     return found
 
 
@@ -114,12 +120,14 @@ def main() -> None:
     winners = given.state / f"winners-{revision_of(base)[:12]}"
     rows: list[dict[str, Any]] = []
     for pair in (pair for pair in PAIRS if pair.name in given.pairs.split(",")):
-        for precision in PRECISIONS if device.type == "cuda" else ("bf16", "nf4"):
-            judge = partial(judged, pair, precision, base, given.data, device, given.small)
-            won = kept(winners / f"{pair.name}-{precision}.json", judge)
-            rows.append({"pair": pair.name, "held": not pair.set.chooses, "precision": precision, **vars(won)})
+        for name in SEARCHES:
+            if name == "fp8" and device.type != "cuda":
+                continue
+            judge = partial(judged, pair, name, base, given.data, device, given.small)
+            won = kept(winners / f"{pair.name}-{name}.json", judge)
+            rows.append({"pair": pair.name, "held": not pair.set.chooses, "search": name, **vars(won)})
             print(rows[-1], flush=True)
-    errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["precision"] == "bf16"]
+    errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["search"] == "bf16"]
     gate = {
         "tolerance": TOLERANCE,
         "worst_error": max(errors),

@@ -11,9 +11,9 @@ from benchmarks.quality.kept_search import third_of
 
 def test_ratios_are_by_pair_over_the_winner_in_bf16() -> None:
     rows = [
-        {"pair": pair, "precision": precision, "peft_val_loss": loss, "peft_unseen_loss": 2 * loss}
+        {"pair": pair, "search": search, "peft_val_loss": loss, "peft_unseen_loss": 2 * loss}
         for pair, losses in (("a", (2.0, 2.02, 2.2)), ("b", (1.0, 0.99, 1.0)))
-        for precision, loss in zip(("bf16", "fp8", "nf4"), losses, strict=True)
+        for search, loss in zip(("bf16", "fp8", "nf4"), losses, strict=True)
     ]
     found = figures_of(rows)
     assert found["fp8_loss_ratio_mean"] == pytest.approx(1.0)
