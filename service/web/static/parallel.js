@@ -64,6 +64,7 @@ export class Parallel {
     }
     g.globalAlpha = 1;
     g.font = "12px system-ui, sans-serif";
+    g.lineJoin = "round";
     this.axes.forEach((one, at) => {
       const x = Math.round(this.xs[at]) + 0.5;
       g.strokeStyle = css("--quiet");
@@ -74,7 +75,13 @@ export class Parallel {
       g.fillText(one.title, x, 16);
       g.fillStyle = css("--quiet");
       g.textAlign = at === this.axes.length - 1 ? "left" : "right";
-      for (const [words, part] of one.marks) g.fillText(words, x + (at === this.axes.length - 1 ? 8 : -8), y(part) + 4);
+      g.strokeStyle = css("--page"); // around the words, which jobs' lines cross
+      g.lineWidth = 4;
+      for (const [words, part] of one.marks) {
+        const px = x + (at === this.axes.length - 1 ? 8 : -8), py = y(part) + 4;
+        g.strokeText(words, px, py);
+        g.fillText(words, px, py);
+      }
       const brush = this.brushes.get(at);
       if (brush) { g.fillStyle = css("--accent"); g.globalAlpha = 0.3; g.fillRect(x - 7, y(brush[0]), 14, (bottom - top) * (brush[1] - brush[0])); g.globalAlpha = 1; }
     });

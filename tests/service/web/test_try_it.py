@@ -46,6 +46,7 @@ def opened(visitor, executor: Executor):
 
 def test_an_adapter_and_the_base_answer_side_by_side(visitor, executor, database) -> None:
     page = opened(visitor, executor)
+    assert page.locator("#try-answers").is_hidden()
     names = page.locator("#try-model option").all_text_contents()
     assert [name.partition(" (")[0] for name in names] == ["job 0", "job 1, its newest checkpoint"]
     page.fill("#try-form [name=prompt]", "How many?")
@@ -82,6 +83,14 @@ def test_an_adapter_and_the_base_answer_side_by_side(visitor, executor, database
             return all(session.get_one(CompletionRequest, work["request_id"]).state == "ended" for work in works.values())
 
     until(ended)
+
+
+def test_without_scripts_there_is_no_form_that_asks_nobody(visit, tenant, executor) -> None:
+    visitor = visit(java_script_enabled=False)
+    visitor.sign_in(tenant.key)
+    page = visitor.open(f"/tasks/{executor.placement.given.task_id}")
+    assert page.locator("#try-form").is_hidden()
+    assert page.locator("#try-answers").is_hidden()
 
 
 def test_who_asks_again_waits_for_the_new_answers(visitor, executor) -> None:
@@ -127,6 +136,12 @@ def test_the_box_is_csrf_safe_and_for_those_who_may_write(visit, visitor, execut
     reads.sign_in(new_member(Role.VIEWER, of=tenant).key)
     page = opened(reads, executor)
     assert page.locator("#try-it").count() == 0
+
+
+def test_the_adapters_of_a_task_are_shown_whole(visitor, executor) -> None:
+    page = opened(visitor, executor)
+    table = "document.querySelector('#adapters .scroll')"
+    assert page.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
 
 
 @pytest.mark.parametrize(("colours", "width"), [("light", 1280), ("dark", 390)])
