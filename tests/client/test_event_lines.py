@@ -79,3 +79,11 @@ def test_texts_at_a_milestone_are_told_with_the_step_of_their_weights(more, said
 )
 def test_evidence_that_is_not_finite_is_told_by_its_pattern(reason, evidence):
     assert exit_sentence(reason, evidence | {"pattern": "as it is called"}) == "as it is called"
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(122, "goes on from its checkpoint at step 122"), (-1, "has no checkpoint and starts at step 0")]
+)
+def test_a_job_whose_placement_ended_says_where_it_goes_on(step, said):
+    event = Event(number=7, type="rewind", data={"job": 3, "step": step, "status": "pending"}, created_at=NOW)
+    assert line_of(event) == f"2026-01-02 03:04:05 job 3 {said}"

@@ -4,7 +4,7 @@ from typing import Any
 
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
-from contract.wording.step_words import mean_of_steps
+from contract.wording.step_words import goes_on_from, mean_of_steps
 from motet.api.resources import Event
 
 _POINTS = "curves"
@@ -40,7 +40,7 @@ def _said(kind: str, data: dict[str, Any]) -> str:
             taken = f"the {mean}" if (mean := _mean(data)) else f"step {data.get('step')}"
             return f"job {data.get('job')} stored {data.get('adapter_id')} of {taken}, validation loss {loss}"
         case "rewind":
-            return f"job {data.get('job')} goes back to step {data.get('step')}"
+            return f"job {data.get('job')} {goes_on_from(data.get('step', -1))}"
         case "curves":
             ends = (f"job {c.get('job')} {c.get('series')} {_loss(c.get('last'))} at {c.get('to_step')}" for c in _curves(data))
             return "; ".join(ends)

@@ -7,6 +7,7 @@ from typing import Any
 
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
+from contract.wording.step_words import goes_on_from
 from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.models import TaskEvent
 from service.tasks.plan_status.plan_history import PlanChangeResource
@@ -47,7 +48,7 @@ def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
             scores = "".join(f", {name} {score:.3f}" for name, score in data.get("scores", {}).items())
             return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}{scores}"
         case EventKind.REWIND:
-            return "paused", f"{job} went back to step {max(0, data.get('step', 0))}"
+            return "paused", f"{job} {goes_on_from(data.get('step', -1))}"
         case EventKind.ACTIVATIONS:
             return "warmup", str(data.get("reason", ""))
         case EventKind.JOB if "milestone" in data:
