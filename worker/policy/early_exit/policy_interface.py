@@ -18,7 +18,7 @@ Evidence = dict[str, float | int | str | list[float | None] | None]
 @dataclass(frozen=True)
 class Verdict:
     """The decision to end a job: its reason, and the numbers behind it. keeps_adapter_though_ranked_out: of a job that
-    underperforms, whose adapter is dropped otherwise (executor/placement_run.py)."""
+    underperforms, whose adapter is dropped otherwise (executor/placement/placement_run.py)."""
 
     reason: ExitReason
     evidence: Evidence
