@@ -95,26 +95,25 @@ class Following:
                 return _Read([piece for piece in found if piece is not failed], True, _problem_of(failed))
             if found and found[-1].over:
                 return _Read(found, True)
-            if found:
-                return _Read(found, False)
-            return self._supervise(session, row)
+            return self._supervise(session, row, found)
 
-    def _supervise(self, session: Session, row: CompletionRequest) -> _Read:
-        """There is no news: renew the sign that somebody waits, and look whether the executor still lives."""
+    def _supervise(self, session: Session, row: CompletionRequest, found: list[CompletionPiece]) -> _Read:
+        """Renew the sign that somebody waits, also while the answer comes; without news, look whether the executor still
+        lives."""
         now = clock(session)
         if row.state == ENDED:
-            return _Read([], True, CompletionLost("The adapter was deleted, or the request ended elsewhere."))
-        lapsed = row.state == RUNNING and row.claimed_until is not None and row.claimed_until < now
+            return _Read(found, True, CompletionLost("The adapter was deleted, or the request ended elsewhere."))
+        lapsed = not found and row.state == RUNNING and row.claimed_until is not None and row.claimed_until < now
         aging = row.asker_until < now + timedelta(seconds=ASKER_SECONDS / 2)
         waited = (now - row.created_at).total_seconds()
         unanswered = row.state == WAITING and (row.refusal is not None or waited > self._settings.completion_wait_seconds)
         if not lapsed and not aging and now < row.deadline and not unanswered:
-            return _Read([], False)  # without a lock, which an executor that claims it would skip
+            return _Read(found, False)  # without a lock, which an executor that claims it would skip
         session.refresh(row, with_for_update=True)
         row.asker_until = now + timedelta(seconds=ASKER_SECONDS)
         if now >= row.deadline:
             seconds = self._settings.completion_seconds
-            return _Read([], True, CompletionLost(f"The answer took longer than {seconds:g} s; lower max_tokens."))
+            return _Read(found, True, CompletionLost(f"The answer took longer than {seconds:g} s; lower max_tokens."))
         if lapsed and row.claimed_until is not None and row.claimed_until < now:
             if self.read or not requests.give_again(session, self._queue, row):
                 return _Read([], True, CompletionLost("The executor ended before the answer did; ask again."))
@@ -123,7 +122,7 @@ class Following:
             return _Read([], True, Refusal.model_validate(row.refusal).problem())
         if row.state == WAITING and waited > self._settings.completion_wait_seconds:
             return _Read([], True, NoExecutor(_nobody(row), retry_after=10))
-        return _Read([], False)
+        return _Read(found, False)
 
 
 def _nobody(row: CompletionRequest) -> str:

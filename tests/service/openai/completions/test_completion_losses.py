@@ -139,6 +139,27 @@ def test_whose_api_process_has_died_waits_for_nobody(ask, executor, database, mo
     answer.result()
 
 
+def test_an_answer_that_comes_steadily_is_waited_for_until_its_deadline(ask, executor, database, monkeypatch) -> None:
+    monkeypatch.setattr(following, "_TICK_SECONDS", following.ASKER_SECONDS)  # nothing but news wakes who follows
+    answer = ask("chat", messages=USER, stream=True)
+    work = executor.next()
+    own = CompletionRequest.id == work["request_id"]
+    executor.sends(piece(work, 1, text("lo")))
+    stream = iter(answer.result())
+    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
+    with database.begin() as session:
+        session.execute(update(CompletionRequest).where(own).values(asker_until=func.now()))
+    executor.sends(piece(work, 2, text("st")))
+    assert next(stream).choices[0].delta.content == "st"
+    assert executor.wants(room=0, held=(work["request_id"],))["gone"] == []
+    with database.begin() as session:
+        session.execute(update(CompletionRequest).where(own).values(deadline=func.now()))
+    executor.sends(piece(work, 3, text("!")))
+    assert next(stream).choices[0].delta.content == "!"
+    with pytest.raises(openai.APIError, match="took longer than"):
+        next(stream)
+
+
 def test_isolation_a_dedicated_executor_answers_its_tenant_alone(ask, training, new_tenant, server, tenant, database) -> None:
     dedicated = Executor(training(isolation="dedicated"))
     with asking(server, new_tenant().key) as theirs:
