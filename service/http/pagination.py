@@ -77,7 +77,9 @@ def pack_cursor(said: Sequence[Any]) -> str:
 def unpack_cursor(cursor: str) -> Any:
     """The cursor's values, unchecked; None if it cannot be decoded."""
     try:
-        return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        said = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        json.dumps(said, ensure_ascii=False).encode()  # a lone surrogate cannot be sent to the database
+        return said
     except (ValueError, binascii.Error, RecursionError):
         return None
 

@@ -72,7 +72,8 @@ def test_a_cursor_names_nobody_elses_task(tenant, crowd, database):
 
 
 @pytest.mark.parametrize(
-    "cursor", ["x", "W10", "WzEsMiwzXQ", "WyJhXHUwMDAwIl0", "bnVsbA", "WzEuNSwiYSJd", "W251bGwsImEiXQ", "é", "[" * 190]
+    "cursor",
+    ["x", "W10", "WzEsMiwzXQ", "WyJhXHUwMDAwIl0", "WyJcdWQ4MDAiXQ", "bnVsbA", "WzEuNSwiYSJd", "W251bGwsImEiXQ", "é", "[" * 190],
 )
 def test_what_is_no_cursor_is_refused(tenant, cursor):
     answer = tenant.get("/v1/schedule", params={"cursor": cursor})
