@@ -1,6 +1,7 @@
 """What to try after a search: where its best configuration lies at the edge of what was tried, and what to look at where
 nothing beat the base. Pure: configurations and numbers in, sentences out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,12 @@ _MOST = {"rank": MAX_RANK, "batch_size": MAX_BATCH_SIZE}
 
 @dataclass(frozen=True)
 class Tried:
-    """A job's configuration and its scores, by validation row or by prompt, lower is better; None where it has none."""
+    """A job's configuration and its scores, by validation row or by prompt, lower is better; None where it has none, as a job
+    that was stopped early. lowest: its lowest validation loss, of any step."""
 
     config: JobConfig
     scores: RowScores | None
+    lowest: float = math.inf
 
 
 def suggestions(tried: Sequence[Tried], best: JobConfig, best_step: int, total_steps: int | None) -> list[str]:
@@ -98,8 +101,14 @@ def _gain(name: str, own: float, neighbour: float, tried: Sequence[Tried]) -> Me
 
 
 def _lowest(name: str, value: float, tried: Sequence[Tried]) -> RowScores | None:
-    scored = [one.scores for one in tried if one.scores is not None and getattr(one.config, name) == value]
-    return min(scored, key=lambda scores: scores.mean, default=None)
+    """Of the best job with this value; None where none has scores, or one without had a lower loss by the time it stopped: the
+    others tell little of the value then."""
+    own = [one for one in tried if getattr(one.config, name) == value]
+    scored = [(one.scores, one.lowest) for one in own if one.scores is not None]
+    if not scored:
+        return None
+    best, lowest = min(scored, key=lambda pair: pair[0].mean)
+    return None if any(one.scores is None and one.lowest < lowest for one in own) else best
 
 
 def _sure(gain: MeanEstimate) -> str:

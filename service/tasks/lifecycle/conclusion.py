@@ -1,5 +1,6 @@
 """Ends a task after its last job has ended: picks the winner, or records the error. Callers hold the task's row lock."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,8 @@ def _selected(
     if not configs:
         return winner, selection
     best, scores = configs[found.index], {one.index: one.scores for one in candidates}
-    tried = [Tried(config, scores.get(index)) for index, config in configs.items()]
+    lowest = {job.index: job.best_val_loss for job in task.jobs if job.best_val_loss is not None}
+    tried = [Tried(config, scores.get(index), lowest.get(index, math.inf)) for index, config in configs.items()]
     if selection.beats_base is False:
         learned = selection.gain is not None and selection.gain.mean > 0
         tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts)

@@ -1,6 +1,7 @@
 """How the winner is chosen, what is said where nothing beat the base, and what to try next."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -198,6 +199,16 @@ def test_an_edge_whose_neighbour_has_no_scores_of_the_same_rows_suggests_nothing
     assert len(suggestions([edge, neighbour], edge.config, 50, 100)) == 1
     for other in (None, RowScores(totals=[9.0] * 3)):
         assert suggestions([edge, Tried(neighbour.config, other)], edge.config, 50, 100) == []
+
+
+def test_an_edge_whose_best_neighbour_was_stopped_suggests_nothing():
+    """Of the smaller rank only a job with a far too high learning rate has scores, as in the demo."""
+    rates = {config(5e-3, rank=16): 0.8, config(1.0, rank=4): 8.1, config(1e-3, rank=16): 2.4}
+    scored = [replace(one, lowest=lowest) for one, lowest in zip(tried(rates), rates.values(), strict=True)]
+    stopped = Tried(config(5e-3, rank=4), None, lowest=1.8)
+    assert suggestions([*scored, stopped], scored[0].config, 50, 100) == []
+    [said] = suggestions([*scored, replace(stopped, lowest=9.0)], scored[0].config, 50, 100)
+    assert said.startswith("the best rank, 16, is the largest you gave, and better than 4 by 7.3")
 
 
 def test_the_inside_of_the_grid_suggests_nothing():
