@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 from motet import AsyncClient, Client, TaskNotDone, Unreachable
 from motet.api.calls import Admin, Call, Calls, Paginated
 from motet.api.errors import DownloadDamaged
+from motet.api.operations import tasks
 
 from tests.client.scripted_server import ADAPTER, FILE, PAGE, TASK, Script, body
 
@@ -105,6 +108,24 @@ def test_waiting_ends_with_the_task_or_the_time(served: Served) -> None:
         return ended.status.value
 
     assert asyncio.run(go()) == "succeeded"
+
+
+def test_no_request_waits_beyond_the_timeout(monkeypatch) -> None:
+    """Of a task that does not change: the clock goes on by as long as the service holds a request."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    steps = tasks.wait("task_1", timeout=60)
+
+    def drive(answer: httpx.Response | None) -> None:
+        nonlocal now
+        sent = steps.send(answer)
+        now += (sent.query or {"wait": 0})["wait"]
+        request = httpx.Request("GET", f"http://127.0.0.1{sent.path}")
+        drive(httpx.Response(200, headers={"etag": '"1"'}, content=body(**TASK), request=request))
+
+    with pytest.raises(TaskNotDone, match="still running after 60 s"):
+        drive(None)
+    assert now == 60
 
 
 def test_a_damaged_download_leaves_nothing(served: Served, tmp_path) -> None:

@@ -1,6 +1,8 @@
 """Calls about tasks: searches, their jobs, curves and events."""
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,12 +123,17 @@ def follow(task_id: str, every: float = 30.0) -> Listing[Task]:
 
     Survives a restart of the API.
     """
+    return _followed(task_id, every, math.inf)
+
+
+def _followed(task_id: str, every: float, until: float) -> Listing[Task]:
+    """As `follow`; no request waits longer than until `until`, of time.monotonic."""
     etag: str | None = None
     found: Task | None = None
-    every = min(every, _LONGEST_WAIT)
     while found is None or not found.ended:
-        query, headers = ({"wait": every}, {"If-None-Match": etag}) if etag else (None, None)
-        answer = yield from get(at("/v1/tasks/{}", task_id), query, headers, wait=every)
+        wait = max(0.0, min(every, _LONGEST_WAIT, until - time.monotonic()))
+        query, headers = ({"wait": wait}, {"If-None-Match": etag}) if etag else (None, None)
+        answer = yield from get(at("/v1/tasks/{}", task_id), query, headers, wait=wait)
         if answer.status_code != 304 or found is None:
             found, etag = resource(Task, answer), answer.headers.get("etag")
         yield Emit(found)
@@ -134,7 +141,7 @@ def follow(task_id: str, every: float = 30.0) -> Listing[Task]:
 
 def wait(task_id: str, timeout: float | None = None) -> Operation[Task]:
     """The task once it has ended, in any status. Raises TaskNotDone after `timeout` seconds."""
-    following = follow(task_id, _LONGEST_WAIT if timeout is None else min(_LONGEST_WAIT, max(timeout, 0.1)))
+    following = _followed(task_id, _LONGEST_WAIT, math.inf if timeout is None else time.monotonic() + timeout)
     task, ended = yield from awaited(following, lambda seen: seen.ended, timeout)
     if not ended:
         raise TaskNotDone(f"{task_id} is still {task.status} after {timeout:g} s")
