@@ -95,10 +95,12 @@ def renew(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[s
     row = CompletionRequest
     own = [row.id.in_(said.held), row.executor == said.executor, row.state == RUNNING, row.asker_until > now]
     own += carrier.audience.conditions
-    until = now + timedelta(seconds=CLAIM_SECONDS)
-    renewed = update(row).where(*own).values(claimed_until=until, placement_id=carrier.placement_id).returning(row.id)
-    kept = set(session.scalars(renewed)) if said.held else set()
+    # in the order in which pieces of them are taken (answers.py), or the two could wait for each other
+    locked = select(row.id).where(*own).order_by(row.id).with_for_update()
+    kept = set(session.scalars(locked)) if said.held else set()
     if kept:
+        until = now + timedelta(seconds=CLAIM_SECONDS)
+        session.execute(update(row).where(row.id.in_(kept)).values(claimed_until=until, placement_id=carrier.placement_id))
         _used(session, carrier, now)
     return [id for id in said.held if id not in kept]
 

@@ -19,6 +19,7 @@ from service.tenants.models import Tenant
 from service.usage.models import CompletionUsage
 from tests.service.fleet.scripted import points
 from tests.service.live_server import PATIENCE, until
+from tests.service.lock_waits import waiting_for_locks
 from tests.service.openai.completions.completion_executor import USER, Executor, asking, piece, refused, text
 
 
@@ -158,6 +159,27 @@ def test_an_answer_that_comes_steadily_is_waited_for_until_its_deadline(ask, exe
     assert next(stream).choices[0].delta.content == "!"
     with pytest.raises(openai.APIError, match="took longer than"):
         next(stream)
+
+
+def test_claims_are_renewed_in_the_order_in_which_pieces_are_taken(ask, executor, database) -> None:
+    """A renewal that waits for one request has locked none that pieces are taken of later."""
+    answers = [ask("chat", messages=USER) for _ in range(2)]
+    works = sorted((executor.next() for _ in answers), key=lambda work: work["request_id"])
+    first, second = (work["request_id"] for work in works)
+    executor.sends(piece(works[0], 1, text("lo")))  # its row is behind the other's in the table now
+    absent = [f"cmpl_{number}" for number in range(500)]  # so many that they are not looked up one by one, in order
+    with ThreadPoolExecutor(1) as threads:
+        with database.begin() as session:
+            assert session.get(CompletionRequest, first, with_for_update=True)
+            renewed = threads.submit(lambda: executor.wants(room=0, held=(first, second, *absent)))
+            until(lambda: waiting_for_locks(database))
+            of_second = select(CompletionRequest.id).where(CompletionRequest.id == second)
+            unlocked = session.scalar(of_second.with_for_update(skip_locked=True))
+        assert renewed.result()["gone"] == absent
+    for number, work in zip((2, 1), works, strict=True):
+        executor.sends(piece(work, number, text("st", finish_reason="stop"), over=True))
+    assert sorted(answer.result().choices[0].message.content for answer in answers) == ["lost", "st"]
+    assert unlocked == second
 
 
 def test_isolation_a_dedicated_executor_answers_its_tenant_alone(ask, training, new_tenant, server, tenant, database) -> None:
