@@ -1,10 +1,12 @@
 """The client against a real socket that misbehaves on purpose: restarts, half answers, answers of a proxy in between."""
 
 from collections.abc import Callable
+from hashlib import sha256
 
 import pytest
 from motet import ApiError, Client, Unreachable
 from motet.api.errors import DownloadDamaged
+from motet.api.operations import adapters
 
 from tests.client.scripted_server import ADAPTER, FILE, PAGE, Answer, Script, body
 
@@ -81,4 +83,42 @@ def test_a_damaged_download_leaves_nothing(served: Callable[[Script], Client], t
     client = served(Script((200, {}, body(**ADAPTER)), (200, {}, b"x")))
     with pytest.raises(DownloadDamaged, match=r"adapter_config\.json of adapter_1 arrived damaged"):
         client.adapters.download("adapter_1", tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_goes_on_where_it_broke_off(served: Callable[[Script], Client], tmp_path) -> None:
+    config, weights = b"0123456789", b"abcdefghij"
+    files = [
+        {"path": path, "sha256": sha256(content).hexdigest(), "bytes": len(content)}
+        for path, content in (("adapter_config.json", config), ("adapter_model.safetensors", weights))
+    ]
+    script = Script(
+        (200, {}, body(**ADAPTER | {"files": files})),
+        (200, {"content-length": "10"}, config[:4]),
+        None,
+        (206, {"content-length": "6"}, config[4:7]),
+        (206, {}, config[7:]),
+        (200, {"content-length": "10"}, weights[:4]),
+        (200, {}, weights),  # of a server that knows no ranges
+        (404, {}, body(detail="no README yet")),
+    )
+    folder = served(script).adapters.download("adapter_1", tmp_path / "mine")
+    assert [(folder / file["path"]).read_bytes() for file in files] == [config, weights]
+    assert [asked.get("range") for asked in script.headers] == [
+        None,
+        None,
+        *["bytes=4-"] * 2,
+        "bytes=7-",
+        None,
+        "bytes=4-",
+        None,
+    ]
+
+
+def test_a_download_from_a_service_that_stays_away_ends(served: Callable[[Script], Client], tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(adapters, "PAUSES", (0.01, 0.01))
+    script = Script((200, {}, body(**ADAPTER)), None)
+    with pytest.raises(Unreachable):
+        served(script).adapters.download("adapter_1", tmp_path / "mine")
+    assert len(script.asked) == 4
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from motet.api.errors import ApiError, BadId, NotMotet, Unreachable
+from motet.api.errors import ApiError, BadId, MotetError, NotMotet, Unreachable
 
 PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each retry of a read: a restarting API is back within their sum
 CONNECT_SECONDS = 5.0
@@ -206,6 +206,11 @@ def chunk() -> Operation[bytes]:
     if isinstance(found, Unreachable):
         raise found
     return cast(bytes, found)
+
+
+def may_pass(error: MotetError) -> bool:
+    """Whether the same read may succeed a little later: there was no answer, or one of a service that is starting."""
+    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.status in _WAITING_ANSWERS)
 
 
 def data_of(frame: bytes) -> bytes | None:
