@@ -20,7 +20,7 @@ from service.dependencies import Dependencies
 from service.fleet.base_models.gpu_fit import memory_of
 from service.fleet.models import Node
 from service.scheduler.core.decision import Decision, ShortPreemption
-from service.scheduler.core.joins.joining import joined_plan_by_rules
+from service.scheduler.core.joins.joining import joined_plan_by_rules, settled_joins
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.node_shapes import shape_of
@@ -65,14 +65,15 @@ class DraftPlan:
     """A snapshot that holds tasks without rows, and a plan of it; what it says of all tasks is worked out once."""
 
     def __init__(self, seen: Snapshot, plan: Decision, prices: Prices) -> None:
-        self._seen, self._held, self._prices = seen, plan.held, prices
+        self._seen, self._plan, self._prices = seen, plan, prices
         self._joins = {join.task: join for join in plan.joins}
         self._ends = planned_ends(seen, plan) if plan.joins else {}
         shared = (Start(join.task, join.node, 0, join.end, seen.narrowest(join.task, join.node)) for join in plan.joins)
         sooner = {made.task: made for made in shorter_first(seen.problem, plan)}
         pausing = (self._preempting(made) for made in sooner.values())
         alone = (self._beside_joiners(start) for start in plan.starts if start.task not in sooner)
-        self._starts = (*alone, *shared, *pausing)
+        self._on_free_gpus = (*alone, *pausing)
+        self._starts = (*self._on_free_gpus, *shared)
         self._by_task = {start.task: start for start in self._starts}
 
     def _beside_joiners(self, start: Start) -> Start:
@@ -95,7 +96,8 @@ class DraftPlan:
 
     @cached_property
     def _reasons(self) -> dict[str, Reason]:
-        found = reasons(self._seen.problem, self._starts, self._seen.standing or None, self._held)
+        problem = settled_joins(self._seen.problem, self._plan)
+        found = reasons(problem, self._on_free_gpus, self._seen.standing or None, self._plan.held)
         return {one.task: one for one in found}
 
     def estimate(self, dependencies: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:

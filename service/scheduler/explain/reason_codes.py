@@ -11,6 +11,7 @@ from functools import cached_property
 
 from service.scheduler.core.eligibility import Bar
 from service.scheduler.core.problem import UNITS, Limit, PlanNode, Queued, SchedulingProblem, Start
+from service.scheduler.core.timeline import AvailabilityProfile
 
 
 class Code(StrEnum):
@@ -49,7 +50,8 @@ class Reason:
       that it takes there
     - waiting_for_capacity: `free` GPUs on the freest node that it fits, `fitting` GPUs of all nodes that it fits, `ahead`
       tasks planned before it, `soonest` (seconds until GPUs of a node that it fits come free)
-    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more never starts
+    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more never starts.
+      Where it would exceed the quota only once another of its tenant's tasks starts, that one as for larger_task_reserved
     - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
       `other_task` goes first although it came later
     - larger_task_reserved: `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
@@ -152,6 +154,8 @@ class _PlanSums:
             roomy = self._roomiest(task, takes)
             if task.id in self._back:
                 return Code.SHORTER_TASKS_EXPECTED, roomy
+            if limit is not None and (kept := self._quota_kept(limit, task, start, takes)) is not None:
+                return Code.WAITING_FOR_QUOTA, {"limit": limit.gpus, "held": round(held / UNITS, 3)} | kept
             return Code.LARGER_TASK_RESERVED, roomy | self._reserved(task, takes)
         ahead = self._before(at, task, start, {node.id for node in takes})
         if ahead is not None:
@@ -167,6 +171,21 @@ class _PlanSums:
         if start is None:
             return all(task.on(self._problem.places[node.id]) * node.units > limit.units for node in nodes)
         return self.asked(task, start) * self._problem.units[start.node] + held > limit.units
+
+    def _quota_kept(self, limit: Limit, task: Queued, start: Start | None, takes: list[PlanNode]) -> Numbers | None:
+        """The first planned start of its tenant that the limit would not allow if this task took free GPUs; None where it
+        allows all of them on one of the nodes."""
+        use, places = self._use[limit.tenant], self._problem.places
+        if start is not None:
+            use.take(start.start, start.end, -start.gpus * self._problem.units[start.node])
+        able = [(task.on(places[node.id]) * node.units, node) for node in takes if self._room(task, [node])]
+        spent = [(units, task.seconds[places[node.id]] or 0) for units, node in able]
+        exceeded = all(use.earliest(units, seconds) > 0 for units, seconds in spent)
+        mine = (one for one in self._later if self._tasks[one.task][1].tenant == limit.tenant and one.task != task.id)
+        first = next((one for one in mine if exceeded and use.free(one.start) < spent[0][0]), None)
+        if start is not None:
+            use.take(start.start, start.end, start.gpus * self._problem.units[start.node])
+        return (_reserved_for(first) if first is not None else {}) if exceeded else None
 
     def _fitting(self, task: Queued) -> list[PlanNode]:
         return [node for node, seconds in zip(self._problem.nodes, task.seconds, strict=True) if seconds is not None]
@@ -193,6 +212,18 @@ class _PlanSums:
         return held
 
     @cached_property
+    def _use(self) -> dict[str, AvailabilityProfile]:
+        """Free limit units of each tenant with a limit, over the plan's time."""
+        use, units = {tenant: AvailabilityProfile(limit.units) for tenant, limit in self._limits.items()}, self._problem.units
+        for run in self._problem.running:
+            for tenant in run.tenants & use.keys():
+                use[tenant].take(0, run.remaining, run.units_of(tenant, units[run.node]))
+        for start in self.planned.values():
+            if (tenant := self._tasks[start.task][1].tenant) in use:
+                use[tenant].take(start.start, start.end, start.gpus * units[start.node])
+        return use
+
+    @cached_property
     def _ends(self) -> dict[str, int]:
         """Seconds until the first GPUs of each busy node come free."""
         ends: dict[str, int] = {}
@@ -207,7 +238,7 @@ class _PlanSums:
         roomy = {node.id for node in takes if self._room(task, [node])}
         for start in self._later:
             if start.node in roomy and start.task != task.id:
-                return {"reserved_task": start.task, "reserved_gpus": start.gpus, "reserved_start": start.start}
+                return _reserved_for(start)
         return {}
 
     def _before(self, at: int, task: Queued, start: Start | None, takes: set[str]) -> Numbers | None:
@@ -230,3 +261,7 @@ class _PlanSums:
         for start in sorted(self.planned.values(), key=lambda s: (s.start, -self._tasks[s.task][0])):
             found.setdefault(self._tasks[start.task][1].tenant, start)
         return found
+
+
+def _reserved_for(start: Start) -> Numbers:
+    return {"reserved_task": start.task, "reserved_gpus": start.gpus, "reserved_start": start.start}

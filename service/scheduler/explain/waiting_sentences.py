@@ -118,6 +118,13 @@ def _quota(reason: Reason, scene: Scene) -> str:
     if reason.start is None:
         few = "ask for fewer, or have an admin raise the quota"
         return f"It asks for {scene.asked(reason)}, but your quota is {limit} at once; {few}."
+    if "reserved_task" in reason.numbers:
+        other, gpus = _numbers(reason, "reserved_task", "reserved_gpus")
+        first = f"{_names([other], reason.task, scene)}, which goes first and takes {scene.gpus(gpus)},"
+        return (
+            f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once: {first} would exceed it while "
+            "this task still runs."
+        )
     mine = [task for task in scene.running if scene.owners[task] == scene.owners[reason.task]]
     return (
         f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once, {held:g} of them held by "

@@ -24,7 +24,8 @@ from service.tasks.plan_status import unplanned_reasons
 
 def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, PredictedInterval]) -> dict[str, dict[str, Any]]:
     """The reason of every queued task that does not start now, JSON-ready."""
-    shown = scene(seen, decision.starts)
+    joined = (Start(join.task, join.node, 0, join.end, join.gpus) for join in decision.joins)
+    shown = scene(seen, (*decision.starts, *joined))
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
         reason.task: waiting_sentences.explain(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
@@ -45,7 +46,7 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
 
 
 def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
-    """The names and numbers that sentences may use, once the starts at 0 are applied."""
+    """The names and numbers that sentences may use, once the starts at 0 are applied, joins among them."""
     offers = {
         id: waiting_sentences.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""), node.device_type)
         for id, node in seen.nodes.items()

@@ -50,6 +50,29 @@ def test_a_hole_is_kept_for_a_larger_task() -> None:
     assert found["narrow"].numbers == {"asked": 1, "free": 2, "room_asked": 1} | kept
 
 
+def test_a_quota_is_kept_for_a_task_that_starts_later() -> None:
+    """GPUs stand free all along, and no larger task is to have them."""
+    nodes = PlanNode("wide", 4), PlanNode("narrow", 2)
+    first, second = Queued("first", 4, 10_000, (100, None), tenant="ada"), Queued("second", 2, 10, (80, 80), tenant="ada")
+    problem = SchedulingProblem(nodes, (RunningExecutor("r", "wide", 1, 50),), (first, second), (Limit("ada", 5),))
+    found = why(problem)
+    kept = {"reserved_task": "first", "reserved_gpus": 4, "reserved_start": 50}
+    assert (found["second"].code, found["second"].start) == (Code.WAITING_FOR_QUOTA, 150)
+    assert found["second"].numbers == {"asked": 2, "limit": 5, "held": 0} | kept
+    physical = why(replace(problem, nodes=nodes[:1], queued=(replace(first, seconds=(100,)), replace(second, seconds=(80,)))))
+    assert physical["second"].code == Code.WAITING_FOR_QUOTA, "the GPUs are kept for it too"
+    short = why(replace(problem, queued=(first, replace(second, seconds=(50, 50)))))
+    assert short.keys() == {"first"}, "it has ended by then"
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_a_task_for_which_room_is_kept_is_named(problem: SchedulingProblem) -> None:
+    for reason in reasons(problem, solve(problem, QUICK).starts):
+        if reason.code == Code.LARGER_TASK_RESERVED:
+            assert "reserved_task" in reason.numbers
+
+
 def test_free_gpus_are_told_beside_what_the_task_takes_of_that_node() -> None:
     """It is planned for one of the large node's GPUs; of the small one's three free ones, kept for another, it takes two."""
     nodes = PlanNode("large", 2), PlanNode("small", 4), PlanNode("full", 8)

@@ -14,7 +14,7 @@ from service.tasks.models import Task
 from tests.service.fleet.scripted import completed, devices, throughput
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
-from tests.service.scheduler.planned import live, start
+from tests.service.scheduler.planned import live, start, validated
 
 LONG = {"training": {"epochs": 100, "max_seq_len": 64}}
 SHORT = {"training": {"epochs": 1, "max_seq_len": 64}}
@@ -111,6 +111,23 @@ def test_an_estimate_says_what_sharing_would_mean(tenant, new_tenant, gpu, plan)
     alone = other.post("/v1/tasks/estimate", json=spec | {"isolation": "dedicated"}).json()
     assert (alone["sharing"], alone["slowdown"]) == (None, 1.0)
     assert alone["expected_end"] > said["expected_end"]
+
+
+def test_an_estimate_counts_a_join_as_the_plan_does(tenant, new_tenant, gpu, plan, admin, dependencies):
+    """The joiner holds half a GPU of its tenant's quota, and is named with it."""
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(gpu, first)
+    other = new_tenant()
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    joiner, alone = validated(dependencies, other, **SHORT), LONG | {"isolation": "dedicated"}
+    said = other.post("/v1/tasks/estimate", json=other.spec(other.file(), **alone)).json()
+    waits = validated(dependencies, other, **alone)
+    plan()
+    waiting = task_of(other, waits)["waiting"]
+    assert waiting["code"] == "waiting_for_quota"
+    assert f"0.5 of them held by {joiner};" in waiting["sentence"]
+    assert said["waiting"] == waiting["sentence"]
 
 
 def test_a_broken_bound_moves_the_youngest_joiner_and_says_why(tenant, new_tenant, gpu, plan):

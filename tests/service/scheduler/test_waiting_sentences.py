@@ -84,6 +84,16 @@ def test_a_quota_is_told_with_what_holds_it():
     assert found["b"]["expected_start"] is None
 
 
+def test_a_quota_is_told_with_the_task_that_it_is_kept_for():
+    nodes, running = (PlanNode("n", 4), PlanNode("o", 2)), (RunningExecutor("r", "n", 1, 50, "theirs"),)
+    queued = Queued("wide", 4, 10_000, (100, None), tenant="mine"), Queued("a", 2, 10, (80, 80), tenant="mine")
+    found = told(SchedulingProblem(nodes, running, queued, limits=(Limit("mine", 5),)))
+    assert found["a"]["sentence"] == (
+        "It needs 2 GPUs, and your quota is 5 GPUs at once: wide, which goes first and takes 4 GPUs, would exceed it while "
+        "this task still runs."
+    )
+
+
 @pytest.mark.parametrize(("limit", "advice"), [(1, "ask for fewer, take a smaller base"), (2, "take a smaller base")])
 def test_fewer_gpus_are_advised_where_a_type_holds_the_base_on_as_many_as_it_asks_for(limit, advice):
     """It asks for two; an L4 takes four."""
