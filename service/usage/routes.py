@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
-from service.app_state import Config
+from service.app_state import Config, SystemDb
 from service.authentication import Db, Reader
 from service.http.pagination import Cursor, Limit, read_cursor, write_cursor
 from service.http.response_schemas import bytes_of, problems
@@ -104,7 +104,10 @@ class Quotas(BaseModel):
     """How much the tenant may have; what goes beyond is answered with `quota_exceeded`, but for GPUs: their tasks wait."""
 
     object: Literal["quotas"] = "quotas"
-    running_gpus: Quota
+    running_gpus: Quota = Field(
+        description="In GPUs of the fleet's fastest type, slower ones by their part of its speed; of those that tasks of "
+        "several tenants share, the part by how many each would have alone; rounded up"
+    )
     queued_tasks: Quota
     stored_bytes: Quota
     month_tokens: Quota = Field(description="Trained, and asked and answered, since the first of the month, in UTC")
@@ -167,11 +170,13 @@ def export_costs(reader: Reader, db: Db, settings: Config, month: Month = None) 
 
 
 @router.get("/quotas", operation_id="get_quotas", summary="Get the tenant's quotas and what is used of them")
-def get_quotas(reader: Reader, db: Db) -> Quotas:
+def get_quotas(reader: Reader, db: Db, system: SystemDb) -> Quotas:
+    with system.begin() as session:
+        gpus = usage_shares.running_gpus(session, reader.tenant_id)
     with db.begin() as session:
         tenant = session.get_one(Tenant, reader.tenant_id)
         return Quotas(
-            running_gpus=Quota(limit=tenant.running_gpus_quota, used=usage_shares.running_gpus(session, reader)),
+            running_gpus=Quota(limit=tenant.running_gpus_quota, used=gpus),
             queued_tasks=Quota(limit=tenant.queued_tasks_quota, used=quotas.count_waiting_tasks(session, reader)),
             stored_bytes=Quota(limit=tenant.stored_bytes_quota, used=quotas.stored_bytes(session, reader)),
             month_tokens=Quota(limit=tenant.month_tokens_quota, used=used_tokens(session, reader, month_of(session))),

@@ -9,6 +9,7 @@ from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
 from service.scheduler.core.fair_share import completion_weight
 from service.scheduler.core.joins.slowdowns import Sharing
+from service.scheduler.core.problem import RunningExecutor
 from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import Spread, spread
 from service.scheduler.estimate.task_workload import Workload
@@ -57,6 +58,14 @@ class LiveExecutors:
                 found[self._tenants[placed.id]][self._nodes[node].device_type] += len(devices) * part
         return found
 
+    def limit_units(self, tenant: str, each: Mapping[str, int]) -> int:
+        """The limit units that the tenant holds, as a plan counts them; `each`: of one GPU, by node."""
+        found = 0
+        for (node, devices), placements in self._by_executor.items():
+            sharers = tuple((self._tenants[placed.id], self._width_alone(placed)) for placed in placements)
+            found += RunningExecutor(placements[0].id, node, len(devices), 1, sharers=sharers).units_of(tenant, each[node])
+        return found
+
     def tasks(
         self, standing: Mapping[str, float], spreads: MutableMapping[str, Spread], downloads: BaseDownloads
     ) -> list[LiveTask]:
@@ -69,10 +78,10 @@ class LiveExecutors:
             alone = self._width_alone(placed)
             node = self._nodes[placed.node_id]
             if placed.leaving is not None:
-                found.append(LiveTask(placed, task, LEAVING_SECONDS, None))
+                found.append(LiveTask(placed, task, LEAVING_SECONDS, None, gpus=alone))
             elif task.id not in self._work.specs:
                 left = (placed.expected_end - self._now).total_seconds() if placed.expected_end is not None else 0.0
-                found.append(LiveTask(placed, task, max(_UNREAD_SECONDS, round(left)), None))
+                found.append(LiveTask(placed, task, max(_UNREAD_SECONDS, round(left)), None, gpus=alone))
             else:
                 estimate = self._work.estimate(task, node.device_type, alone)
                 spreads[task.id] = spread(estimate)

@@ -11,13 +11,16 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, Double, case, cast, extract, func, literal, or_, select
 from sqlalchemy.orm import Session
 
+from service.database.engine import clock
 from service.fleet.models import PLACED_ON_TYPE, Node, Placement
+from service.lru_cache import LruCache
 from service.scheduler.core.fair_share import Share, worth
 from service.scheduler.core.problem import UNITS, Limit, limit_units
+from service.scheduler.estimate.task_workload import Workload
+from service.scheduler.state.executors import executor_of
+from service.scheduler.state.live_executors import LiveExecutors
 from service.tasks.models import Task
-from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
-from service.tenants.tenant_scope import scoped
 
 ENTRY_SECONDS = 300.0  # seconds that a start adds at once (the entry penalty)
 HALVES = 12  # half-lives after which use counts nothing
@@ -86,16 +89,20 @@ def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
     return tuple(Limit(tenant, gpus) for tenant, gpus in rows if gpus is not None)
 
 
-def running_gpus(session: Session, principal: Principal) -> int:
-    """GPUs that the tenant's tasks hold now, weighted by speed as devices of the fleet's fastest type, rounded up."""
-    held = select(Placement.node_id, Placement.device_indexes).join(Task, Task.id == Placement.task_id)
-    rows = session.execute(scoped(held.where(Placement.ended_at.is_(None)), Task, principal))
-    devices = {(node, index) for node, indexes in rows for index in indexes}  # tasks that share a device hold it once
-    numbers = Counter(node for node, _ in devices)
-    if not numbers:
+def running_gpus(session: Session, tenant: str) -> int:
+    """GPUs that the tenant's tasks hold now, as a plan counts them against its quota: weighted by speed as devices of the
+    fleet's fastest type, and of those that tenants share its part; rounded up. The session must see all tenants' rows."""
+    there = select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None))
+    mine = {executor_of(placed) for placed, _ in session.execute(there.where(Task.tenant_id == tenant))}
+    if not mine:
         return 0
-    nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_(numbers))))
-    kinds = {node.id: node.device_type for node in nodes if node.devices}
-    worths = worth(kinds.values())
-    units = sum(number * limit_units(worths[kinds[node]] if node in kinds else 1.0) for node, number in numbers.items())
-    return math.ceil(units / UNITS)
+    nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_({node for node, _ in mine}))))
+    by_id = {node.id: node for node in nodes}
+    rows = session.execute(there.where(Placement.node_id.in_({node for node, _ in mine})))
+    live = [(placed, task) for placed, task in rows if executor_of(placed) in mine]
+    tasks = Counter(executor_of(placed) for placed, _ in live)
+    sharing = [task for placed, task in live if tasks[executor_of(placed)] > 1]  # the width of others makes no difference
+    worths = worth(node.device_type for node in by_id.values())
+    each = {id: limit_units(worths[node.device_type]) for id, node in by_id.items()}
+    executors = LiveExecutors(by_id, live, Workload(session, sharing, LruCache()), clock(session), ())
+    return math.ceil(executors.limit_units(tenant, each) / UNITS)

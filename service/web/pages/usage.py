@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from service.app_state import Config
+from service.app_state import Config, SystemDb
 from service.authentication import Db
 from service.database.engine import Database
 from service.tenants.api_keys import Principal
@@ -31,6 +31,7 @@ _COLUMNS = (
 def show_usage(
     viewer: Looking,
     db: Db,
+    system: SystemDb,
     settings: Config,
     request: Request,
     month: usage_routes.Month = None,
@@ -41,7 +42,7 @@ def show_usage(
         request,
         "usage.html",
         used=used,
-        quotas=usage_routes.get_quotas(viewer.principal, db),
+        quotas=usage_routes.get_quotas(viewer.principal, db, system),
         bars=day_bars(used.start, used.end, ((one.day, one.trained_tokens, one.gpu_seconds) for one in used.days)),
         month=f"{used.start:%Y-%m}",
         months=list(_months(used.start)),

@@ -262,6 +262,22 @@ def test_a_shared_gpu_still_counts_for_all_who_share_it_once_nobody_may_join(ten
     assert task_of(other, third)["status"] == "running"
 
 
+def test_a_gpu_that_tenants_share_counts_in_parts_as_the_plan_counts_it(tenant, new_tenant, new_node, plan, admin):
+    """A quota of one holds two halves."""
+    other = new_tenant()
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    for name in ("one", "two"):
+        node = new_node(name=name, said=SHARES | GPU)
+        first = tenant.task(**LONG, isolation="shared")["id"]
+        plan()
+        start(node, first)
+    joined = [other.task(**SHORT)["id"] for _ in range(2)]
+    plan()
+    assert [task_of(other, id)["status"] for id in joined] == ["running"] * 2
+    assert other.get("/v1/quotas").json()["running_gpus"] == {"limit": 1, "used": 1}
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
+
+
 def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant, gpu, plan, database):
     other = new_tenant()
     first, second = shared(tenant, other, gpu, plan)
