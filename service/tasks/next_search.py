@@ -28,7 +28,10 @@ def suggestions(tried: Sequence[Tried], best: JobConfig, best_step: int, total_s
     """For a search of these jobs, the best of which had its lowest loss after `best_step` of its steps."""
     found = [said for name in _NAMES if (said := _beyond_edge(name, tried, best)) is not None]
     if total_steps is not None and best_step >= total_steps:
-        found.append("the best job's loss was lowest at its last step: more epochs may lower it further")
+        found.append(
+            "the best job's loss was lowest at its last step: more steps may lower it further (training.epochs, and "
+            "training.max_steps where you gave it)"
+        )
     elif total_steps is not None and best_step < _EARLY * total_steps:
         found.append(
             f"the best job's loss was lowest after {best_step} of {total_steps} steps: it overfits; try fewer epochs, lower "
@@ -47,8 +50,8 @@ def of_no_winner(
     lower = _gain("learning_rate", rates[0], rates[1], tried) if len(rates) > 1 and best.learning_rate == rates[0] else None
     if lower is not None:
         found.append(
-            f"try lower learning rates, such as {_said(rates[0] / 10)}: {_said(rates[0])} is the smallest you gave, and better "
-            f"than {_said(rates[1])} by {_sure(lower)}"
+            f"try lower learning rates, such as {_said(rates[0] / 10)}: {_said(rates[0])} is the smallest that was tried, "
+            f"and better than {_said(rates[1])} by {_sure(lower)}"
         )
     if learned and validation_rows is not None and of_texts:
         found.append(
@@ -58,7 +61,7 @@ def of_no_winner(
     elif learned and validation_rows is not None:
         found.append(
             f"bring more rows: {validation_rows} validation rows are too few for a gain as small as the best one's, or train "
-            "for more epochs"
+            "for more steps"
         )
     return found
 
@@ -77,8 +80,8 @@ def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig) -> str | No
         return None
     edge, way = ("largest", "larger") if largest else ("smallest", "smaller")
     return (
-        f"the best {_NAMES[name]}, {_said(own)}, is the {edge} you gave, and better than {_said(neighbour)} by {_sure(gain)}: "
-        f"try {way} ones, such as {_said(other)}"
+        f"the best {_NAMES[name]}, {_said(own)}, is the {edge} that was tried, and better than {_said(neighbour)} by "
+        f"{_sure(gain)}: try {way} ones, such as {_said(other)}"
     )
 
 

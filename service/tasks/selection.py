@@ -49,9 +49,10 @@ class Selection(BaseModel):
     )
     rule: Rule = Field(
         description="one_standard_error: among jobs within one standard error of the best, by paired differences, the smallest "
-        "rank. not_surely_worse: of a text metric, whose prompts are few: among jobs that a paired test at 95 % does not part "
-        "from the best, the lowest validation loss. lowest_loss: where a worker of another version reported no losses by row. "
-        "highest_score: the highest mean of a text metric, where adapters answered different numbers of prompts"
+        "rank; where none of these surely beats the base, among those that do. not_surely_worse: of a text metric, whose "
+        "prompts are few: among jobs that a paired test at 95 % does not part from the best, the lowest validation loss. "
+        "lowest_loss: where a worker of another version reported no losses by row. highest_score: the highest mean of a text "
+        "metric, where adapters answered different numbers of prompts"
     )
     rows: int | None = Field(description="Validation rows that it was judged on; prompts, of a text metric")
     value: Interval | None = Field(description="The winner's metric")
@@ -98,14 +99,23 @@ def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str 
     if len(scores) < len(judged) or not all(one.comparable(scores[0]) for one in scores):
         winner = min(judged, key=_order if metric is not None else _by_loss)
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
-    best = min(judged, key=_order)
-    if metric is not None:
-        tied = [one for one in judged if one is best or not _scored(one).surely_worse_than(_scored(best))]
-    else:
-        tied = [one for one in judged if one is best or _scored(one).as_good_as(_scored(best))]
+    tied = _tied(judged, metric)
     better = [one for one in tied if _beats(one, base, len(judged))]
+    lucky = ""
+    if not better and (sure := [one for one in judged if _beats(one, base, len(judged))]):
+        lucky = f"; job {min(tied, key=_order).index} has a better mean, whose gain over the base may be chance"
+        better = tied = _tied(sure, metric)
     winner = min(better or tied, key=_by_loss if metric is not None else lambda one: (one.rank, *_order(one)))
-    return winner, _selection(compared, winner, tied, "not_surely_worse" if metric is not None else "one_standard_error")
+    made = _selection(compared, winner, tied, "not_surely_worse" if metric is not None else "one_standard_error")
+    return winner, made.model_copy(update={"verdict": made.verdict + lucky})
+
+
+def _tied(candidates: Sequence[Candidate], metric: str | None) -> list[Candidate]:
+    """The candidate with the best mean, and those that count as equal to it."""
+    best = min(candidates, key=_order)
+    if metric is not None:
+        return [one for one in candidates if one is best or not _scored(one).surely_worse_than(_scored(best))]
+    return [one for one in candidates if one is best or _scored(one).as_good_as(_scored(best))]
 
 
 def _order(one: Candidate) -> tuple[float, float, int]:

@@ -65,6 +65,17 @@ def test_among_ties_one_that_beats_the_base_goes_before_a_smaller_rank():
     assert choose([sure, vague], base)[0] is sure
 
 
+def test_a_small_sure_gain_wins_over_a_large_one_that_may_be_luck():
+    """It is more than one standard error worse than the best, whose own gain may be none."""
+    base = RowScores(totals=[5.0] * 20)
+    spread = [0.72 if row % 2 else -0.72 for row in range(20)]  # 0.165 standard errors of its mean
+    lucky, sure = RowScores(totals=[4.7 + one for one in spread]), RowScores(totals=[4.9 + one / 100 for one in spread])
+    winner, said = choose([Candidate(0, 8, 4.7, lucky), Candidate(1, 8, 4.9, sure)], base)
+    assert (winner.index, said.beats_base, said.tied) == (1, True, [1])
+    assert said.verdict.startswith("job 1 won: ")
+    assert said.verdict.endswith("; job 0 has a better mean, whose gain over the base may be chance")
+
+
 def test_without_scores_of_all_the_lowest_loss_wins():
     winner, said = choose([Candidate(0, 8, 1.5, scores(0.0)), Candidate(1, 8, 1.2, None)], scores(1.0))
     assert (winner.index, said.rule, said.value, said.beats_base) == (1, "lowest_loss", None, None)
@@ -178,12 +189,12 @@ def by_rate(means: dict[float, float], noise: float = 0.05) -> list[Tried]:
 def test_the_edge_of_the_grid_is_named_with_its_gain_and_a_value_beyond():
     grid = tried({config(rate, rank=rank): 1 - 1000 * rate for rate in (1e-4, 5e-4) for rank in (8, 16)}, 0.001)
     [said] = suggestions(grid, config(5e-4, rank=8), 50, 100)
-    assert said.startswith("the best learning rate, 0.0005, is the largest you gave, and better than 0.0001 by 0.4")
+    assert said.startswith("the best learning rate, 0.0005, is the largest that was tried, and better than 0.0001 by 0.4")
     assert said.endswith("): try larger ones, such as 0.0025")
     down = tried({config(rate, rank=rank): 1000 * rate - rank / 16 for rate in (1e-4, 5e-4) for rank in (8, 16)})
     lower, larger = suggestions(down, config(1e-4, rank=16), 50, 100)
     assert lower.endswith("): try smaller ones, such as 2e-05")
-    assert "rank, 16, is the largest you gave, and better than 8 by " in larger
+    assert "rank, 16, is the largest that was tried, and better than 8 by " in larger
     assert larger.endswith("): try larger ones, such as 32")
 
 
@@ -220,7 +231,9 @@ def test_the_inside_of_the_grid_suggests_nothing():
 
 def test_when_the_loss_was_lowest_says_how_long_to_train():
     only = by_rate({1e-3: 1.0})
-    assert suggestions(only, config(), 100, 100)[0].startswith("the best job's loss was lowest at its last step")
+    longer = suggestions(only, config(), 100, 100)[0]
+    assert longer.startswith("the best job's loss was lowest at its last step")
+    assert "max_steps" in longer, "which more epochs do not move"
     assert suggestions(only, config(), 10, 100)[0].startswith("the best job's loss was lowest after 10 of 100 steps")
 
 
@@ -228,7 +241,7 @@ def test_where_nothing_beat_the_base_the_data_comes_first():
     found = of_no_winner(by_rate({1e-4: 1.0, 1e-2: 2.0}), config(1e-4), 20, True)
     assert found[0].startswith("check the data")
     assert found[1].startswith(
-        "try lower learning rates, such as 1e-05: 0.0001 is the smallest you gave, and better than 0.01 by"
+        "try lower learning rates, such as 1e-05: 0.0001 is the smallest that was tried, and better than 0.01 by"
     )
     assert found[2].startswith("bring more rows: 20 validation rows")
     assert len(of_no_winner(by_rate({1e-4: 2.0, 1e-2: 1.0}), config(1e-2), 20, False)) == 1
