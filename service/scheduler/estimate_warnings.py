@@ -1,5 +1,6 @@
 """Warnings about a task that is estimated: GPUs that would stand idle, rows that seem longer than max_seq_len."""
 
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,13 +30,17 @@ def idle_gpus(spec: TaskSpec) -> Iterator[FieldError]:
 
 
 def long_rows(dependencies: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:
-    """Warnings about rows that seem longer than max_seq_len, by their bytes: the service has no tokenizer."""
-    most = spec.training.max_seq_len
+    """Warnings about rows that seem longer than max_seq_len, by their bytes: the service has no tokenizer. Under dpo by those
+    of the longer of a row's two sequences."""
+    most, pairs = spec.training.max_seq_len, spec.objective.type == "dpo"
     for field, file in (("dataset.file_id", refs.train), ("dataset.validation_file_id", refs.validation)):
         if file is None:
             continue
-        key = "long rows", file.sha256, most
-        found = dependencies.estimate_cache.get(key, lambda file=file: _long_rows(dependencies.storage, file.sha256, most))  # type: ignore[misc]
+        key = "long rows", file.sha256, most, pairs
+        found = dependencies.estimate_cache.get(
+            key,
+            lambda file=file: _long_rows(dependencies.storage, file.sha256, most, pairs),  # type: ignore[misc]
+        )
         for line, tokens in found.lines:
             message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
             yield FieldError(field=field, line=line, code="row_truncated", message=message)
@@ -51,12 +56,14 @@ class _LongRows(NamedTuple):
     until: int | None
 
 
-def _long_rows(storage: Storage, sha256: str, most: int) -> _LongRows:
+def _long_rows(storage: Storage, sha256: str, most: int, pairs: bool) -> _LongRows:
     found, read = list[tuple[int, int]](), 0
     with storage.open(sha256) as lines:
         for number, line in enumerate(lines, 1):
             read += len(line)
             tokens = round(len(line) / BYTES_PER_TOKEN)
+            if tokens > most and pairs:
+                tokens = round((len(line) - _shorter_answer(line)) / BYTES_PER_TOKEN)
             if tokens > most:
                 found.append((number, tokens))
             if len(found) == _LISTED:
@@ -64,3 +71,10 @@ def _long_rows(storage: Storage, sha256: str, most: int) -> _LongRows:
             if read >= _LOOKED_AT:
                 return _LongRows(tuple(found), number)
     return _LongRows(tuple(found), None)
+
+
+def _shorter_answer(line: bytes) -> int:
+    """About how many bytes of a preference row are its shorter answer; 0 of another row."""
+    row = json.loads(line)
+    found = [row[name] for name in ("chosen", "rejected", "preferred_output", "non_preferred_output") if name in row]
+    return min((len(json.dumps(answer, ensure_ascii=b"\\u" in line).encode()) for answer in found), default=0)

@@ -86,9 +86,9 @@ class _Group:
     passes: float
 
 
-def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
-    """Mean tokens per row, estimated from bytes."""
-    return max(1.0, min(max_seq_len, file_bytes / max(1, rows) / BYTES_PER_TOKEN))
+def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int, sequences: int = 1) -> float:
+    """Mean tokens per row, estimated from bytes; of so many sequences a row, each of which is cut at max_seq_len."""
+    return max(1.0, min(sequences * max_seq_len, file_bytes / max(1, rows) / BYTES_PER_TOKEN))
 
 
 def estimate(work: TaskWork, model: ThroughputModel, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:

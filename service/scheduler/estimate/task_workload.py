@@ -108,7 +108,7 @@ class Workload:
         file = self._files[task.train_file_id]
         rows = rows_of(task, spec, file, self._files.get(task.validation_file_id or ""))
         validation: int = self._cache.get(("evaluated", task.id, rows), lambda: _rows_an_evaluation(spec, *rows))
-        tokens, texts = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len), self.texts(task)
+        tokens, texts = _tokens_per_row(spec, file), self.texts(task)
 
         def work_out() -> Estimate:
             return estimate(TaskWork(jobs, spec.early_exit, tokens, validation, of_class, texts), model, gpus)
@@ -146,7 +146,7 @@ class Workload:
         return sharing(
             f"{task.base_model} {task.base_revision} {precision}",
             self._jobs[task.id],
-            tokens_per_row(file.bytes, file.rows, self.specs[task.id].training.max_seq_len),
+            _tokens_per_row(self.specs[task.id], file),
             self._costs[key],
             gpus,
             shape.memory - held,
@@ -158,7 +158,7 @@ class Workload:
     def full_tokens(self, task: Task) -> float:
         """Tokens that its jobs would train without any early exit."""
         spec, file = self.specs[task.id], self._files[task.train_file_id]
-        tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+        tokens = _tokens_per_row(spec, file)
         return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
 
     def widths(self, task: Task, nodes: "Shapes", most: int) -> tuple[Width, ...]:
@@ -257,6 +257,11 @@ def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tu
         return file.rows, min(most, held_out.rows)
     validation = min(most, max(1, round(file.rows * spec.dataset.validation_fraction)))
     return max(1, file.rows - validation), validation
+
+
+def _tokens_per_row(spec: TaskSpec, file: File) -> float:
+    """Of a training row, as estimated: under dpo a row is two sequences."""
+    return tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len, 2 if spec.objective.type == "dpo" else 1)
 
 
 def _rows_an_evaluation(spec: TaskSpec, train: int, validation: int) -> int:

@@ -57,6 +57,22 @@ def test_a_file_is_looked_at_as_far_as_a_limit(tenant, new_node, monkeypatch):
     assert 2 < found[1][1] < 16
 
 
+def test_of_a_pair_of_answers_each_is_cut_by_itself(tenant, new_node):
+    """Line 1 has more tokens than max_seq_len, neither of its two sequences has; those of line 2 are cut, and both count."""
+    new_node()
+    short = {"prompt": "x" * 700, "chosen": "y" * 1400, "rejected": "z" * 1400}
+    long = {"prompt": "x" * 7000, "chosen": "y" * 7000, "rejected": "z"}
+    training, lines = {"epochs": 1, "max_seq_len": 700}, [short, long, *({**short, "prompt": f"{at}"} for at in range(8))]
+    spec = tenant.spec(tenant.file(lines), objective={"type": "dpo"}, training=training)
+    said = tenant.post("/v1/tasks/estimate", json=spec).json()
+    assert [(one["code"], one["line"]) for one in said["problems"]] == [("row_truncated", 2)]
+    cut = tenant.spec(
+        tenant.file([long] * 2 + [{**long, "prompt": "x" * 6999}] * 8), objective={"type": "dpo"}, training=training
+    )
+    trained = tenant.post("/v1/tasks/estimate", json=cut).json()["full_tokens"]
+    assert trained == 2 * 8 * 2 * 700, "two jobs, eight rows, two sequences"
+
+
 def test_a_tenant_asks_so_often_and_no_more(serve, settings_for, new_database_url, tmp_path):
     caller = serve(settings_for(new_database_url, tmp_path, estimates_per_minute=3))
     other = serve(settings_for(new_database_url, tmp_path, estimates_per_minute=3))

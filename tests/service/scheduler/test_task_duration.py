@@ -120,6 +120,7 @@ def test_never_more_than_what_is_left_and_the_mean_is_no_stranger_to_its_interva
 def test_tokens_per_row() -> None:
     assert tokens_per_row(file_bytes=35_000, rows=100, max_seq_len=1024) == 100
     assert tokens_per_row(file_bytes=35_000_000, rows=100, max_seq_len=1024) == 1024
+    assert tokens_per_row(file_bytes=35_000_000, rows=100, max_seq_len=1024, sequences=2) == 2048, "of a pair, each is cut"
 
 
 def test_texts_take_the_time_that_is_left_of_them() -> None:
