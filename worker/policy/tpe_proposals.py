@@ -25,12 +25,13 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", message="`gamma` has been deprecated", category=FutureWarning)
 
 
-def propose(spec: TaskSpec, tried: Sequence[tuple[JobConfig, float]], count: int) -> list[JobConfig]:
+def propose(spec: TaskSpec, tried: Sequence[tuple[JobConfig, float | None]], count: int) -> list[JobConfig]:
     """`count` configurations of the task's search space, none of which was tried; the space must have as many left.
 
     tried: each with its validation score where its warmup ended, of which lower is better; inf where it has none, since it
-    diverged or failed. Numbers are proposed by their order, not by their size: a learning rate's neighbours are those beside it
-    in the space. The estimator keeps away from what this call has proposed before (its constant liar).
+    diverged or failed; None where its training is too short for a boundary, which says nothing of it. Numbers are proposed by
+    their order, not by their size: a learning rate's neighbours are those beside it in the space. The estimator keeps away from
+    what this call has proposed before (its constant liar).
     """
     space, seed = spec.search_space, spec.search_space.draw_seed + len(tried)
     axes = {name: _in_order(values) for name, values in space.axes().items()}
@@ -42,6 +43,8 @@ def propose(spec: TaskSpec, tried: Sequence[tuple[JobConfig, float]], count: int
     for config, value in tried:
         places = space.places_of(config)
         taken.add(tuple(places.values()))
+        if value is None:
+            continue
         params = {name: axes[name].index(places[name]) for name in open_axes}
         value = value if math.isfinite(value) else _WORST
         study.add_trial(create_trial(value=value, params=params, distributions=open_axes))

@@ -54,6 +54,22 @@ def test_the_second_round_is_proposed_once_the_first_has_warmed_up(fleet, placin
     assert (again.proposed, again.curves) == (reported.proposed, reported.curves)
 
 
+def test_a_job_that_ends_before_any_boundary_counts_as_unknown_and_not_as_diverged(fleet, placing, tmp_path, monkeypatch):
+    """All rows are one batch: its only step is its last one."""
+    seen, propose = dict[int, set[bool]](), tpe_proposals.propose
+
+    def watched(spec, tried, count):
+        for config, value in tried:
+            seen.setdefault(config.batch_size, set()).add(value is None)
+        return propose(spec, tried, count)
+
+    monkeypatch.setattr(tpe_proposals, "propose", watched)
+    training = {"training": {"max_steps": 10, "epochs": 1}}
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE | {"batch_size": [4, 1024]}, **QUICK | training))
+    assert all(status in (JobStatus.COMPLETED, JobStatus.EXITED) for status in reported.status.values())
+    assert seen == {4: {False}, 1024: {True}}
+
+
 @pytest.mark.parametrize("at", ["before", "within", "after"])
 def test_an_executor_that_is_lost_at_a_proposal_loses_none(fleet, placing, tmp_path, monkeypatch, at):
     """before: nothing was proposed yet. after: the proposals were reported, and what they led to is gone. within: two of a

@@ -48,6 +48,14 @@ def test_a_space_is_proposed_to_its_last_configuration():
     assert {config.model_dump_json() for config in [*(config for config, _ in tried), *found]} == every
 
 
+def test_of_what_is_unknown_nothing_is_learned_but_that_it_was_tried():
+    spec = spec_of()
+    tried = tried_at_first(spec, 1e-3)
+    unknown = [(config, None) for config in propose(spec, tried, 3)]
+    assert not {config for config, _ in unknown} & set(propose(spec, [*tried, *unknown], 10))
+    assert len(set(propose(spec, unknown, 10))) == 10, "drawn, where nothing is known of any"
+
+
 @pytest.mark.parametrize("best", [3e-4, 3e-3])
 def test_rounds_come_closer_to_what_does_well(best):
     """On average over a dozen draws of ten configurations each, against what a random draw takes instead."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from contract.job_config import JobConfig
+from contract.job_schedule import JobSchedule
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
@@ -60,7 +61,7 @@ class RoundProposals:
         spec, unproposed = task.placement.spec, sorted(task.unproposed)
         coming = next(indexes for indexes in spec.search_space.rounds if unproposed[0] in indexes)
         values = {place.job: place.value for place in by_scores(standings(task))}
-        tried = {index: (config, values.get(index, math.inf)) for index, config in task.configs.items()}
+        tried = {index: (config, values.get(index, _unranked(task, config))) for index, config in task.configs.items()}
         before = [one for index, one in tried.items() if index not in coming]
         known = {config for config, _ in tried.values()}
 
@@ -84,3 +85,9 @@ class RoundProposals:
 def _is_due(task: PlacementRun) -> bool:
     """Whether there is a round to come, and every warmup of those before has ended, or never will."""
     return bool(task.unproposed) and all(run.warmup_val_loss is not None or not run.unfinished for run in task.runs)
+
+
+def _unranked(task: PlacementRun, config: JobConfig) -> float | None:
+    """What a configuration without a loss at the boundary counts as. Batches so large that one holds all rows have none."""
+    assert task.data is not None, "a round is proposed after warmups"
+    return math.inf if JobSchedule.of(task.placement.spec, config, len(task.data.train)).has_boundary else None
