@@ -24,6 +24,7 @@ from service.tasks.lifecycle.placements import lock_placement
 from service.tasks.lifecycle.task_trace import pulled
 
 _STALL_STEPS = 20
+_SILENT_SECONDS = 600.0  # at least, while it loads; its loop reports each second then, once its process has begun
 
 
 def accept_heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
@@ -68,12 +69,16 @@ def _locked(session: Session, node_id: str, bearer: str | None, boot_id: str) ->
 
 
 def _stalls(settings: Settings, placement: HeldPlacement, pulse: Pulse) -> bool:
-    """Whether the executor made no progress for longer than the limit and than 20 of its own steps. Loading has no limit."""
+    """Whether the executor made no progress for longer than the limit and than 20 of its own steps. Loading takes as long as it
+    takes, but an executor that says nothing meanwhile is stopped, or hangs."""
     return _hangs(settings, pulse, placement.train_seconds / placement.steps if placement.steps else 0.0)
 
 
 def _hangs(settings: Settings, pulse: Pulse, per_step: float) -> bool:
-    return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
+    if pulse.phase == "loading":
+        silent = pulse.progress_age > max(settings.stall_seconds, _SILENT_SECONDS)
+        return silent and not merge_leases.is_merge(pulse.placement_id)  # a merge is silent while it stores a file
+    return pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
 
 def _release(dependencies: Dependencies, stalled: Sequence[tuple[HeldPlacement, Pulse]]) -> None:

@@ -118,7 +118,8 @@ def test_a_pulse_of_an_old_fence_renews_nothing(database, tenant, new_node, plan
         ("training", 119, 0.1, True),
         ("training", 121, 0.1, False),
         ("detaching", 121, 0.1, False),
-        ("loading", 5000, 0.1, True),  # a large base takes its time
+        ("loading", 599, 0.1, True),  # its process begins; from then on it reports each second, however large the base
+        ("loading", 601, 0.1, False),  # stopped, as one that was idle may be when it is given a placement
         ("training", 190, 10, True),  # 20 of its own slow steps
         ("training", 210, 10, False),
     ],
