@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ import torch
 from tests.worker.fleet import JOIN_TOKEN
 from tests.worker.processes import command, gone
 from worker.replicas.base_loader import BaseError
+from worker.replicas.ranks import rank_process
 from worker.replicas.ranks.rank_group import RankGroup, environments
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
+from worker.replicas.ranks.rank_start import RankLost
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.settings import Settings
 
@@ -108,6 +111,19 @@ def test_a_closed_link_says_so(ends):
         ends.root.send("hello?")
 
 
+def test_a_message_is_repeated_until_its_work_is_done(ends):
+    """Also where the other end reads nothing, until nobody is left to read."""
+    with ends.rank.repeating("alive", 0.01):
+        assert [ends.root.receive() for _ in range(3)] == ["alive"] * 3
+    ends.rank.send("done")
+    while ends.root.receive() == "alive":
+        continue
+    assert not ends.root.waits(0)
+    ends.root.close()
+    with ends.rank.repeating("alive", 0.01), pytest.raises(LinkClosed):
+        ends.rank.receive()
+
+
 @pytest.mark.gpu
 def test_host_memory_of_a_rank_with_a_gpu_is_pinned(ends):
     ends.its.pin()
@@ -162,6 +178,31 @@ def test_a_base_that_a_rank_cannot_load_is_refused_with_its_words(tiny_base, tmp
     assert rank.pid
     group.close()
     assert gone(rank.pid)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_rank_that_hangs_while_a_base_is_loaded_is_lost_whoever_has_a_lease(tiny_base, tmp_path, monkeypatch, loaded):
+    """The thread that prepares placements waits for it beside the loop, which reports progress all the while."""
+    settings = Settings(api_url="http://nowhere", join_token=JOIN_TOKEN, worker_dir=tmp_path, worker_threads=1)
+    pids = list[int]()
+
+    def stop(sentence: str) -> None:
+        if not pids and "the others follow" in sentence and not loaded:
+            (pid,) = (rank.pid for rank in group._ranks)
+            os.kill(pid, signal.SIGSTOP)
+            pids.append(pid)
+
+    group, load = RankGroup(lambda silent: None), (tiny_base, [torch.device("cpu")] * 2, settings)
+    if loaded:
+        (rank,) = group.load(*load).ranks
+        os.kill(rank.pid, signal.SIGSTOP)
+        pids.append(rank.pid)
+    monkeypatch.setattr(rank_process, "_MOST_SILENT_SECONDS", 3.0)
+    prepare = partial(rank.call, "open_stream", "p", tmp_path) if loaded else partial(group.load, *load, tell=stop)
+    with pytest.raises(RankLost, match=r"rank 1 .* hangs: it has said nothing for \d+ s"):
+        prepare()
+    assert gone(pids[0])
+    group.close()
 
 
 def test_a_rendezvous_address_that_is_given_stays():

@@ -11,7 +11,10 @@ import pickle
 import select
 import socket
 import struct
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -47,6 +50,24 @@ class Link(ABC):
     def waits(self, seconds: float) -> bool:
         """Whether a message, or the end, comes within so many seconds."""
         return bool(self._poll.poll(1e3 * seconds))
+
+    @contextmanager
+    def repeating(self, message: object, seconds: float) -> Iterator[None]:
+        """Send the message every so many seconds meanwhile, and nothing else: the other end learns that this process runs."""
+        over = threading.Event()
+
+        def repeat() -> None:
+            with suppress(LinkClosed):  # who receives notices
+                while not over.wait(seconds):
+                    self.send(message)
+
+        thread = threading.Thread(target=repeat, name="link", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def close(self) -> None:
         self._socket.close()

@@ -19,6 +19,7 @@ from worker.replicas.ranks.rank_start import HostRank, LocalRank, RankLost
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
 _LOOK_SECONDS = 1.0  # between looks at the leases while a rank says nothing
+_MOST_SILENT_SECONDS = 600.0  # in a call without passes, after which a rank hangs; one that loads tells each few seconds
 
 OnProgress = Callable[[], None]
 
@@ -44,7 +45,7 @@ class RankProcess:
         self._told: dict[str, Activations] = {}  # the same, as the rank knows them
         self._turns = CallTurns()  # of the loop and the preparation thread
         self._answer: CallResult | None = None  # to the call under way, until it is taken
-        self._on_progress: OnProgress = lambda: None  # of the call under way
+        self._on_progress: OnProgress | None = None  # of the call under way
         self._heard: float | None = None  # its last word of the call under way, or when it was first waited for
         self._process = LocalRank(environment, memory) if host is None else HostRank(*host, environment)
         self._link: Link = self._process.link
@@ -63,8 +64,10 @@ class RankProcess:
         """The result of this call. Raises RankLost, and what the call raises."""
         return self.begin(name, *args)()
 
-    def begin(self, name: str, *args: object, on_progress: OnProgress = lambda: None) -> Callable[[], Any]:
-        """Begin a call; what is returned waits for its result, and must be called before any other call of this thread."""
+    def begin(self, name: str, *args: object, on_progress: OnProgress | None = None) -> Callable[[], Any]:
+        """Begin a call; what is returned waits for its result, and must be called before any other call of this thread.
+        on_progress: of a call with passes, which take as long as the service lets them; a rank that is silent in any other
+        call is lost."""
         self._turns.acquire()
         try:
             kept = self._send(name, args, answers=True)
@@ -196,7 +199,8 @@ class RankProcess:
                 self._heard = boot_now()
                 match self._link.receive():
                     case PassDone():
-                        self._on_progress()
+                        if self._on_progress is not None:
+                            self._on_progress()
                     case StepsDone() as told:
                         self.taken += told.steps
                     case Paused() as paused:
@@ -209,6 +213,8 @@ class RankProcess:
 
     def _look(self, silent: float) -> None:
         try:
+            if self._on_progress is None and silent >= _MOST_SILENT_SECONDS:
+                raise RankLost(f"rank {self.number} ({self.name}) hangs: it has said nothing for {silent:.0f} s")
             self._on_silence(silent)
         except BaseException:
             self._process.kill()  # its answer would be taken for another call's

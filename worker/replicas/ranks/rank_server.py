@@ -52,6 +52,7 @@ from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 from worker.settings import Settings
 
 _PROGRESS_SECONDS = 0.5  # at least, between messages of progress
+_ALIVE_SECONDS = 2.0  # between those of a load, which takes as long as it takes
 _MAY_FAIL = (BaseError, Crowded, FileNotFoundError)  # errors that answer a call; any other ends the rank
 
 
@@ -128,7 +129,8 @@ class RankServer:
         by the first rank, where that is not rank 0. Raises BaseError, or Crowded."""
         shared = Path(ref.source).is_relative_to(settings.worker_dir)
         if isinstance(self._link, HostRankLink) and os.environ["LOCAL_RANK"] == "0" and not shared:
-            check_revision(ref)
+            with self._link.repeating(PassDone(), _ALIVE_SECONDS):
+                check_revision(ref)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # no context on another's
             self._memory.pin()
@@ -137,7 +139,8 @@ class RankServer:
             torch.set_num_threads(threads)
         eight_bit, memory = settings.worker_moments == "8bit", memory_of(device, settings)
         progress = LoadProgress(f"base model {ref.name}, rank {rank}")
-        self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank, progress)
+        with self._link.repeating(PassDone(), _ALIVE_SECONDS):
+            self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank, progress)
         self._trainer.arena.host_memory = self._memory.empty
         if sharding is not None:
             self._failed = FailedPasses(ObjectCache(settings.scratch / OBJECTS), ref, device, sharding.plan.world)
