@@ -189,10 +189,13 @@ _OF_TASK = (
     *(TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id, MilestoneEvaluation.task_id),
     *(EndpointGrader.task_id, TaskMirror.task_id),
 )
+_STARTS = Task.spec["warm_start"]["adapter_id"].astext == Adapter.id
+_STARTED_FROM = select(Task.id).where(_STARTS, Task.status.not_in(list(TASK_TERMINAL))).exists()
 
 
 def _empty_deleted_tasks(db: Database, before: datetime) -> int:
-    """Delete the rows that belong to deleted tasks; returns how many tasks. Task and job rows stay: they record the usage."""
+    """Delete the rows that belong to deleted tasks; returns how many tasks. Task and job rows stay: they record the usage; and
+    adapters that open tasks start from, until these end."""
     emptied, last = 0, ""
     while True:
         over = select(Task.id).where(Task.deleted_at < before, Task.emptied_at.is_(None), Task.id > last)
@@ -204,13 +207,15 @@ def _empty_deleted_tasks(db: Database, before: datetime) -> int:
         for of_job in _OF_JOB:
             delete_in_batches(db, of_job.class_, of_job.in_(jobs))
         for of_task in _OF_TASK:
-            delete_in_batches(db, of_task.class_, of_task.in_(ids))
+            kept = (~_STARTED_FROM,) if of_task is Adapter.task_id else ()
+            delete_in_batches(db, of_task.class_, of_task.in_(ids), *kept)
         emptied += _note_empty(db, ids)
         last = ids[-1]
 
 
 def _note_empty(db: Database, ids: list[str]) -> int:
-    """Mark the tasks that have no rows left; a task whose rows another collector had locked is tried again next time."""
+    """Mark the tasks that have no rows left; others, whose rows are kept or another collector had locked, are tried again next
+    time."""
     of_task = [~select(one).where(one == Task.id).exists() for one in _OF_TASK]
     of_job = [~select(one).join(Job, Job.id == one).where(Job.task_id == Task.id).exists() for one in _OF_JOB]
     empty = update(Task).where(Task.id.in_(ids), *of_task, *of_job).values(emptied_at=func.clock_timestamp())

@@ -4,12 +4,14 @@ import hashlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import select, update
 
 from service.adapters.models import Adapter
 from service.background.garbage_collection import KEPT_SECONDS, sweep
+from service.background.retention import Retention, forget
 from service.tasks.models import Task
 from service.tenants.api_keys import Scope
 from tests.service.sample_tasks import adapter, jobs_of
@@ -120,6 +122,23 @@ def test_it_stays_while_a_task_starts_from_it(tenant, won, database, status):
     assert tenant.delete(f"/v1/adapters/{adapter_id}").status_code == 204
     again = tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), warm_start={"adapter_id": adapter_id}))
     assert (again.status_code, again.json()["errors"][0]["code"]) == (422, "adapter_unknown")
+
+
+def test_a_deleted_tasks_adapter_stays_while_a_task_starts_from_it(tenant, won, database):
+    """However long that waits, or is paused: without the adapter it could not go on from its own checkpoints either."""
+    won_id, adapter_id = won
+    later = tenant.task(warm_start={"adapter_id": adapter_id})["id"]
+    assert tenant.delete(f"/v1/tasks/{won_id}").status_code == 204
+
+    def stays() -> bool:
+        forget(database, Retention(deleted=timedelta(0)))
+        with database.begin() as session:
+            emptied = session.get_one(Task, won_id).emptied_at is not None
+            return session.get(Adapter, adapter_id) is not None and not emptied
+
+    assert stays()
+    assert tenant.post(f"/v1/tasks/{later}/cancel").status_code == 200
+    assert not stays()
 
 
 def test_it_stays_while_its_own_task_is_open(tenant, database, storage):
