@@ -5,13 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.job_config import MAX_BATCH_SIZE, MAX_RANK, JobConfig
+from contract.job_config import MAX_BATCH_SIZE, MAX_BETA, MAX_LEARNING_RATE, MAX_RANK, JobConfig
 from contract.row_scores import MeanEstimate, RowScores
 
 _EARLY = 0.25  # a best step before this part of the steps is that of a job that overfits
 _NAMES = {"learning_rate": "learning rate", "rank": "rank", "batch_size": "batch size", "beta": "beta"}
 _UPWARD = ("rank",)  # of these only the largest is an edge: the smallest is preferred among equals
-_MOST = {"rank": MAX_RANK, "batch_size": MAX_BATCH_SIZE}
+_MOST = {"rank": MAX_RANK, "batch_size": MAX_BATCH_SIZE, "beta": MAX_BETA, "learning_rate": MAX_LEARNING_RATE}
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,12 @@ class Tried:
     lowest: float = math.inf
 
 
-def suggestions(tried: Sequence[Tried], best: JobConfig, best_step: int, total_steps: int | None) -> list[str]:
-    """For a search of these jobs, the best of which had its lowest loss after `best_step` of its steps."""
-    found = [said for name in _NAMES if (said := _beyond_edge(name, tried, best)) is not None]
+def suggestions(
+    tried: Sequence[Tried], best: JobConfig, best_step: int, total_steps: int | None, drawn: bool = False
+) -> list[str]:
+    """For a search of these jobs, the best of which had its lowest loss after `best_step` of its steps. drawn: the search drew
+    their values, from what was given."""
+    found = [said for name in _NAMES if (said := _beyond_edge(name, tried, best, drawn)) is not None]
     if total_steps is not None and best_step >= total_steps:
         found.append(
             "the best job's loss was lowest at its last step: more steps may lower it further (training.epochs, and "
@@ -41,16 +44,21 @@ def suggestions(tried: Sequence[Tried], best: JobConfig, best_step: int, total_s
 
 
 def of_no_winner(
-    tried: Sequence[Tried], best: JobConfig, validation_rows: int | None, learned: bool, of_texts: bool = False
+    tried: Sequence[Tried],
+    best: JobConfig,
+    validation_rows: int | None,
+    learned: bool,
+    of_texts: bool = False,
+    drawn: bool = False,
 ) -> list[str]:
     """Where nothing beat the base. learned: whether any job was better than the base at all. of_texts: by a text metric, on so
-    many prompts."""
+    many prompts. drawn: as of `suggestions`."""
     found = ["check the data: does a row's prompt say what its completion must be?"]
     rates = sorted({one.config.learning_rate for one in tried})
     lower = _gain("learning_rate", rates[0], rates[1], tried) if len(rates) > 1 and best.learning_rate == rates[0] else None
     if lower is not None:
         found.append(
-            f"try lower learning rates, such as {_said(rates[0] / 10)}: {_said(rates[0])} is the smallest that was tried, "
+            f"try lower learning rates, such as {_said(rates[0] / 10)}: {_said(rates[0])} is the smallest {_known(drawn)}, "
             f"and better than {_said(rates[1])} by {_sure(lower)}"
         )
     if learned and validation_rows is not None and of_texts:
@@ -66,7 +74,7 @@ def of_no_winner(
     return found
 
 
-def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig) -> str | None:
+def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig, drawn: bool) -> str | None:
     """To go beyond the edge that the best value lies at: only where the rows show that the way there led to lower scores."""
     values = sorted({value for one in tried if (value := getattr(one.config, name)) is not None})
     own = getattr(best, name)
@@ -80,17 +88,21 @@ def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig) -> str | No
         return None
     edge, way = ("largest", "larger") if largest else ("smallest", "smaller")
     return (
-        f"the best {_NAMES[name]}, {_said(own)}, is the {edge} that was tried, and better than {_said(neighbour)} by "
+        f"the best {_NAMES[name]}, {_said(own)}, is the {edge} {_known(drawn)}, and better than {_said(neighbour)} by "
         f"{_sure(gain)}: try {way} ones, such as {_said(other)}"
     )
 
 
+def _known(drawn: bool) -> str:
+    return "that was tried" if drawn else "you gave"
+
+
 def _beyond(name: str, own: float, neighbour: float) -> float | None:
     """The next value, as far from the edge as its neighbour; None where the field's limits have none."""
-    if not own or not neighbour or own >= _MOST.get(name, float("inf")) or (name == "batch_size" and own == 1):
+    if not own or not neighbour or own >= _MOST.get(name, math.inf) or (name == "batch_size" and own == 1):
         return None
-    other = own * own / neighbour
-    return max(1, min(_MOST[name], round(other))) if name in _MOST else other
+    other = min(_MOST.get(name, math.inf), own * own / neighbour)
+    return max(1, round(other)) if name in ("rank", "batch_size") else other
 
 
 def _gain(name: str, own: float, neighbour: float, tried: Sequence[Tried]) -> MeanEstimate | None:

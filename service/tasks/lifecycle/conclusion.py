@@ -75,13 +75,14 @@ def _selected(
     best, scores = configs[found.index], {one.index: one.scores for one in candidates}
     lowest = {job.index: job.best_val_loss for job in task.jobs if job.best_val_loss is not None}
     tried = [Tried(config, scores.get(index), lowest.get(index, math.inf)) for index, config in configs.items()]
+    drawn = task.spec["search_space"].get("method") in ("random", "tpe")  # left out, it is a grid
     if selection.beats_base is False:
         learned = selection.gain is not None and selection.gain.mean > 0
-        tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts)
+        tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts, drawn)
         stopped = _stopped(task.jobs)
         said = {"verdict": stopped} if stopped is not None else {}
         return winner, selection.model_copy(update={"suggestions": tips, **said})
-    tips = suggestions(tried, best, kept[winner.id].step, winner.total_steps)
+    tips = suggestions(tried, best, kept[winner.id].step, winner.total_steps, drawn)
     return winner, selection.model_copy(update={"suggestions": tips})
 
 

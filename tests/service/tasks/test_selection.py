@@ -189,12 +189,14 @@ def by_rate(means: dict[float, float], noise: float = 0.05) -> list[Tried]:
 def test_the_edge_of_the_grid_is_named_with_its_gain_and_a_value_beyond():
     grid = tried({config(rate, rank=rank): 1 - 1000 * rate for rate in (1e-4, 5e-4) for rank in (8, 16)}, 0.001)
     [said] = suggestions(grid, config(5e-4, rank=8), 50, 100)
-    assert said.startswith("the best learning rate, 0.0005, is the largest that was tried, and better than 0.0001 by 0.4")
+    assert said.startswith("the best learning rate, 0.0005, is the largest you gave, and better than 0.0001 by 0.4")
     assert said.endswith("): try larger ones, such as 0.0025")
+    [drawn] = suggestions(grid, config(5e-4, rank=8), 50, 100, drawn=True)
+    assert drawn.startswith("the best learning rate, 0.0005, is the largest that was tried, and better than 0.0001 by 0.4")
     down = tried({config(rate, rank=rank): 1000 * rate - rank / 16 for rate in (1e-4, 5e-4) for rank in (8, 16)})
     lower, larger = suggestions(down, config(1e-4, rank=16), 50, 100)
     assert lower.endswith("): try smaller ones, such as 2e-05")
-    assert "rank, 16, is the largest that was tried, and better than 8 by " in larger
+    assert "rank, 16, is the largest you gave, and better than 8 by " in larger
     assert larger.endswith("): try larger ones, such as 32")
 
 
@@ -241,7 +243,7 @@ def test_where_nothing_beat_the_base_the_data_comes_first():
     found = of_no_winner(by_rate({1e-4: 1.0, 1e-2: 2.0}), config(1e-4), 20, True)
     assert found[0].startswith("check the data")
     assert found[1].startswith(
-        "try lower learning rates, such as 1e-05: 0.0001 is the smallest that was tried, and better than 0.01 by"
+        "try lower learning rates, such as 1e-05: 0.0001 is the smallest you gave, and better than 0.01 by"
     )
     assert found[2].startswith("bring more rows: 20 validation rows")
     assert len(of_no_winner(by_rate({1e-4: 2.0, 1e-2: 1.0}), config(1e-2), 20, False)) == 1
