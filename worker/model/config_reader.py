@@ -13,14 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
+from worker.model.families import UnsupportedModelError
+
+# what transformers raises for fields that are missing, of another type or out of range
+_UNREADABLE = (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _HUB_KERNELS = "transformers.integrations.hub_kernels"
 
 
 def read_config(source: Path | str) -> PreTrainedConfig:
-    """The configuration of a model folder, read without remote code. Raises OSError and ValueError."""
-    return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    """The configuration of a model folder, read without remote code. Raises OSError and UnsupportedModelError."""
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except _UNREADABLE as error:
+        raise UnsupportedModelError(f"config.json is no configuration of a model: {type(error).__name__}: {error}") from None
 
 
 def _use_kernel_forward_from_hub(name: str) -> Callable[[type], type]:

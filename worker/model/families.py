@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 SLIDING = "sliding_attention"
+LAYER_TYPES = (SLIDING, "full_attention")
 
 
 class UnsupportedModelError(Exception):
@@ -124,6 +125,12 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise UnsupportedModelError(
             f"{family.activation_field} '{activation}' is not supported; what works: {family.activation}"
         )
+    strange = set(config.layer_types) - set(LAYER_TYPES) if family.windows == "by layer" else ()
+    if strange:
+        raise UnsupportedModelError(f"layer_types '{min(strange)}' is not supported; what works: {', '.join(LAYER_TYPES)}")
+    windows = (family.window(config, layer) for layer in range(config.num_hidden_layers))
+    if any(window is not None and window < 1 for window in windows):
+        raise UnsupportedModelError(f"sliding_window {config.sliding_window} is not supported; what works: 1 or more, or null")
     for rope in _ropes(family, config):
         if rope["rope_type"] not in STATIC_ROPES:
             raise UnsupportedModelError(

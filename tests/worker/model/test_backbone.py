@@ -132,6 +132,32 @@ def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str)
         Backbone.of(tiny.model(config))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0}}, "config.json.*'factor'"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": "2"}}, "say no angles"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 0}}, "what works: a finite angle"),
+        ("llama3_rope", {"rope_parameters": {**tiny.LLAMA3_ROPE, "partial_rotary_factor": 0.5}}, "every pair of a head's 14"),
+        ("llama", {"num_attention_heads": 0}, "config.json.*ZeroDivisionError"),
+        ("llama", {"rms_norm_eps": None}, "config.json.*'rms_norm_eps'"),
+        ("llama", {"model_type": "never heard of"}, "config.json.*never heard of"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "config.json.*layer_types"),
+        ("gemma3", {"layer_types": ["chunked_attention", "full_attention"]}, "'chunked_attention'"),
+        ("qwen3", {"layer_types": ["chunked_attention", "full_attention"]}, "what works: sliding_attention, full_attention"),
+        ("mistral", {"sliding_window": 0}, "sliding_window 0 is not supported; what works: 1 or more"),
+    ],
+)
+def test_a_configuration_that_says_no_model_is_refused_in_words(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    tiny.model(CONFIGS[name]).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | change))
+    with pytest.raises(UnsupportedModelError, match=f"(?s){message}"):
+        Backbone.load(tmp_path)
+
+
 def test_what_may_be_listed_is_what_can_be_trained_on() -> None:
     assert set(MODEL_TYPES) == set(FAMILIES)
 

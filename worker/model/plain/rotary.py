@@ -5,6 +5,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from worker.model.families import UnsupportedModelError
+
 TABLE_STEP = 1024  # positions are tabulated in blocks of one size, so that a longer table never changes an entry's bits
 
 
@@ -18,13 +20,22 @@ class RotaryTable:
 
     @classmethod
     def of(cls, config: PreTrainedConfig, head_size: int, kind: str, like: Tensor) -> "RotaryTable":
-        """The table of the layers of a kind ("" where all share one), on the device and in the dtype of `like`."""
+        """The table of the layers of a kind ("" where all share one), on the device and in the dtype of `like`. Raises
+        UnsupportedModelError."""
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
-        if parameters["rope_type"] == "default":
-            halves = torch.arange(0, head_size, 2, dtype=torch.float32)
-            frequencies, scaling = 1.0 / parameters["rope_theta"] ** (halves / head_size), 1.0
-        else:
-            frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, None, layer_type=kind or None)
+        try:
+            if parameters["rope_type"] == "default":
+                halves = torch.arange(0, head_size, 2, dtype=torch.float32)
+                frequencies, scaling = 1.0 / parameters["rope_theta"] ** (halves / head_size), 1.0
+            else:
+                frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, None, layer_type=kind or None)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(f"rope_parameters {parameters} say no angles: {error}") from None
+        if 2 * len(frequencies) != head_size or not torch.isfinite(frequencies).all():
+            raise UnsupportedModelError(
+                f"rope_parameters {parameters} are not supported; what works: a finite angle for every pair of a head's "
+                f"{head_size} numbers"
+            )
         return cls(frequencies.to(like.device), scaling, like.dtype)
 
     def table(self, positions: int) -> tuple[Tensor, Tensor]:
