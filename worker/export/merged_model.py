@@ -23,10 +23,11 @@ from worker.model.families import UnsupportedModelError, family_of
 
 SHARD_BYTES = 5 * 10**9  # as save_pretrained has it, so that tools find files of the size that they know
 CONFIG = "config.json"
+TOKENIZER_CONFIG, TEMPLATE, TEMPLATES = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 # of a base's folder, taken over as they are: what tokenises, how texts are generated, and what the base's owner asks to pass on
 BESIDE = (
-    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+    *("generation_config.json", "tokenizer.json", TOKENIZER_CONFIG, "tokenizer.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", TEMPLATE, "chat_template.json"),
     *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md"),
 )
 _BF16_BYTES = 2
@@ -76,6 +77,14 @@ class MergedModel:
     def texts(self) -> dict[str, bytes]:
         """The files beside the shards, by name: configuration, the index of several shards, the tokenizer's, the licence."""
         found = {name: (self._base / name).read_bytes() for name in BESIDE if (self._base / name).is_file()}
+        if named_templates := sorted((self._base / TEMPLATES).glob("*.jinja")):
+            # a merged model has no folders, so all are listed where transformers reads them without the files
+            texts = {file.stem: file.read_text() for file in named_templates}
+            if TEMPLATE in found:
+                texts["default"] = found.pop(TEMPLATE).decode()
+            said = json.loads(found.get(TOKENIZER_CONFIG, b"{}"))
+            listed = [{"name": name, "template": text} for name, text in texts.items()]
+            found[TOKENIZER_CONFIG] = _json(said | {"chat_template": listed})
         config = json.loads((self._base / CONFIG).read_text())
         named = [name for name in ("dtype", "torch_dtype") if name in config] or ["torch_dtype"]
         found[CONFIG] = _json(config | dict.fromkeys(named, "bfloat16"))

@@ -1,6 +1,7 @@
 """A merged model against PEFT's merge_and_unload in float32: the same bits once rounded to bf16, for every family."""
 
 import json
+import shutil
 from pathlib import Path
 
 import peft
@@ -8,10 +9,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from contract.job_config import JobConfig
+from tests.worker.corpus import EXAMPLE_BASE
 from tests.worker.model import tiny
 from worker.adapters.peft_export import export_peft
 from worker.export.merged_model import MergedModel, MergeError
@@ -143,3 +145,16 @@ def test_what_cannot_be_merged_is_said(tmp_path: Path) -> None:
     with pytest.raises(MergeError, match=r"the base: .* is no model folder"):
         MergedModel(base, adapter)
     assert AutoConfig.from_pretrained(base).model_type == "llama"
+
+
+def test_templates_beside_the_default_one_are_taken_over(tmp_path: Path) -> None:
+    base, adapter = base_of("llama", tmp_path / "base"), adapter_of("llama", tmp_path / "adapter")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EXAMPLE_BASE / name, base)
+    (base / "chat_template.jinja").write_text("plain")
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    merged(base, adapter, tmp_path / "merged")
+    theirs, ours = (AutoTokenizer.from_pretrained(folder) for folder in (base, tmp_path / "merged"))
+    assert ours.chat_template == theirs.chat_template == {"default": "plain", "tool_use": "with tools"}
+    assert all("/" not in name for name in MergedModel(base, adapter).texts())
