@@ -44,6 +44,7 @@ _LAYERS, _LAYER_PLACE = "model.layers.", 2  # of a layer's number in a tensor's 
 _LENGTH = 8  # bytes before a safetensors header, which say how long it is
 _MOST_HEADER = 100_000_000  # bytes of a header that safetensors reads
 _HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
+_COMPARED = 4096  # rows at a time
 _SAID = 8  # names of tensors that an error lists
 
 
@@ -72,7 +73,7 @@ class Weights:
         places: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """places: the file that each tensor should be in. Raises UnsupportedModelError if a wanted tensor is missing, or has
-        another shape."""
+        another shape, and if the head of a base whose head is its embedding has other numbers."""
         self._held, self._wanted, self.device, self._dtype = held, wanted, torch.device(device), dtype
         lacking = [
             f"{name} {list(shape)}" + (f" of {places[name]}" if name in places else "")
@@ -85,6 +86,12 @@ class Weights:
         strange = [name for name in held if name not in wanted and name != HEAD and not name.endswith(_DERIVED)]
         if strange:
             log.warning("%d tensors are not of this family and change nothing: %s", len(strange), ", ".join(strange[:_SAID]))
+        if HEAD in held and HEAD not in wanted and _differ(held[HEAD], held[EMBEDDING]):
+            # transformers uses such a head, vLLM the embedding: an adapter fits one of them
+            raise UnsupportedModelError(
+                f"the weights hold a {HEAD} that differs from {EMBEDDING}, and config.json says that both are one; "
+                f"set its tie_word_embeddings to false, or take {HEAD} out"
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rows(name, 0, self.shape(name)[0])
@@ -211,6 +218,13 @@ def places_in(source: Path) -> dict[str, str]:
         return {name: Path(file).name for name, file in json.loads(index.read_text())["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnsupportedModelError(f"{INDEX} is no index of safetensors files: {error!r}") from None
+
+
+def _differ(one: UnreadTensor, other: UnreadTensor) -> bool:
+    if one.shape != other.shape:
+        return True
+    parts = (slice(first, first + _COMPARED) for first in range(0, one.shape[0], _COMPARED))
+    return any(bool((one.read(part) != other.read(part)).any()) for part in parts)
 
 
 def _held(opened: Any, file: Path) -> Iterator[tuple[str, UnreadTensor]]:

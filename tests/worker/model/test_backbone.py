@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from contract.model_types import MODEL_TYPES
 from tests.worker.model import tiny
@@ -256,4 +257,19 @@ def test_weights_in_whole_numbers_are_refused_and_strange_ones_are_told(
     assert "1 tensors are not of this family and change nothing: model.layers.0.self_attn.q_proj.bias" in caplog.text
     save_file(state | {"model.norm.weight": torch.ones(60, dtype=torch.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match=r"holds model\.norm\.weight as I8"):
+        Backbone.load(tmp_path)
+
+
+def test_a_head_beside_a_tied_embedding_is_refused_unless_it_is_the_same(tmp_path: Path) -> None:
+    reference = tiny.model(CONFIGS["llama"])
+    reference.save_pretrained(tmp_path)
+    state = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    backbone = Backbone.load(tmp_path)
+    assert backbone.head is backbone.embedding
+    state[HEAD][-1, -1] += 1
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight), "transformers takes what the file holds"
+    with pytest.raises(UnsupportedModelError, match=r"set its tie_word_embeddings to false, or take lm_head\.weight out"):
         Backbone.load(tmp_path)
