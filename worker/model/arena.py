@@ -171,14 +171,15 @@ class Arena:
         self._slots.remove(slot)
 
     def grow(self, rows: int) -> None:
-        """Enlarge to `rows`; slots keep their places and contents. If memory runs out, the arena stays as it was."""
+        """Enlarge to `rows`; slots keep their places and contents. If memory runs out, the arena stays as it was, and what some
+        buffers had got is freed."""
         before = self.rows
         if rows < before:
             raise ValueError(f"the arena has {before} rows and cannot grow to {rows}")
         try:
             self._replace(lambda buffer: _enlarged(buffer, rows))
         except (RuntimeError, MemoryError):
-            self._replace(lambda buffer: buffer[:before])
+            self._replace(lambda buffer: _first_rows(buffer, before) if len(buffer) > before else buffer)
             raise
 
     def compact(self) -> None:

@@ -177,6 +177,8 @@ def test_an_arena_that_ran_out_half_way_is_as_it_was(limits):
         patch.setattr(arenas, "_enlarged", third)
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             arena.grow(24)
+    held = {buffer.untyped_storage().nbytes() for buffer in (arena.master, arena.grad, *arena.moments.buffers)}
+    assert held == {8 * arena.layout.width * 4}, "no buffer keeps the memory that it had got"
     assert {len(buffer) for buffer in (arena.master, arena.grad, *arena.moments.buffers)} == {8}
     after = arena.snapshot(slot)
     assert torch.equal(after.weights, before.weights)
