@@ -19,9 +19,14 @@ from worker.model.example import Example
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the base in this folder, whose code is not run. Raises OSError, ValueError."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return tokenizer
+    """The tokenizer of the base in this folder, whose code is not run. Raises OSError, TokenizerError."""
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
+        raise TokenizerError(f"the base model's tokenizer cannot be read: {type(error).__name__}: {error}") from None
+    return found
 
 
 def reader_of(tokenizer: PreTrainedTokenizerBase) -> RowReader:

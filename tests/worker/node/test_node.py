@@ -1,5 +1,6 @@
 """What a node says of itself: its settings, its devices, and what its memory holds."""
 
+import json
 import os
 import shlex
 import shutil
@@ -147,6 +148,23 @@ def test_a_changed_base_is_said_to_be_another_whatever_else_is_wrong_with_it(tin
     weights.unlink()
     with pytest.raises(BaseError, match=r"holds no \*\.safetensors files"):
         load_base(changed, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", {"model": {"type": "of a later version"}}, "tokenizer cannot be read: Exception: "),
+        ("tokenizer.json", {"added_tokens": [{}]}, "tokenizer cannot be read"),
+        ("tokenizer_config.json", {"bos_token": 3}, "tokenizer cannot be read: TypeError: .*bos_token"),
+        ("generation_config.json", {"eos_token_id": [[1]]}, "generation_config.json says no end tokens"),
+    ],
+)
+def test_a_base_with_a_damaged_file_beside_its_weights_is_refused_in_words(file, change, message, tiny_base, tmp_path):
+    folder = shutil.copytree(tiny_base.source, tmp_path / "base")
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | change))
+    with pytest.raises(BaseError, match=f"base model {tiny_base.name}: .*{message}"):
+        load_base(tiny_base.model_copy(update={"source": str(folder)}), torch.device("cpu"))
 
 
 def test_the_memory_model_is_measured_and_a_line(tiny_base):
