@@ -125,6 +125,10 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise UnsupportedModelError(
             f"{family.activation_field} '{activation}' is not supported; what works: {family.activation}"
         )
+    for field in (family.query_scale, family.attention_cap, family.logit_cap):
+        number = family.number(config, field)
+        if number is not None and not number > 0:
+            raise UnsupportedModelError(f"{field} {number} is not supported; what works: a number above 0")
     strange = set(config.layer_types) - set(LAYER_TYPES) if family.windows == "by layer" else ()
     if strange:
         raise UnsupportedModelError(f"layer_types '{min(strange)}' is not supported; what works: {', '.join(LAYER_TYPES)}")

@@ -146,6 +146,12 @@ def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str)
         ("gemma3", {"layer_types": ["full_attention"]}, "config.json.*layer_types"),
         ("gemma3", {"layer_types": ["chunked_attention", "full_attention"]}, "'chunked_attention'"),
         ("qwen3", {"layer_types": ["chunked_attention", "full_attention"]}, "what works: sliding_attention, full_attention"),
+        (
+            "gemma2",
+            {"attn_logit_softcapping": 0.0},
+            "attn_logit_softcapping 0.0 is not .*a number above 0",
+        ),
+        ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0 is not supported"),
         ("mistral", {"sliding_window": 0}, "sliding_window 0 is not supported; what works: 1 or more"),
     ],
 )
