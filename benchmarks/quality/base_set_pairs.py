@@ -1,6 +1,6 @@
 """The swept (base, set) pairs, and a sweep's configurations. Trains nothing.
 
-Half of the sets choose the product's defaults; the other half never does, and its figures carry the suffix `_held`.
+Some sets may choose the product's defaults; the others never do, and their figures carry the suffix `_held`.
 """
 
 import itertools
