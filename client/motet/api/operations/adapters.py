@@ -5,7 +5,6 @@ import hashlib
 import shutil
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
 
 import httpx
 
@@ -85,11 +84,19 @@ def fetch_folder(kind: str, id: str, files: list[AdapterFile], folder: Path) -> 
 def _fetch(kind: str, id: str, file: AdapterFile, path: Path) -> Operation[None]:
     """Write a file. Where the connection breaks, go on from there, for as long as each few tries bring some of it."""
     where, pauses = at(f"/v1/{kind}/{{}}/files/{{}}", id, file.path, nested=True), iter(PAUSES)
-    with path.open("w+b") as out:
+    with path.open("wb") as out:
+        digest = hashlib.sha256()
         while True:
             had = out.tell()
             try:
-                yield from _fetch_rest(where, out)
+                answer = yield from opened(where, {"Range": f"bytes={had}-", "Accept-Encoding": "identity"} if had else None)
+                if had and answer.status_code != httpx.codes.PARTIAL_CONTENT:  # it begins anew
+                    out.seek(0)
+                    out.truncate()
+                    digest = hashlib.sha256()
+                while block := (yield from chunk()):
+                    digest.update(block)
+                    out.write(block)
                 break
             except MotetError as error:
                 if out.tell() >= file.bytes:
@@ -100,22 +107,9 @@ def _fetch(kind: str, id: str, file: AdapterFile, path: Path) -> Operation[None]
                 if pause is None:
                     raise
             yield Sleep(pause)
-        out.seek(0)
-        digest = hashlib.file_digest(out, "sha256").hexdigest()
-    if digest != file.sha256:
-        found = f"its sha256 is {digest}, the manifest says {file.sha256}"
+    if digest.hexdigest() != file.sha256:
+        found = f"its sha256 is {digest.hexdigest()}, the manifest says {file.sha256}"
         raise DownloadDamaged(f"{file.path} of {id} arrived damaged: {found}; download it again")
-
-
-def _fetch_rest(where: str, out: BinaryIO) -> Operation[None]:
-    """Append what `out` lacks, or write all of it where the service begins anew."""
-    had = out.tell()
-    answer = yield from opened(where, {"Range": f"bytes={had}-", "Accept-Encoding": "identity"} if had else None)
-    if had and answer.status_code != httpx.codes.PARTIAL_CONTENT:
-        out.seek(0)
-        out.truncate()
-    while block := (yield from chunk()):
-        out.write(block)
 
 
 def _fetch_readme(adapter_id: str, draft: Path) -> Operation[None]:
