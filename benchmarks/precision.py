@@ -6,9 +6,9 @@ The larger base of `benchmarks.quality`, made by its recipe, and four of its set
 never do. Each search has 20 configurations (every third of the quality benchmark's) and the product's defaults of early exit.
 The winner's adapter, as it was at its best evaluation, is exported and judged by PEFT on the plain base in bf16, on the
 validation rows and on rows that neither training nor selection read. The gate, in bf16: PEFT's loss is the one measured in
-training. A second search under bf16, with other first weights and orders, says how far two searches lie apart by themselves. A
-GPU is needed for fp8; elsewhere (--small, to try it) it does not run and nothing is written. Each winner is kept in `--state`,
-a folder for one commit: a run that was interrupted goes on with the missing ones.
+training. Each search is made with several seeds (first weights and orders), since two searches under one precision lie apart by
+themselves. A GPU is needed for fp8; elsewhere (--small, to try it) it does not run and nothing is written. Each winner is kept
+in `--state`, a folder for one commit: a run that was interrupted goes on with the missing ones.
 """
 
 import argparse
@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.peft_loss import peft_loss
 from benchmarks.quality import second_base
@@ -35,12 +37,8 @@ from contract.model_revision import revision_of
 from worker.adapters.peft_export import export_peft
 from worker.replicas.base_loader import load_base
 
-SEARCHES: dict[str, tuple[Precision, int]] = {  # by name: the precision and the jobs' seed
-    "bf16": ("bf16", 0),
-    "bf16_again": ("bf16", 1),
-    "fp8": ("fp8", 0),
-    "nf4": ("nf4", 0),
-}
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8", "nf4")
+SEEDS = range(5)
 CHOSEN = ("qwen2-36m.gsm8k", "qwen2-36m.p3_mix", "qwen2-36m.mawps", "qwen2-36m.p3_dream")
 TOLERANCE = 0.01  # relative, of losses: PEFT in bf16 beside our bf16 base under a float32 adapter
 
@@ -57,9 +55,11 @@ class Winner:
     seconds: float
 
 
-def judged(pair: Pair, name: str, base_folder: Path, data: Path, device: torch.device, small: bool) -> Winner:
-    """Search, and judge the winner's export by PEFT. name: of SEARCHES."""
-    began, (precision, seed) = time.monotonic(), SEARCHES[name]
+def judged(
+    pair: Pair, precision: Precision, seed: int, base_folder: Path, data: Path, device: torch.device, small: bool
+) -> Winner:
+    """Search, and judge the winner's export by PEFT."""
+    began = time.monotonic()
     ref = BaseModelRef(name=QWEN2, source=str(base_folder), revision=revision_of(base_folder), precision=precision)
     base = load_base(ref, device)
     found = search(base, pair, third_of(pair, seed, small, precision=precision), seed, data, 80 if small else None)
@@ -91,18 +91,37 @@ def kept(path: Path, judge: Callable[[], Winner]) -> Winner:
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of every search but the first: its winners' loss by PEFT over that of bf16's winners, mean and largest over pairs."""
-    found = {}
-    for other in dict.fromkeys(row["search"] for row in rows if row["search"] != "bf16"):
-        for kind, name in (("peft_val_loss", ""), ("peft_unseen_loss", "_unseen")):
-            ratios = [
-                row[kind] / next(one[kind] for one in rows if (one["pair"], one["search"]) == (row["pair"], "bf16"))
-                for row in rows
-                if row["search"] == other
-            ]
-            found[f"{other}_loss_ratio_mean{name}"] = mean(ratios)
-            found[f"{other}_loss_ratio_max{name}"] = max(ratios)
+    """Of fp8 and nf4: the winner's loss by PEFT over that of bf16's winner with the same seed, averaged over seeds; of all
+    pairs together and of the one where it is largest, each with its standard error over seeds. bf16_loss_spread: the standard
+    deviation of bf16's losses over seeds, relative to their mean, on average over pairs and at most."""
+    found: dict[str, float] = {}
+    for kind, ending in (("peft_val_loss", ""), ("peft_unseen_loss", "_unseen")):
+        losses = {precision: _by_pair(rows, precision, kind) for precision in dict.fromkeys(row["precision"] for row in rows)}
+        plain = losses.pop("bf16")
+        for precision, table in losses.items():
+            ratios = table / plain
+            worst = ratios[ratios.mean(1).argmax()]
+            found[f"{precision}_loss_ratio_mean{ending}"] = float(ratios.mean())
+            found[f"{precision}_loss_ratio_mean_se{ending}"] = _standard_error(ratios.mean(0))
+            found[f"{precision}_loss_ratio_max{ending}"] = float(worst.mean())
+            found[f"{precision}_loss_ratio_max_se{ending}"] = _standard_error(worst)
+        spread = plain.std(1, ddof=1) / plain.mean(1)
+        found[f"bf16_loss_spread_mean{ending}"], found[f"bf16_loss_spread_max{ending}"] = (
+            float(spread.mean()),
+            float(spread.max()),
+        )
     return found
+
+
+def _by_pair(rows: Sequence[dict[str, Any]], precision: str, kind: str) -> NDArray[np.float64]:
+    """[pairs, seeds], both in order of their rows."""
+    pairs = dict.fromkeys(row["pair"] for row in rows)
+    mine = [[row[kind] for row in rows if (row["pair"], row["precision"]) == (pair, precision)] for pair in pairs]
+    return np.array(mine, np.float64)
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / len(values) ** 0.5)
 
 
 def main() -> None:
@@ -120,14 +139,14 @@ def main() -> None:
     winners = given.state / f"winners-{revision_of(base)[:12]}"
     rows: list[dict[str, Any]] = []
     for pair in (pair for pair in PAIRS if pair.name in given.pairs.split(",")):
-        for name in SEARCHES:
-            if name == "fp8" and device.type != "cuda":
+        for precision, seed in product(PRECISIONS, SEEDS):
+            if precision == "fp8" and device.type != "cuda":
                 continue
-            judge = partial(judged, pair, name, base, given.data, device, given.small)
-            won = kept(winners / f"{pair.name}-{name}.json", judge)
-            rows.append({"pair": pair.name, "held": not pair.set.chooses, "search": name, **vars(won)})
+            judge = partial(judged, pair, precision, seed, base, given.data, device, given.small)
+            won = kept(winners / f"{pair.name}-{precision}-{seed}.json", judge)
+            rows.append({"pair": pair.name, "held": not pair.set.chooses, "precision": precision, "seed": seed, **vars(won)})
             print(rows[-1], flush=True)
-    errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["search"] == "bf16"]
+    errors = [abs(row["peft_val_loss"] / row["val_loss"] - 1) for row in rows if row["precision"] == "bf16"]
     gate = {
         "tolerance": TOLERANCE,
         "worst_error": max(errors),
