@@ -1,4 +1,4 @@
-"""Sharing executors on real traces: `nice -n 19 python -m benchmarks.sharing_sim`, about fifteen minutes of one core.
+"""Sharing executors on real traces: `nice -n 19 python -m benchmarks.sharing_sim`, about three minutes of one core.
 
 Every plan is checked by the simulator's own checker; one bad plan and nothing is written. `--choose` runs the even windows with
 several bounds instead, which chose the default of `max_slowdown`.
@@ -26,8 +26,9 @@ RESULT = Path(__file__).parents[1] / "results" / "sharing_sim-cpu.json"
 KEPT = Path(__file__).parents[2] / "build" / "sharing_sim-runs.jsonl"
 NOTE = (
     "64 GPUs; every task of the 1B shape with rows of 187 tokens, batches of 1, 2, 4 or 8 a GPU and one job, step times as "
-    "measured on an H200; bases by Zipf; exclusive placement and ours by rules alone, without CP-SAT; cores "
-    "shared with other work"
+    "measured on an H200; bases by Zipf; exclusive placement and ours by rules alone, without CP-SAT; ours preempts running "
+    "tasks for much shorter ones, `joining` does not, and `preempting` is exclusive placement that does; cores shared with "
+    "other work"
 )
 
 

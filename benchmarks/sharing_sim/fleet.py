@@ -1,6 +1,6 @@
 """Discrete-event simulation of executors that tasks share: arrivals, starts, joins, ends, and a plan after each change.
 
-A simpler fleet than `benchmarks.simulator.engine`: no drains, widths or preemption. Each plan is checked before it is followed.
+A simpler fleet than `benchmarks.simulator.engine`: no drains or widths. Each plan is checked before it is followed.
 """
 
 import heapq
@@ -11,11 +11,21 @@ from random import Random
 from benchmarks.sharing_sim.step_times import Part, believed, speeds
 from benchmarks.simulator.arrivals import NODE_GPUS, Arrival
 from benchmarks.simulator.plan_checker import BadPlan, check
-from service.scheduler.core.decision import Decision, Join
+from benchmarks.simulator.run_record import RESUME_SECONDS
+from service.scheduler.core.decision import Decision, Join, ShortPreemption
 from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.joins.joining import settled
 from service.scheduler.core.joins.slowdowns import Member, ends
-from service.scheduler.core.problem import Arrived, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start
+from service.scheduler.core.preemption.shortest_remaining import shorter_first
+from service.scheduler.core.problem import (
+    Arrived,
+    PlanNode,
+    Preemptible,
+    Queued,
+    RunningExecutor,
+    SchedulingProblem,
+    Start,
+)
 
 PRIOR = 0.3  # expected duration over the worst case; true ones are 0.2 to 0.4 of it
 COALESCE = 60  # seconds between plans
@@ -64,6 +74,7 @@ class Replayed:
     ended: dict[str, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)  # running time over its own duration
     joins: int = 0
+    preempted: int = 0
     plans: int = 0
     checked: int = 0
 
@@ -75,20 +86,30 @@ def bases_of(tasks: Sequence[Arrival], count: int, seed: int) -> dict[str, str]:
 
 
 class Fleet:
-    """One replay of `tasks` under a policy on `gpus` GPUs of nodes of 8."""
+    """One replay of `tasks` under a policy on `gpus` GPUs of nodes of 8. leave: seconds until a task that is preempted for a
+    shorter one has left its GPUs; None: none is."""
 
     def __init__(
-        self, tasks: Sequence[Arrival], bases: dict[str, str], policy: Policy, bound: float, gpus: int, share: bool = True
+        self,
+        tasks: Sequence[Arrival],
+        bases: dict[str, str],
+        policy: Policy,
+        bound: float,
+        gpus: int,
+        share: bool = True,
+        leave: int | None = None,
     ) -> None:
         self._tasks = {task.id: task for task in tasks}
         self._arrivals = sorted(tasks, key=lambda task: task.at)
-        self._policy, self._share = policy, share
+        self._policy, self._share, self._leave = policy, share, leave
         self._sharing = {task.id: believed(task, bases[task.id], bound) for task in tasks}
         self._nodes = tuple(PlanNode(f"node-{at:02}", NODE_GPUS) for at in range(gpus // NODE_GPUS))
         self._executors: dict[str, _Executor] = {}  # by the name of its first task
         self._waiting: dict[str, Arrival] = {}
         self._planned: dict[str, str] = {}
         self._began: dict[str, float] = {}
+        self._left = {task.id: float(task.true) for task in tasks}  # of those that wait
+        self._ran = dict.fromkeys(self._tasks, 0.0)  # before the present start
         self._now = 0.0
         self.result = Replayed()
 
@@ -124,7 +145,7 @@ class Fleet:
         for id in [id for id, there in executor.members.items() if there.left <= 1e-6 * max(1, there.task.true)]:
             task = executor.members.pop(id).task
             self.result.ended[id] = moment
-            self.result.beside[id] = (moment - self._began[id]) / task.true
+            self.result.beside[id] = (self._ran[id] + moment - self._began[id]) / task.true
         executor.reckon()
         del self._executors[name]
         if executor.members:
@@ -132,9 +153,10 @@ class Fleet:
 
     # ---- a plan ------------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
+    def _plan(self, preempts: bool = True) -> None:
         problem = self._problem()
         decision = self._policy(problem)
+        taken = shorter_first(problem, decision) if preempts else ()
         self.result.plans += 1
         begun = [start for start in decision.starts if start.start == 0]
         later = [start for start in decision.starts if start.start > 0]
@@ -145,11 +167,28 @@ class Fleet:
         for join in decision.joins:
             self._join(join)
         self.result.joins += len(decision.joins)
+        for one in taken:
+            self._preempt(one)
+        if taken and self._waiting:
+            self._plan(preempts=False)
 
-    def _begin(self, start: Start) -> None:
+    def _begin(self, start: Start, delay: float = 0.0) -> None:
         executor = _Executor(start.node, start.gpus, at=self._now)
         self._executors[start.task] = executor
-        self._add(executor, start.task, 0.0)
+        self._add(executor, start.task, delay)
+
+    def _preempt(self, found: ShortPreemption) -> None:
+        """The victims leave and wait, and the task starts in their place."""
+        for victim in found.victims:
+            executor = self._executors.pop(victim)
+            executor.pass_time(self._now)
+            (there,) = executor.members.values()
+            self._left[victim] = max(0.0, there.left) + RESUME_SECONDS
+            self._ran[victim] += self._now - self._began[victim]
+            self._waiting[victim] = there.task
+            self.result.preempted += 1
+        gpus = self._tasks[found.task].gpus
+        self._begin(Start(found.task, found.node, 0, found.seconds, gpus), self._leave or 0)
 
     def _join(self, join: Join) -> None:
         executor, task = self._executors[join.beside], self._tasks[join.task]
@@ -163,7 +202,7 @@ class Fleet:
 
     def _add(self, executor: _Executor, name: str, delay: float) -> None:
         task = self._waiting.pop(name)
-        executor.members[name] = _There(task, task.true + delay, self._sharing[name].bound)
+        executor.members[name] = _There(task, self._left[name] + delay, self._sharing[name].bound)
         self._began[name] = self._now
         executor.reckon()
 
@@ -183,21 +222,49 @@ class Fleet:
                 for id, there in executor.members.items()
             )
             last = max(ends(members, executor.gpus).values())
-            running.append(RunningExecutor(name, executor.node, executor.gpus, last, members[0].tenant, members))
+            running.append(
+                RunningExecutor(
+                    name, executor.node, executor.gpus, last, members[0].tenant, members, preemptible=self._preemptible(name)
+                )
+            )
         waiting = sorted(self._waiting.values(), key=lambda task: (task.at, task.id))
-        return SchedulingProblem(self._nodes, tuple(running), tuple(map(self._queued, waiting)), recent=self._recent())
+        return SchedulingProblem(
+            self._nodes, tuple(running), tuple(map(self._queued, waiting)), recent=self._recent(), leave=self._leave
+        )
+
+    def _preemptible(self, name: str) -> Preemptible | None:
+        if self._leave is None:
+            return None
+        task, ran = self._tasks[name], round(self._ran[name] + self._now - self._began[name])
+        return Preemptible(task.priority * _WEIGHT, round(self._now - task.at), ran, RESUME_SECONDS)
 
     def _remaining(self, there: _There) -> int:
+        return self._expected(there.task, there.left)
+
+    def _expected(self, task: Arrival, left: float) -> int:
         """What is left of the expected duration alone; a task that exceeds it is expected to need a twentieth more."""
-        expected, done = there.task.worst * PRIOR, there.task.true - there.left
+        expected, done = task.worst * PRIOR, task.true - left
         return max(1, round(max(expected - done, expected / 20)))
 
     def _queued(self, task: Arrival) -> Queued:
         many = len(self._nodes)
-        seconds, waited = (max(1, round(task.worst * PRIOR)),) * many, round(self._now - task.at)
+        seconds = (self._expected(task, self._left[task.id]),) * many
+        ran = round(self._ran[task.id])
+        waited = round(self._now - task.at) - ran
         sharing = (self._sharing[task.id],) * many if self._share else ()
         weight, planned = task.priority * _WEIGHT, self._planned.get(task.id)
-        return Queued(task.id, task.gpus, weight, seconds, planned, task.tenant, waited=waited, sharing=sharing)
+        return Queued(
+            task.id,
+            task.gpus,
+            weight,
+            seconds,
+            planned,
+            task.tenant,
+            waited=waited,
+            sharing=sharing,
+            ran=ran,
+            preempts=weight if self._leave is not None else 0,
+        )
 
     def _recent(self) -> tuple[Arrived, ...]:
         seen = [task for task in self._arrivals if task.at <= self._now][-RECENT:]

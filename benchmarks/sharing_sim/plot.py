@@ -6,7 +6,10 @@ from typing import Any
 
 from benchmarks.bar_panels import Layout, Panel, draw_panels
 
-_COLOURS = {"exclusive": "#7f8fb0", "ours": "#1f5fbf", "tlora": "#d08a2e", "plora": "#6aa84f", "mlora": "#c9c9c9"}
+_COLOURS = {
+    "exclusive": "#7f8fb0", "preempting": "#a9c4ee", "joining": "#5d93dd", "ours": "#1f5fbf",
+    "tlora": "#d08a2e", "plora": "#6aa84f", "mlora": "#c9c9c9",
+}  # fmt: skip
 _LAYOUT = Layout(width=330, unit=130, most=1.6, labels=100)
 
 

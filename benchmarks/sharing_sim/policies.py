@@ -2,6 +2,8 @@
 
 The rivals see the same problem and run on the same simulated executors; ours and exclusive placement share their rules.
 
+- ours: joins, and running tasks are preempted for much shorter ones, as the service does by default.
+- joining, preempting: only the one, or only the other. exclusive: neither.
 - mlora: tasks in order of arrival; each joins the first executor of its base whose memory has room, else takes free GPUs
   (mLoRA, as tLoRA 4 describes it).
 - tlora: groups are made before they are placed: the most urgent task first, with the partner, running or waiting, that raises
@@ -94,8 +96,11 @@ def plora(problem: SchedulingProblem) -> Decision:
 
 
 POLICIES: dict[str, Callable[[SchedulingProblem], Decision]] = {
-    "exclusive": exclusive, "ours": ours, "mlora": mlora, "tlora": tlora, "plora": plora,
+    "exclusive": exclusive, "preempting": exclusive, "joining": ours, "ours": ours,
+    "mlora": mlora, "tlora": tlora, "plora": plora,
 }  # fmt: skip
+SHARING = ("joining", "ours", "mlora", "tlora", "plora")
+PREEMPTING = ("preempting", "ours")
 
 
 class _RivalPlan:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.sharing_sim.fleet import Fleet, bases_of, bursts
-from benchmarks.sharing_sim.policies import POLICIES
+from benchmarks.sharing_sim.policies import POLICIES, PREEMPTING, SHARING
 from benchmarks.sharing_sim.step_times import Part, speeds, step_seconds
 from benchmarks.simulator.arrivals import Arrival
 from benchmarks.simulator.plan_checker import BadPlan
@@ -18,7 +18,8 @@ def arrivals(*seconds: int, gap: int = 1) -> list[Arrival]:
 
 
 def replayed(tasks, policy: str, bases: int = 1, bound: float = 3.0):
-    fleet = Fleet(tasks, bases_of(tasks, bases, 0), POLICIES[policy], bound, 8, share=policy != "exclusive")
+    leave = 10 if policy in PREEMPTING else None
+    fleet = Fleet(tasks, bases_of(tasks, bases, 0), POLICIES[policy], bound, 8, share=policy in SHARING, leave=leave)
     return fleet.replay()
 
 
@@ -53,6 +54,26 @@ def test_joining_saves_what_exclusive_placement_waits_for() -> None:
     assert sum(ours.ended.values()) < 0.4 * sum(exclusive.ended.values())
     assert ours.ended["t0"] < 1.1 * exclusive.ended["t0"]
     assert max(ours.beside.values()) < 3
+
+
+def test_a_preempted_task_pays_for_the_switch_and_ends_with_all_its_work() -> None:
+    tasks = arrivals(10_000, 300, gap=1000)
+    found, waits = replayed(tasks, "preempting"), replayed(tasks, "exclusive")
+    assert (found.preempted, waits.preempted) == (1, 0)
+    assert found.ended["t1"] == pytest.approx(1000 + 60 + 10 + 300)
+    assert waits.ended["t1"] > 10_000
+    pause = found.ended["t0"] - waits.ended["t0"]
+    assert 10 + 300 + 60 <= pause <= 10 + 300 + 60 + 60, "leaving, the other's run, resuming, and at most a plan's delay"
+    assert found.beside["t0"] == pytest.approx(1 + 60 / 10_000, abs=0.001), "what it ran for, over what it needs"
+
+
+def test_an_executor_that_several_share_is_not_preempted() -> None:
+    tasks = [*arrivals(10_000, 9000, gap=1000), replace(arrivals(20)[0], id="short", at=3000)]
+    bases = {"t0": "b", "t1": "b", "short": "other"}
+    alone = Fleet([tasks[0], tasks[2]], bases, POLICIES["ours"], 3.0, 8, leave=10).replay()
+    shared = Fleet(tasks, bases, POLICIES["ours"], 3.0, 8, leave=10).replay()
+    assert (alone.joins, alone.preempted) == (0, 1)
+    assert (shared.joins, shared.preempted) == (1, 0)
 
 
 def test_bursts_come_together_and_not_before_their_tasks() -> None:
