@@ -23,6 +23,7 @@ from deploy.devstack.postgres import Postgres
 from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.stack_errors import died
 from deploy.devstack.valkey import Valkey
+from tests.small_disk import SmallDisk
 
 # the cores are shared among test processes, where threads that spin while they wait would keep others from working
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -200,7 +201,7 @@ def stack() -> Iterator[TestStack]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["SmallDisk"]:
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
     """A file system of 8 MiB."""
     folder = tmp_path / "small-disk"
     folder.mkdir()
@@ -212,23 +213,6 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["Smal
         yield SmallDisk(folder)
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-class SmallDisk:
-    """`fill` leaves no byte, `free` gives back all that it took."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._filler = folder, folder / "filler"
-
-    def fill(self) -> None:
-        with contextlib.suppress(OSError), self._filler.open("ab", buffering=0) as file:
-            for size in (2**16, 4096, 1):
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(bytes(size))
-
-    def free(self) -> None:
-        self._filler.unlink()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

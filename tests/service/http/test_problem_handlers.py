@@ -1,24 +1,10 @@
 """Every error is a problem: what was wrong, with which field, and what would be right."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-from sqlalchemy import create_engine, text
 
 from service.http.middleware import MAX_BODY_BYTES
-from service.schema import schema_upgrade
 from tests.service.api import Caller
-
-
-def problem_of(response, status: int, code: str) -> dict:
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    body = response.json()
-    assert (body["status"], body["code"], body["type"]) == (status, code, f"urn:motet:problem:{code}")
-    assert body["title"]
-    assert body["detail"]
-    assert body["request_id"] == response.headers["x-request-id"]
-    return body
+from tests.service.http.problems import problem_of
 
 
 def errors_of(response) -> dict[str, str]:
@@ -260,45 +246,3 @@ def test_what_nobody_foresaw_tells_nothing_but_its_number(settings, serve):
     body = problem_of(response, 500, "internal")
     assert "secret" not in response.text
     assert body["request_id"] in body["detail"]
-
-
-def test_a_database_that_is_away(stack, settings_for, tmp_path, serve):
-    url = stack.new_database()
-    name = url.rpartition("/")[2].partition("?")[0]
-    schema_upgrade.upgrade(url)
-    caller = serve(settings_for(url, tmp_path))
-    assert caller.get("/v1/tasks").status_code == 200
-    with stack.postgres.connect() as connection:
-        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-        assert problem_of(caller.get("/v1/tasks"), 503, "database_unavailable")["detail"]
-        assert caller.get("/v1/tasks").headers["retry-after"]
-        problem_of(caller.get("/readyz"), 503, "not_ready")
-        assert caller.get("/livez").status_code == 200
-        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-    assert caller.get("/v1/tasks").status_code == 200
-    assert caller.get("/readyz").status_code == 200
-
-
-def test_a_database_that_was_restarted_is_noticed_before_a_request_meets_a_dead_connection(
-    stack, settings_for, tmp_path, serve
-):
-    url = stack.new_database()
-    name = url.rpartition("/")[2].partition("?")[0]
-    schema_upgrade.upgrade(url)
-    caller = serve(settings_for(url, tmp_path))
-    asked = [f"/v1/{what}" for what in ("tasks", "files", "adapters", "usage")] * 5
-    with ThreadPoolExecutor(8) as threads:
-        assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
-        with stack.postgres.connect() as connection:
-            ours = "FROM pg_stat_activity WHERE datname = %s"
-            connection.execute(f"SELECT pg_terminate_backend(pid, 120000) {ours}", [name])  # until they have ended
-        assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
-
-
-def test_a_database_that_falls_behind_is_not_ready(new_database_url, settings_for, tmp_path, serve):
-    caller = serve(settings_for(new_database_url, tmp_path))
-    assert caller.get("/readyz").status_code == 200
-    with create_engine(new_database_url).begin() as owner:
-        owner.execute(text("DELETE FROM alembic_version"))
-    assert "python -m service migrate" in problem_of(caller.get("/readyz"), 503, "not_ready")["detail"]

@@ -16,9 +16,9 @@ from service.webhooks.factories import box_of
 from service.webhooks.models import Delivery, Webhook
 from tests.service.live_server import PATIENCE, until
 from tests.service.webhooks import test_webhook_fairness, test_webhooks
+from tests.service.webhooks.receiver import Receiver, ReceiverHandler
 from tests.service.webhooks.serving import serving
 from tests.service.webhooks.test_webhook_fairness import hook, messages
-from tests.service.webhooks.test_webhooks import Receiver
 
 settings = test_webhooks.settings
 receiver, black_hole = test_webhooks.receiver, test_webhook_fairness.black_hole
@@ -43,7 +43,7 @@ class Deadly(Receiver):
         self.beside, self.killed = threading.Barrier(others + 1), threading.Event()
 
 
-class _Deadly(test_webhooks._Handler):
+class _Deadly(ReceiverHandler):
     server: Deadly
 
     def do_POST(self) -> None:

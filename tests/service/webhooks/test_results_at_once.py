@@ -13,8 +13,9 @@ from service.webhooks.models import Delivery, Webhook
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
 from tests.service.webhooks import test_webhooks
+from tests.service.webhooks.receiver import Receiver, ReceiverHandler
 from tests.service.webhooks.serving import serving
-from tests.service.webhooks.test_webhooks import Receiver, sent
+from tests.service.webhooks.test_webhooks import sent
 
 settings, courier, hook = test_webhooks.settings, test_webhooks.courier, test_webhooks.hook
 
@@ -28,7 +29,7 @@ class Halting(Receiver):
         self.asked, self.go_on = Event(), Event()
 
 
-class _Halting(test_webhooks._Handler):
+class _Halting(ReceiverHandler):
     server: Halting
 
     def do_POST(self) -> None:

@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler
 from ipaddress import IPv4Network
 
 import openai
@@ -19,38 +18,10 @@ from service.webhooks.courier import WAITS, Courier
 from service.webhooks.factories import box_of, outbound_of
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.webhook_messages import EventType
-from tests.http_server import HangUpServer, read_body
+from tests.service.webhooks.receiver import Receiver
 from tests.service.webhooks.serving import serving
 
 HERE = IPv4Network("127.0.0.0/8")
-
-
-class Receiver(HangUpServer):
-    """Keeps what it is sent; answers with the next of `answers`, then 200."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        self.answers: list[int] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hook"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = read_body(self)
-        self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-        self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
