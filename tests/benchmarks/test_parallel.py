@@ -5,15 +5,17 @@ import json
 
 import pytest
 
-from benchmarks import drawn_base, parallel, result_file
+from benchmarks import drawn_base, parallel, parallel_cell, result_file
+from benchmarks.parallel_cell import Cell
 from worker.replicas.ranks import rank_group, rank_start
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Few steps, and what `install` changes changed back."""
-    for name, value in {"JOBS": 4, "WARM_STEPS": 2, "WARM_SECONDS": 0.0, "LEAST_STEPS": 3, "COMPARED": 3}.items():
-        monkeypatch.setattr(parallel, name, value)
+    monkeypatch.setattr(parallel, "JOBS", 4)
+    for name, value in {"WARM_STEPS": 2, "WARM_SECONDS": 0.0, "LEAST_STEPS": 3, "COMPARED": 3}.items():
+        monkeypatch.setattr(parallel_cell, name, value)
     monkeypatch.setattr(rank_group, "load_base", rank_group.load_base)
     monkeypatch.setattr(rank_start, "RANK_MODULE", rank_start.RANK_MODULE)
     drawn_base.install()
@@ -21,7 +23,7 @@ def quick(monkeypatch):
 
 @pytest.mark.usefixtures("quick")
 def test_two_processes_step_as_one_does(tmp_path):
-    alone, both = dict[int, parallel.Cell](), dict[int, parallel.Cell]()
+    alone, both = dict[int, Cell](), dict[int, Cell]()
     parallel.measured("tiny", [1, 2], [0], 0.0, tmp_path / "one", alone.__setitem__)
     parallel.measured("tiny", [1, 2], [0, 1], 0.0, tmp_path / "two", both.__setitem__)
     for batch in (1, 2):
@@ -33,9 +35,9 @@ def test_two_processes_step_as_one_does(tmp_path):
         assert row["busy"] > 0.0  # by parts of a window, which need not be equally long
 
 
-def cell(losses: dict[int, list[float]]) -> parallel.Cell:
+def cell(losses: dict[int, list[float]]) -> Cell:
     """Steps of 0.1 s and 40 tokens on two devices, one of which waits for half of each."""
-    return parallel.Cell(0.0, [place / 10 for place in range(9)], [40] * 9, [1] * 9, losses, [0.15] * 9, 2, list(range(9)))
+    return Cell(0.0, [place / 10 for place in range(9)], [40] * 9, [1] * 9, losses, [0.15] * 9, 2, list(range(9)))
 
 
 @pytest.mark.usefixtures("quick")
