@@ -46,7 +46,6 @@ class Attached(Message):
     validation_rows: int
     truncated_rows: int  # longer than max_seq_len, truncated
     skipped_rows: int  # skipped: no label left after truncation
-    unused_validation_rows: int = 0  # held out, but left out of evaluations by early_exit.max_evaluation_share
     trend_rows: int | None = None  # of the validation rows, the first, which every evaluation reads; None: all
     total_steps: dict[int, int]
     warmup_steps: dict[int, int]

@@ -113,7 +113,6 @@ class DataSet:
     trend_rows: int
     truncated: int  # rows longer than max_seq_len
     skipped: int  # rows with nothing left to learn after that
-    unused: int = 0  # validation rows that no evaluation reads
 
     @cached_property
     def trend(self) -> TokenRows:
@@ -160,7 +159,7 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
     rows = _rows(train, trained)
     parts = validation_parts(spec, len(rows), len(validation), _rows(source, validation).mean_length / rows.mean_length)
     read = validation[_by_hash(source.hashes[validation], parts.full)]
-    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped, len(validation) - parts.full)
+    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped)
 
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:

@@ -142,7 +142,6 @@ class PlacementRun:
                 validation_rows=len(data.validation),
                 truncated_rows=data.truncated,
                 skipped_rows=data.skipped,
-                unused_validation_rows=data.unused,
                 trend_rows=data.trend_rows,
                 total_steps={index: one.total_steps for index, one in schedules.items()},
                 warmup_steps={index: one.warmup_steps for index, one in schedules.items()},
