@@ -1,4 +1,4 @@
-"""What log lines may not say. (That one request id leads through them is seen in queue/test_processes.py.)"""
+"""What log lines may not say. (That one request id leads through them is seen in background/test_queue_processes.py.)"""
 
 import json
 import logging
