@@ -1,4 +1,4 @@
-"""Encrypts secrets that must be read back, such as a webhook's, with Fernet. Knows no tables and no settings.
+"""Encrypts secrets that must be read back, such as a webhook's, with Fernet. Knows no tables.
 
 Each purpose has its own key, derived from the service's secret key, so a value sealed for one purpose opens for no other.
 """
@@ -6,8 +6,11 @@ Each purpose has its own key, derived from the service's secret key, so a value 
 import base64
 import hmac
 from collections.abc import Sequence
+from typing import Self
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from service.settings import Settings
 
 
 class Unsealable(ValueError):
@@ -20,6 +23,12 @@ class SecretBox:
     def __init__(self, secret_key: str, purpose: str, earlier: Sequence[str] = ()) -> None:
         self._purpose = purpose
         self._fernet = MultiFernet([Fernet(_derived(key, purpose)) for key in (secret_key, *earlier)])
+
+    @classmethod
+    def of(cls, settings: Settings, purpose: str) -> Self:
+        """The box for this purpose under the service's secret keys."""
+        earlier = [key.get_secret_value() for key in settings.secret_keys_before]
+        return cls(settings.secret_key.get_secret_value(), purpose, earlier)
 
     def seal(self, secret: str) -> bytes:
         """The ciphertext to store: ASCII, about 1.4 times the secret plus 100 bytes. Equal secrets seal differently."""

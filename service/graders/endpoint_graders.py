@@ -20,8 +20,7 @@ PURPOSE = "grader's headers"
 
 def box_of(settings: Settings) -> SecretBox:
     """The SecretBox for headers."""
-    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
-    return SecretBox(settings.secret_key.get_secret_value(), PURPOSE, earlier)
+    return SecretBox.of(settings, PURPOSE)
 
 
 def outbound_of(settings: Settings) -> Outbound:

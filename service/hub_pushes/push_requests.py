@@ -78,8 +78,7 @@ class NewHubPush(Strict):
 
 def box_of(settings: Settings) -> SecretBox:
     """Encrypts tokens until their push has ended."""
-    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
-    return SecretBox(settings.secret_key.get_secret_value(), _PURPOSE, earlier)
+    return SecretBox.of(settings, _PURPOSE)
 
 
 def check(new: NewHubPush) -> None:

@@ -42,8 +42,7 @@ def replay_answer(request: Request, replayed: Replayed) -> Response:
 
 def _box(settings: Config) -> SecretBox:
     """Encrypts stored answers that hold a credential."""
-    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
-    return SecretBox(settings.secret_key.get_secret_value(), "answer under an Idempotency-Key", earlier)
+    return SecretBox.of(settings, "answer under an Idempotency-Key")
 
 
 AnswerBox = Annotated[SecretBox, Depends(_box)]

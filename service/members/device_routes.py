@@ -125,5 +125,4 @@ def _provider(service: State) -> Provider:
 
 
 def _box(service: State) -> SecretBox:
-    earlier = [key.get_secret_value() for key in service.settings.secret_keys_before]
-    return SecretBox(service.settings.secret_key.get_secret_value(), device_flow.PURPOSE, earlier)
+    return SecretBox.of(service.settings, device_flow.PURPOSE)

@@ -99,8 +99,7 @@ class TrackingServerResource(BaseModel):
 
 def box_of(settings: Settings) -> SecretBox:
     """The SecretBox for credentials."""
-    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
-    return SecretBox(settings.secret_key.get_secret_value(), PURPOSE, earlier)
+    return SecretBox.of(settings, PURPOSE)
 
 
 def outbound_of(settings: Settings) -> Outbound:

@@ -12,8 +12,7 @@ PURPOSE = "webhook secret"
 
 def box_of(settings: Settings) -> SecretBox:
     """The SecretBox for webhooks' secrets."""
-    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
-    return SecretBox(settings.secret_key.get_secret_value(), PURPOSE, earlier)
+    return SecretBox.of(settings, PURPOSE)
 
 
 def mailer_of(settings: Settings) -> Mailer | None:

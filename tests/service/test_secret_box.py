@@ -1,8 +1,10 @@
 """Sealed secrets: read back under their key and purpose alone, and never said in an error."""
 
 import pytest
+from pydantic import SecretStr
 
 from service.secret_box import SecretBox, Unsealable
+from service.settings import Settings
 
 KEY, OTHER = "k" * 32, "o" * 32
 
@@ -36,3 +38,11 @@ def test_a_key_is_replaced_without_losing_a_secret():
     both = SecretBox(KEY, "webhook secret", earlier=[OTHER])
     assert both.open(sealed) == "whsec_x"
     assert SecretBox(KEY, "webhook secret").open(both.renew(sealed)) == "whsec_x"
+
+
+def test_of_the_settings_it_opens_what_each_of_their_keys_sealed():
+    settings = Settings.model_construct(secret_key=SecretStr(KEY), secret_keys_before=(SecretStr(OTHER),))
+    box = SecretBox.of(settings, "webhook secret")
+    for key in (KEY, OTHER):
+        assert box.open(SecretBox(key, "webhook secret").seal("whsec_x")) == "whsec_x"
+    assert SecretBox(KEY, "webhook secret").open(box.seal("whsec_x")) == "whsec_x"
