@@ -24,7 +24,7 @@ from service.fleet.errors import BaseObjectLost, FenceStale, ObjectUnknown
 from service.fleet.heartbeats.lease_renewal import accept_heartbeat
 from service.fleet.merges import merge_leases, merge_reports
 from service.fleet.worker_authentication import check_node
-from service.http.concurrency_limits import Completing, Reporting
+from service.http.concurrency_limits import Hashing, Reporting
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, read_json
 from service.settings import Settings
@@ -194,7 +194,7 @@ async def put_object(token: str, request: Request, bearer: Bearer, state: Servic
 
 
 @router.post("/objects/{token}/complete", status_code=204)
-def complete_object(token: str, bearer: Bearer, state: Service, limited: Completing, placement: OfPlacement = "") -> None:
+def complete_object(token: str, bearer: Bearer, state: Service, limited: Hashing, placement: OfPlacement = "") -> None:
     """Verifies and keeps what a placement, which has not ended since, put to the presigned URLs of its grant."""
     granted = state.grants.verify(token)
     _require_live(state, placement, bearer)

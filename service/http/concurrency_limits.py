@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 
 # two concurrent submission transactions under full load doubled the latency of polls
 # heartbeats of a large fleet come whatever the load: all threads full of them would take every connection from the others
-LIMITS = {"submissions": 1, "reports": 2, "heartbeats": 4, "estimates": 1, "completions": 2, "imports": 4, "assemblies": 2}
+LIMITS = {"submissions": 1, "reports": 2, "heartbeats": 4, "estimates": 1, "hashings": 2, "imports": 4, "assemblies": 2}
 
 
 def make() -> dict[str, asyncio.Semaphore]:
@@ -30,5 +30,5 @@ Submitting = Annotated[None, Depends(_limited("submissions"), scope="function")]
 Estimating = Annotated[None, Depends(_limited("estimates"), scope="function")]
 Reporting = Annotated[None, Depends(_limited("reports"), scope="function")]
 Importing = Annotated[None, Depends(_limited("imports"), scope="function")]  # they wait for the source
-Completing = Annotated[None, Depends(_limited("completions"), scope="function")]  # uploads hashed at a time
+Hashing = Annotated[None, Depends(_limited("hashings"), scope="function")]  # uploads that are completed
 Assembling = Annotated[None, Depends(_limited("assemblies"), scope="function")]  # a tenant's parts checked and put together

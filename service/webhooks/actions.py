@@ -87,7 +87,7 @@ def rotate(session: Session, box: SecretBox, webhook: Webhook) -> str:
     return secret
 
 
-def set_enabled(session: Session, webhook: Webhook, enabled: bool) -> None:
+def set_enabled(webhook: Webhook, enabled: bool) -> None:
     """Enable or disable the webhook. While disabled it gets no new messages, and pending ones stay pending."""
     webhook.disabled = None if enabled else webhook.disabled or "by_hand"
 

@@ -166,7 +166,7 @@ def change_webhook(
         if "description" in change.model_fields_set:
             webhook.description = change.description
         if change.enabled is not None:
-            actions.set_enabled(session, webhook, change.enabled)
+            actions.set_enabled(webhook, change.enabled)
         return WebhookResource.of(webhook)
 
 

@@ -54,7 +54,7 @@ class PlainPass:
             pages = [torch.tensor(s.pages, dtype=torch.int64, device=backbone.device) for s in sequences]
             tables = PassTables(batch, self._cache.page_tokens, pages, pasts)
             adapters, x_TK = trainer.adapters(batch, None), backbone.embed(batch)
-            axes = self._axes(batch, pasts, x_TK)
+            axes = self._axes(batch, x_TK)
             for layer, (weights, groups) in enumerate(zip(backbone.layers, trainer.arena.layout.layers, strict=True)):
                 attention = partial(_attend_cached, self._cache, tables, layer)
                 x_TK = run_block(
@@ -66,7 +66,7 @@ class PlainPass:
             wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
             return softcapped(wide, backbone.logit_cap)
 
-    def _axes(self, batch: FlatBatch, pasts: Many[int], like: Tensor) -> list[Axis]:
+    def _axes(self, batch: FlatBatch, like: Tensor) -> list[Axis]:
         longest = int(batch.positions.max()) + 1
         # Queries follow the keys that are cached: a block of them may see all keys of the longest sequence before it.
         mask, axes = causal_mask(longest + BLOCK, like), []

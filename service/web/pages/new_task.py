@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.task_spec import TaskSpec
-from service.app_state import BaseFoldersDep, BaseTokenizers, Config, GradersDep, QueueDep, Store
+from service.app_state import BaseFoldersDep, BaseTokenizers, GradersDep, QueueDep, Store
 from service.authentication import Db, Writer
 from service.files import actions as files
 from service.files import row_preview
@@ -109,7 +109,7 @@ def _place(path: str | None) -> int:
 
 
 @router.get("/tasks/new")
-def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request: Request, like: str = "") -> Response:
+def new_task(viewer: Looking, writer: Writer, db: Db, request: Request, like: str = "") -> Response:
     fields, chosen = dict(form_fields.DEFAULTS), choices_of({})
     if like:
         with db.begin() as session:
@@ -117,7 +117,7 @@ def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request:
         fields, chosen = fields_of(spec), choices_of(spec)
     elif file_id := request.query_params.get("file"):
         fields["dataset.file_id"] = file_id[:128]
-    return _page(request, db, writer, settings, TaskForm(fields, *chosen))
+    return _page(request, db, writer, TaskForm(fields, *chosen))
 
 
 @router.post("/tasks/new/estimate")
@@ -125,7 +125,6 @@ def estimate(
     viewer: Looking,
     writer: Writer,
     db: Db,
-    settings: Config,
     form: Form,
     request: Request,
     estimator: EstimatorDep,
@@ -136,7 +135,7 @@ def estimate(
             found = estimator.estimate(draft.checked, SpecChecker.check, dry_run)
         except Problem as problem:
             draft.refused(problem)
-    return _page(request, db, writer, settings, draft, estimate=found)
+    return _page(request, db, writer, draft, estimate=found)
 
 
 @router.post("/tasks/new/preview")
@@ -144,7 +143,6 @@ def preview(
     viewer: Looking,
     writer: Writer,
     db: Db,
-    settings: Config,
     storage: Store,
     known: BaseTokenizers,
     folders: BaseFoldersDep,
@@ -178,7 +176,7 @@ def preview(
         draft.errors.append(FieldError(code="incomplete", message=said))
     except Problem as problem:
         draft.refused(problem)
-    return _page(request, db, writer, settings, draft, shown=found)
+    return _page(request, db, writer, draft, shown=found)
 
 
 @router.post("/tasks/new")
@@ -186,7 +184,6 @@ def submit(
     viewer: Looking,
     writer: Writer,
     db: Db,
-    settings: Config,
     queue: QueueDep,
     graders: GradersDep,
     form: Form,
@@ -201,14 +198,13 @@ def submit(
             return RedirectResponse(f"/tasks/{made.id}", 303)
         except Problem as problem:
             draft.refused(problem)
-    return _page(request, db, writer, settings, draft, status=422)
+    return _page(request, db, writer, draft, status=422)
 
 
 def _page(
     request: Request,
     db: Db,
     writer: Principal,
-    settings: Config,
     draft: TaskForm,
     *,
     status: int = 200,

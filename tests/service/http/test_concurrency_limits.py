@@ -20,7 +20,7 @@ class WaitingApp:
         self.app.post("/reports")(self.report)
         self.app.post("/heartbeats")(self.beat)
         self.app.post("/estimates")(self.estimate)
-        self.app.post("/completions")(self.complete)
+        self.app.post("/hashings")(self.hash_upload)
         self.app.post("/imports")(self.find_source)
         self.app.post("/assemblies")(self.assemble)
 
@@ -37,8 +37,8 @@ class WaitingApp:
     async def estimate(self, limited: concurrency_limits.Estimating) -> None:
         await self.stay("estimates")
 
-    async def complete(self, limited: concurrency_limits.Completing) -> None:
-        await self.stay("completions")
+    async def hash_upload(self, limited: concurrency_limits.Hashing) -> None:
+        await self.stay("hashings")
 
     async def find_source(self, limited: concurrency_limits.Importing) -> None:
         await self.stay("imports")
