@@ -23,11 +23,7 @@ from tests.walk.running_stack import ONE_THREAD
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("TUTORIAL", "OPERATIONS", "ARCHITECTURE", "NUMERICS", "BENCHMARKS")),
-)
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 pytestmark = pytest.mark.timeout(600)  # what is asked of a running stack trains, on a slow machine for minutes
 PRODUCT = ("contract", "service", "worker", "kernels", "client", "migrations", "deploy")
 
@@ -80,6 +76,18 @@ def test_links_between_pages_lead_somewhere() -> None:
     for name in PAGES:
         for target in re.findall(r"\]\(((?!https?:)[^)#]+)", page(name)):
             assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+def test_every_module_that_pages_name_is_there() -> None:
+    """By its path, or by as much of its end as tells which it is."""
+    known = [
+        f"/{path.relative_to(ROOT)}"
+        for top in (*PRODUCT, "tests", "benchmarks", "examples")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    for name in set(PAGES) - {"docs/SERVING.md"}:  # which names modules of vLLM
+        named = set(re.findall(r"`([\w/]+\.py)", page(name)))
+        assert not {module for module in named if not any(path.endswith(f"/{module}") for path in known)}, name
 
 
 def test_every_make_target_is_there() -> None:
