@@ -21,7 +21,7 @@ from worker.model.backbone import OnLoaded, ignore_progress
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.ranks import rank_group, rank_main, rank_server, rank_start
 
 SHAPES = {"1B": LLAMA_1B, "8B": LLAMA_8B, "tiny": LlamaShape(1, 64, 96, 2, 1, 32, 16384, True)}  # the last for tests
@@ -41,11 +41,11 @@ def drawn_base(
     memory: int | None = None,
     sharding: None = None,
     on_progress: OnLoaded = ignore_progress,
-) -> BaseCopy:
+) -> DeviceBase:
     """In place of base_loader.load_base."""
     trainer, checked = drawn_trainer(ref, device, eight_bit, memory), Future[None]()
     checked.set_result(None)  # there are no files
-    return BaseCopy(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)), checked)
+    return DeviceBase(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)), checked)
 
 
 def drawn_trainer(

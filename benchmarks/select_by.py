@@ -43,7 +43,7 @@ from worker.generate.sequence import Sequence as Generated
 from worker.metrics.text_metrics import scorer
 from worker.model.arena import Slot
 from worker.policy.generation_memory import PAGE_TOKENS, PREFILL_TOKENS
-from worker.replicas.base_loader import BaseCopy, load_base
+from worker.replicas.base_loader import DeviceBase, load_base
 from worker.replicas.text_generation import MOST_SEQUENCES, generator_of
 
 BASE = Path(__file__).parent.parent / "examples" / "base-model"
@@ -61,7 +61,7 @@ GATE_PROMPTS, GATE_TOKENS = 8, 16
 TIE = {"cpu": 1e-4, "cuda": 0.15}  # of the spread of a token's logits: bf16 errs by 0.02 (benchmarks.generate), of both
 
 
-def greedy(base: BaseCopy, prompts: Sequence[Prompt], slot: Slot | None, new_tokens: int) -> list[Generated]:
+def greedy(base: DeviceBase, prompts: Sequence[Prompt], slot: Slot | None, new_tokens: int) -> list[Generated]:
     """Greedy answers, as an evaluation of the product has them."""
     made = [
         Generated(prompt.tokens, Sampling(min(new_tokens, base.max_positions - len(prompt.tokens))), slot) for prompt in prompts
@@ -80,7 +80,7 @@ def greedy(base: BaseCopy, prompts: Sequence[Prompt], slot: Slot | None, new_tok
 class Answers:
     """What the base and adapters on it score by the metric, prompt by prompt."""
 
-    def __init__(self, base: BaseCopy, metric: TextMetric, new_tokens: int) -> None:
+    def __init__(self, base: DeviceBase, metric: TextMetric, new_tokens: int) -> None:
         self._base, self._new_tokens = base, new_tokens
         self._score = scorer(metric, time.thread_time)
 

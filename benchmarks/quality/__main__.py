@@ -27,7 +27,7 @@ from benchmarks.result_file import this_machine
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
 from contract.task_spec import TaskSpec
-from worker.replicas.base_loader import BaseCopy, load_base
+from worker.replicas.base_loader import DeviceBase, load_base
 
 EXAMPLE_BASE = Path(__file__).parents[2] / "examples" / "base-model"
 
@@ -92,7 +92,7 @@ def _path(state: Path, pair: Pair, policy: str, seed: int) -> Path:
     return state / f"{pair.name}-{policy}-{seed}.npz"
 
 
-def _base(name: str, given: argparse.Namespace) -> BaseCopy:
+def _base(name: str, given: argparse.Namespace) -> DeviceBase:
     """The base, loaded; made before if it is the second one. Runs the gate once, on the example base."""
     folder = EXAMPLE_BASE
     if name == QWEN2:
@@ -115,7 +115,7 @@ def _ticker(deadline: float) -> Callable[[], None]:
     return tick
 
 
-def run_one(base: BaseCopy, pair: Pair, policy: str, seed: int, given: argparse.Namespace, tick: Callable[[], None]) -> Sweep:
+def run_one(base: DeviceBase, pair: Pair, policy: str, seed: int, given: argparse.Namespace, tick: Callable[[], None]) -> Sweep:
     """One sweep: in full with every evaluation that a policy or figure needs, live as the default policy evaluates."""
     spec = spec_of(pair, policy, seed, given.small)
     try:
@@ -140,7 +140,7 @@ def _watched(pair: Pair, spec: TaskSpec, policy: str, seed: int, small: bool, ma
     return {curve.job: watch_steps(specs, curve.job, made.train_rows) for curve in made.curves}
 
 
-def _clear(base: BaseCopy) -> None:
+def _clear(base: DeviceBase) -> None:
     """Remove every adapter from the arena, also after an interrupted sweep."""
     for slot in base.trainer.arena.slots:
         base.trainer.arena.detach(slot)

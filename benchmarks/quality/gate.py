@@ -13,14 +13,14 @@ from worker.model.example import Example
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.model.row_optimizer import RowUpdate
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 
 STEPS = 8
 SETTINGS = ((16, 2e-4, 2), (64, 5e-5, 4), (32, 1e-4, 8))  # rank, learning rate, batch size
 TOLERANCE = {"cpu": 1e-5, "cuda": 0.02}  # relative, of losses; bf16 under a float32 adapter on a GPU
 
 
-def run_gate(base: BaseCopy, model: Path) -> dict[str, Any]:
+def run_gate(base: DeviceBase, model: Path) -> dict[str, Any]:
     """{tolerance, worst_error, compared, passed} over the losses of STEPS steps of three jobs."""
     texts = [{"prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, as anybody can count."} for n in range(64)]
     examples = [example(tokens) for (tokens,) in base.reader.read(texts)]
@@ -40,7 +40,7 @@ def run_gate(base: BaseCopy, model: Path) -> dict[str, Any]:
     return {"tolerance": tolerance, "worst_error": worst, "compared": len(pairs), "passed": worst <= tolerance}
 
 
-def _grown(base: BaseCopy) -> tuple[tuple[int, float, int], ...]:
+def _grown(base: DeviceBase) -> tuple[tuple[int, float, int], ...]:
     arena = base.trainer.arena
     arena.grow(max(arena.rows, arena.rows_used + sum(rank for rank, _, _ in SETTINGS)))
     return SETTINGS

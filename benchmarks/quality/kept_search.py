@@ -13,7 +13,7 @@ from benchmarks.quality.sweep_training import Ground, Texts, blank, ground_of, t
 from contract.task_spec import TaskSpec
 from worker.adapters.arena_growth import allocate_slot
 from worker.model.arena import AdapterState, Slot
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def third_of(pair: Pair, seed: int = 0, small: bool = False, **asked: object) ->
 
 
 def search(
-    base: BaseCopy, pair: Pair, spec: TaskSpec, seed: int, sets: Path, rows: int | None = None, texts: Texts | None = None
+    base: DeviceBase, pair: Pair, spec: TaskSpec, seed: int, sets: Path, rows: int | None = None, texts: Texts | None = None
 ) -> KeptSearch:
     """Search with the product's policy. sets: the folder of the sets; rows: at most, of a set; texts: of a spec whose cut after
     warmup goes by a metric."""

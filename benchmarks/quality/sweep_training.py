@@ -29,7 +29,7 @@ from worker.model.arena import AdapterState, Arena, Slot, rows_for
 from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey
 from worker.replicas.adapter_sequences import AdapterSequences
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.dpo_loss import pair_loss
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step
@@ -70,7 +70,7 @@ class Ground:
     reference: under dpo.
     """
 
-    base: BaseCopy
+    base: DeviceBase
     spec: TaskSpec
     data: DataSet
     test: TokenRows
@@ -80,7 +80,7 @@ class Ground:
 
 
 def ground_of(
-    base: BaseCopy, spec: TaskSpec, row_set: RowSet, sets: Path, most: int | None, tick: Tick, all_held_out: bool = False
+    base: DeviceBase, spec: TaskSpec, row_set: RowSet, sets: Path, most: int | None, tick: Tick, all_held_out: bool = False
 ) -> Ground:
     """Load the set's rows. sets: the folder of the sets; most: rows of the set at most; all_held_out: validate on every row
     that the split holds out, also where the spec bounds the share of evaluations. Raises OSError if the set is missing."""

@@ -51,7 +51,7 @@ from worker.compilation.kernel_compiler import KernelCompiler
 from worker.data.dataset import load
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.example import Example
-from worker.replicas.base_loader import BaseCopy, load_base
+from worker.replicas.base_loader import DeviceBase, load_base
 
 CHECKPOINT_SECONDS = 600  # between a placement's checkpoints: none falls into a search of this length
 SEED_SHARE = 0.02  # allowed difference of a packed job's losses from its solo run, as a share of the spread between seeds
@@ -160,7 +160,7 @@ def time_split(watch: Stopwatch, shares: dict[str, float]) -> list[dict[str, Any
     return [device, {"what": SPLIT, **{name: round(value, 3) for name, value in found.items()}}]
 
 
-def examples_of(base: BaseCopy, path: Path) -> Sequence[Example]:
+def examples_of(base: DeviceBase, path: Path) -> Sequence[Example]:
     """The search's own training rows."""
     spec = TaskSpec.model_validate(
         {"base_model": "random", "dataset": {"file_id": "rows"}, "search_space": {"learning_rate": [1e-4]}}
@@ -174,7 +174,7 @@ def peft_row(examples: Sequence[Example], size: int, compiled: bool = False) -> 
     return sequential_ms(batches, compiled)
 
 
-def _checked(ref: BaseModelRef, device: torch.device) -> BaseCopy:
+def _checked(ref: BaseModelRef, device: torch.device) -> DeviceBase:
     """Loaded, and nothing is at work on it any more."""
     base = load_base(ref, device)
     base.checked.result()

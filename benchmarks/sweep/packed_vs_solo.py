@@ -11,7 +11,7 @@ from contract.task_spec import TaskSpec
 from worker.data.dataset import DataSet, load
 from worker.model.arena import Slot, rows_for
 from worker.policy.job_record import JobKey
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.packed_step import step
 from worker.replicas.training_job import JobStep, TrainingJob
 
@@ -26,7 +26,7 @@ NEIGHBOURS = (
 )
 
 
-def spread(base: BaseCopy, rows: Path, steps: int = STEPS) -> dict[str, Any]:
+def spread(base: DeviceBase, rows: Path, steps: int = STEPS) -> dict[str, Any]:
     """Three jobs that differ in their seed, packed with three others; and the first job alone.
 
     difference: mean |packed - solo| of the first job's losses over the steps; spread: the same between two seeds.
@@ -55,7 +55,7 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
     return fmean(abs(x - y) for x, y in zip(one, other, strict=True))
 
 
-def _losses(base: BaseCopy, spec: TaskSpec, data: DataSet, jobs: Sequence[int], steps: int) -> list[list[float]]:
+def _losses(base: DeviceBase, spec: TaskSpec, data: DataSet, jobs: Sequence[int], steps: int) -> list[list[float]]:
     """Each job's losses, with all jobs packed."""
     configs, arena = spec.jobs(), base.trainer.arena
     arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(configs[job].rank) for job in jobs)))

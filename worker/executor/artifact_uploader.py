@@ -30,7 +30,7 @@ from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.retry import persist
 from worker.policy.job_record import JobProgress
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class BestAdapter:
     the weights whose mean they are; none where they are those of one step."""
 
     run: JobRun
-    base: BaseCopy
+    base: DeviceBase
     weights: Tensor
     arena_rows: tuple[int, int] | None
     averaged_steps: tuple[int, ...] = ()

@@ -45,8 +45,8 @@ class Crowded(RuntimeError):
 
 
 @dataclass(frozen=True)
-class BaseCopy:
-    """One copy of a base, on one device."""
+class DeviceBase:
+    """A base on one device: a copy, or where it is sharded one rank's part of it."""
 
     ref: BaseModelRef
     trainer: Trainer
@@ -80,7 +80,7 @@ def load_base(
     memory: int | None = None,
     sharding: ChosenSharding | None = None,
     on_progress: OnLoaded = ignore_progress,
-) -> BaseCopy:
+) -> DeviceBase:
     """Load the base with its tokenizer, and begin to check the revision, which takes longer: nothing may be trained, or kept by
     its revision, before `checked` is done. Arguments and errors as of load_trainer; a wrong revision is said rather than
     another BaseError or Crowded, so that these come once all was read."""
@@ -98,7 +98,7 @@ def load_base(
         checked.result()
         raise BaseError(f"base model {ref.name}: {error}") from None
     decode, token_text = partial(_decoded, tokenizer, True), partial(_decoded, tokenizer, False)
-    return BaseCopy(ref, trainer, reader, checked, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
+    return DeviceBase(ref, trainer, reader, checked, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
 
 
 def check_revision(ref: BaseModelRef) -> None:

@@ -30,7 +30,7 @@ from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
 from worker.policy.replica_assignment import Load, assign, next_move
 from worker.policy.step_time import StepLoad
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.device_replica import OnProgress, Pending, Replica, Unrunnable
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_group import LoadedBase
@@ -74,7 +74,7 @@ class Replicas:
         return self.base.ref
 
     @property
-    def base(self) -> BaseCopy:
+    def base(self) -> DeviceBase:
         return self.loaded.base
 
     @property

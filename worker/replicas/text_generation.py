@@ -27,7 +27,7 @@ from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import Trainer
 from worker.policy.generation_memory import PAGE_TOKENS, PREFILL_TOKENS, GenerationShape, pages_for
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.replica_set import Replicas
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class TextGeneration:
             self._generator.release()
 
 
-def generator_of(base: BaseCopy, pages: int, limits: GenerationLimits) -> Generator:
+def generator_of(base: DeviceBase, pages: int, limits: GenerationLimits) -> Generator:
     """A generator on this base and its arena, with a cache of so many pages of PAGE_TOKENS tokens."""
     trainer = base.trainer
     cache = PagedCache(trainer.backbone, pages, PAGE_TOKENS)

@@ -25,7 +25,7 @@ from worker.generate.generator import Generator
 from worker.generate.sequence import Sequence
 from worker.model.out_of_memory import is_out_of_memory
 from worker.policy.generation_memory import FLOOR_TOKENS, PREFILL_TOKENS, pages_for
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import Room, generation_shape, generator_of
 
@@ -112,7 +112,7 @@ class Completions:
                 self._preparing.add(work.request_id)
                 self._worker.submit(partial(self._prepare, work, replicas.base, lease))
 
-    def _prepare(self, work: CompletionWork, base: BaseCopy, lease: Lease) -> None:
+    def _prepare(self, work: CompletionWork, base: DeviceBase, lease: Lease) -> None:
         """Runs in a thread of its own."""
         try:
             prepared = self._preparation.prepare(work, base, lease)
@@ -199,7 +199,7 @@ class Completions:
         else:
             self._record(replicas.base, moved, time.monotonic() - began)
 
-    def _record(self, base: BaseCopy, moved: Iterable[Sequence], seconds: float) -> None:
+    def _record(self, base: DeviceBase, moved: Iterable[Sequence], seconds: float) -> None:
         read = Counter[RequestRun]()
         for one in moved:
             read[self._requesters[one]] += len(one.prompt) if len(one.generated) == 1 else 1

@@ -19,7 +19,7 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import WrongBytes
 from worker.executor.placement.placement_lease import Lease
 from worker.generate.sequence import Sampling
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.text_generation import AdapterWeights
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class RequestPreparation:
         self._link, self._cache = link, cache
         self._read: tuple[str, AdapterWeights] | None = None  # the last adapter, on the host
 
-    def prepare(self, work: CompletionWork, base: BaseCopy, lease: Lease) -> PreparedRequest:
+    def prepare(self, work: CompletionWork, base: DeviceBase, lease: Lease) -> PreparedRequest:
         """Raises CannotAnswer."""
         prompts = tuple(tuple(prompt) for prompt in _tokens(work, base))
         samplings = tuple(_sampling(work, len(prompt), base) for prompt in prompts)
@@ -66,7 +66,7 @@ class RequestPreparation:
         """Let the last adapter go. In the thread of `prepare`, after what was prepared for whom it was read."""
         self._read = None
 
-    def _weights(self, work: CompletionWork, base: BaseCopy, lease: Lease) -> AdapterWeights:
+    def _weights(self, work: CompletionWork, base: DeviceBase, lease: Lease) -> AdapterWeights:
         layout = base.trainer.arena.layout
         try:
             if work.checkpoint is not None:
@@ -106,7 +106,7 @@ def _checkpoint_weights(path: Path, said: CheckpointWeights) -> AdapterWeights:
         return AdapterWeights(file.get_tensor("weights").to(torch.float32), said.plain_alpha)
 
 
-def _tokens(work: CompletionWork, base: BaseCopy) -> list[list[int]]:
+def _tokens(work: CompletionWork, base: DeviceBase) -> list[list[int]]:
     """The tokens of each prompt. Raises CannotAnswer, also for tokens that the tokenizer makes and the base lacks."""
     if work.messages is not None:
         param, found = "messages", [chat_tokens(base.reader.at(datetime.now(UTC)), work)]
@@ -131,7 +131,7 @@ def chat_tokens(reader: RowReader, work: CompletionWork) -> list[int]:
         raise CannotAnswer("template_refused", str(error), "messages") from None
 
 
-def _sampling(work: CompletionWork, prompt: int, base: BaseCopy) -> Sampling:
+def _sampling(work: CompletionWork, prompt: int, base: DeviceBase) -> Sampling:
     """How the prompt's first choice is drawn, within the base's positions."""
     left = base.max_positions - prompt
     if left < 1 or (work.exact_max_tokens and work.max_tokens > left):

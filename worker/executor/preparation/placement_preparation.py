@@ -37,7 +37,7 @@ from worker.policy.activations import Activations, Need, choose_activations
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.generation_memory import evaluation_bytes
 from worker.policy.job_record import JobProgress
-from worker.replicas.base_loader import BaseCopy
+from worker.replicas.base_loader import DeviceBase
 from worker.replicas.memory_profile import Profiles, held_bytes, keep_profiles, park_bytes, profiles_of
 from worker.replicas.ranks.placement_devices import PlacementDevices
 from worker.replicas.ranks.rank_group import LoadedBase
@@ -196,7 +196,7 @@ class Preparation:
         ref = self._placement.prompts_file
         return PromptFile.of(self._stream(ref, prompt_reading(reading), loaded)) if ref is not None else None
 
-    def _start(self, base: BaseCopy) -> StartAdapter | None:
+    def _start(self, base: DeviceBase) -> StartAdapter | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
         ref = self._placement.warm_start
         if ref is None:
@@ -219,7 +219,7 @@ class Preparation:
     def _object(self, sha256: str) -> Path:
         return self._fetch(sha256, partial(self._link.object, self._lease.placement_id, sha256=sha256))
 
-    def _reading(self, base: BaseCopy) -> Reading:
+    def _reading(self, base: DeviceBase) -> Reading:
         """How the task's rows become tokens with this base."""
         placement = self._placement
         created_at = placement.created_at
@@ -268,7 +268,7 @@ class Preparation:
             raise Unreachable(str(error)) from None
 
 
-def _memory_profiles(base: BaseCopy, longest: int, scratch: ObjectCache) -> Profiles:
+def _memory_profiles(base: DeviceBase, longest: int, scratch: ObjectCache) -> Profiles:
     """Raises CannotTrain where the base leaves no memory to train in."""
     try:
         return profiles_of(base.trainer, base.ref, longest, scratch)
@@ -287,7 +287,7 @@ def _check_sharding(placement: Placement, loaded: LoadedBase) -> None:
         )
 
 
-def _check_fits(data: DataSet | TokenRows, base: BaseCopy) -> None:
+def _check_fits(data: DataSet | TokenRows, base: DeviceBase) -> None:
     if data.longest > base.max_positions:
         raise DataError(
             f"rows of {data.longest + 1} tokens are left within training.max_seq_len, but base model {base.ref.name} has "

@@ -16,7 +16,7 @@ from worker.hosts.host_link import HostUnreachable, interface_of, own_address
 from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, open_store
 from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
-from worker.replicas.base_loader import BaseCopy, BaseError, Crowded, load_base
+from worker.replicas.base_loader import BaseError, Crowded, DeviceBase, load_base
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress, Tell
 from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
@@ -37,7 +37,7 @@ class LoadedBase:
     """A base on all devices of an executor. base: on the first, in this process. ranks: the processes of the others. sharding:
     of the base over them; None: each has a copy."""
 
-    base: BaseCopy
+    base: DeviceBase
     devices: tuple[torch.device, ...]
     ranks: tuple[RankProcess, ...] = ()
     sharding: ChosenSharding | None = None
@@ -98,7 +98,7 @@ class RankGroup:
         sharding = choose_sharding(ref, devices, settings, wanted)
         if sharding is not None:
             log.info("base model %s: %s", ref.name, sharding.sentence)
-        base: BaseCopy | None = None
+        base: DeviceBase | None = None
         try:
             given = {"MASTER_ADDR": self._address, **os.environ}
             for environment, address in list(zip(environments(hosts, given), hosts, strict=True))[1:]:
