@@ -6,7 +6,7 @@ from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from contract.strict import Strict
@@ -102,12 +102,17 @@ def get_me(reader: Reader, db: KeysDb) -> Me:
 )
 def list_members(reader: Reader, db: KeysDb, cursor: Cursor = None, limit: Limit = 20) -> Page[MemberResource]:
     with db.begin() as session:
+        return page_of(session, scoped(select(Membership), Membership, reader), cursor, limit)
 
-        def render(members: Sequence[Membership]) -> list[MemberResource]:
-            users = users_of(session, members)
-            return [MemberResource.of(one, users[one.user_id]) for one in members]
 
-        return page(session, scoped(select(Membership), Membership, reader), Membership, cursor, limit, render)
+def page_of(session: Session, members: Select[Membership], cursor: str | None, limit: int) -> Page[MemberResource]:
+    """These members with their users."""
+
+    def render(members: Sequence[Membership]) -> list[MemberResource]:
+        users = users_of(session, members)
+        return [MemberResource.of(one, users[one.user_id]) for one in members]
+
+    return page(session, members, Membership, cursor, limit, render)
 
 
 @router.patch(

@@ -1,6 +1,5 @@
 """Admin routes for the members of any tenant: its first owner is invited here, and a lost one replaced."""
 
-from collections.abc import Sequence
 from datetime import timedelta
 
 from fastapi import APIRouter, Request
@@ -8,13 +7,13 @@ from sqlalchemy import select
 
 from service.app_state import Service, public_url
 from service.authentication import Admin, AdminDb
-from service.http.pagination import Cursor, Limit, Page, page
+from service.http.pagination import Cursor, Limit, Page
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.members.invitation_routes import InvitationResource, NewInvitation
 from service.members.invitations import invite
-from service.members.member_routes import MemberResource
-from service.members.membership import end_membership, users_of
+from service.members.member_routes import MemberResource, page_of
+from service.members.membership import end_membership
 from service.tenants.models import Membership, User
 from service.tenants.routes import tenant_row
 
@@ -45,13 +44,7 @@ def create_invitation_of(
 def list_members_of(tenant_id: str, db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[MemberResource]:
     with db.begin() as session:
         tenant_row(session, tenant_id)
-
-        def render(members: Sequence[Membership]) -> list[MemberResource]:
-            users = users_of(session, members)
-            return [MemberResource.of(one, users[one.user_id]) for one in members]
-
-        members = select(Membership).where(Membership.tenant_id == tenant_id)
-        return page(session, members, Membership, cursor, limit, render)
+        return page_of(session, select(Membership).where(Membership.tenant_id == tenant_id), cursor, limit)
 
 
 @router.delete(
