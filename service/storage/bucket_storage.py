@@ -17,6 +17,7 @@ from service.storage.bucket_intake import INCOMING, BucketIncoming
 from service.storage.bucket_sender import send_blocks
 from service.storage.object_store import (
     BLOCK,
+    DERIVED_LINK_SECONDS,
     DERIVED_SECONDS,
     Caller,
     ObjectMismatch,
@@ -128,12 +129,12 @@ class BucketStorage:
     def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
         key = f"{_DERIVED}/{name}"
         try:
-            young = self._bucket.find(key).age < DERIVED_SECONDS / 2
+            young = self._bucket.find(key).age < DERIVED_LINK_SECONDS
         except BucketKeyMissing:
             young = False
         if not young:
             send_blocks(self._bucket, key, blocks())
-        return self._bucket.sign("GET", key, self._url_seconds)
+        return self._bucket.sign("GET", key, min(self._url_seconds, DERIVED_LINK_SECONDS))
 
     def proxy_headers(self, sha256: str) -> dict[str, str]:
         return {}

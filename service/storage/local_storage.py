@@ -18,6 +18,7 @@ from typing import BinaryIO
 from contract.messages.upload_messages import UploadGrant
 from service.storage.object_store import (
     BLOCK,
+    DERIVED_LINK_SECONDS,
     DERIVED_SECONDS,
     Caller,
     ObjectMismatch,
@@ -126,7 +127,7 @@ class LocalStorage:
         if self._links is None or self._links.base(caller) is None:
             return None
         path = self._derived_path(name)
-        if _age(path) > DERIVED_SECONDS / 2:
+        if _age(path) > DERIVED_LINK_SECONDS:
             try:
                 self._write(path, blocks())
             except OSError as error:

@@ -13,6 +13,7 @@ from service.http.problems import Problem, Unavailable
 
 BLOCK = 2**20  # bytes copied at a time
 DERIVED_SECONDS = 3600.0  # life of what is made from objects
+DERIVED_LINK_SECONDS = DERIVED_SECONDS / 2  # it is handed out while it is younger, by links that last so long at most
 _HEX = frozenset("0123456789abcdef")
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from service.http.problems import Forbidden
-from service.storage.object_store import Caller
+from service.storage.object_store import DERIVED_LINK_SECONDS, Caller
 from service.storage.token_signer import TokenSigner
 
 PREFIX = "/transfers"  # of all paths, by which a proxy tells them from those of the API
@@ -41,7 +41,8 @@ class TransferLinks:
     def download(self, linked: Linked, caller: Caller) -> str | None:
         if (base := self.base(caller)) is None:
             return None
-        said = json.dumps(asdict(linked) | {"until": time.time() + self._seconds}, ensure_ascii=False, separators=(",", ":"))
+        seconds = self._seconds if linked.kind == "object" else min(self._seconds, DERIVED_LINK_SECONDS)
+        said = json.dumps(asdict(linked) | {"until": time.time() + seconds}, ensure_ascii=False, separators=(",", ":"))
         return f"{base}{PREFIX}/objects/{self._signer.sign(base64.urlsafe_b64encode(said.encode()).decode())}"
 
     def upload(self, token: str, caller: Caller) -> str | None:

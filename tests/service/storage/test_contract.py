@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from service.storage.object_store import ObjectMismatch, ObjectMissing
+from service.storage.object_store import DERIVED_SECONDS, ObjectMismatch, ObjectMissing
 from service.storage.upload_grants import GRANT_SECONDS
 from tests.service.live_server import PATIENCE
 from tests.service.storage.transfer_server import HERE
@@ -187,6 +187,13 @@ def test_a_presigned_download_is_of_one_object_and_ends(storage_with, moto, tmp_
     assert sha256 in url
     assert other not in url
     assert f"X-Amz-Expires={GRANT_SECONDS}" in bucket.grant_upload("0" * 64, 1, direct=HERE).parts[0].url
+
+
+def test_a_link_to_an_archive_ends_before_the_archive_does(storage_with, moto, tmp_path):
+    bucket = storage_with(**moto.settings(prefix=tmp_path.name, storage_url_seconds=7200))
+    url = bucket.presign_derived("e/adapter.tar.gz", "application/gzip", lambda: [b"archive"], HERE)
+    assert f"X-Amz-Expires={DERIVED_SECONDS / 2:.0f}" in url
+    assert "X-Amz-Expires=7200" in bucket.presign(put(bucket, SMALL), "rows.jsonl", "application/jsonl", HERE)
 
 
 def test_a_presigned_download_has_ranges_and_a_type(presigning):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.storage.object_store import Caller
+from service.storage.object_store import DERIVED_SECONDS, Caller
 from service.storage.transfer_links import Linked, LinkRefused, TransferLinks
 from service.storage.upload_grants import GrantRefused, UploadGrants
 
@@ -53,6 +53,16 @@ def test_a_link_ends(links, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: now + 301)
     with pytest.raises(LinkRefused, match="expired"):
         links.read(token)
+
+
+def test_a_link_to_an_archive_ends_before_the_archive_does(monkeypatch):
+    links, now = TransferLinks(SECRET, 8323, "http://motet.example:8323", 7 * 86400), time.time()
+    archive = Linked("derived", f"{SHA}/adapter_1.tar.gz", "adapter_1.tar.gz", "application/gzip")
+    tokens = [token_of(links.download(one, TENANT)) for one in (archive, OBJECT)]
+    monkeypatch.setattr(time, "time", lambda: now + DERIVED_SECONDS / 2 + 60)
+    with pytest.raises(LinkRefused, match="expired"):
+        links.read(tokens[0])
+    assert links.read(tokens[1]) == OBJECT
 
 
 def test_a_download_is_no_upload_and_the_other_way_round(links):
