@@ -1,5 +1,6 @@
 """Adapter routes: list, describe, delete, download file by file or as an archive; and a task's winner."""
 
+import zlib
 from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
@@ -22,7 +23,7 @@ from service.authentication import Db, NotedDb, Reader, Writer
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound
 from service.http.response_schemas import bytes_of, problems
-from service.storage.downloads import ObjectLost, attachment, caller_of, matches, redirect, send_object
+from service.storage.downloads import ObjectLost, attachment, caller_of, matches, redirect, send_object, send_opened
 from service.storage.object_store import ObjectMissing, Storage
 from service.tasks.adapter_queries import adapters_of
 from service.tasks.models import Task
@@ -30,7 +31,8 @@ from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
 
-_ARCHIVE = bytes_of("application/gzip", "A tar.gz with one folder, which PEFT and vLLM load as it is") | {
+_MEDIA_TYPE = "application/gzip"
+_ARCHIVE = bytes_of(_MEDIA_TYPE, "A tar.gz with one folder, which PEFT and vLLM load as it is") | {
     304: {"description": "The archive is still the one in If-None-Match"}
 }
 
@@ -88,6 +90,7 @@ def delete_adapter(adapter_id: str, writer: Writer, db: Db) -> None:
         actions.delete(session, writer, adapter_id)
 
 
+@router.head("/adapters/{adapter_id}/files/{path}", include_in_schema=False)
 @router.get(
     "/adapters/{adapter_id}/files/{path}",
     operation_id="get_adapter_file",
@@ -109,12 +112,14 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, st
     return send_object(request, storage, files[path].sha256, path, media_type)
 
 
+@router.head("/adapters/{adapter_id}/archive", include_in_schema=False)
 @router.get(
     "/adapters/{adapter_id}/archive",
     operation_id="get_adapter_archive",
     summary="Download an adapter as a tar.gz",
     response_class=Response,
-    responses=_ARCHIVE | problems(404),
+    description="Its ETag changes with its bytes. A byte range may be asked for.",
+    responses=_ARCHIVE | problems(404, 416),
 )
 def get_adapter_archive(adapter_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
@@ -123,12 +128,14 @@ def get_adapter_archive(adapter_id: str, reader: Reader, db: NotedDb, storage: S
     return send_archive(request, storage, adapter, texts)
 
 
+@router.head("/tasks/{task_id}/adapter", include_in_schema=False)
 @router.get(
     "/tasks/{task_id}/adapter",
     operation_id="get_task_adapter",
     summary="Download the winner's adapter as a tar.gz",
     response_class=Response,
-    responses=_ARCHIVE | problems(404, 409),
+    description="Its ETag changes with its bytes. A byte range may be asked for.",
+    responses=_ARCHIVE | problems(404, 409, 416),
 )
 def get_task_adapter(task_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
@@ -150,29 +157,33 @@ def _why_none(task: Task) -> str:
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:
-    """Respond with the adapter's folder and `texts` (by name) as a tar.gz, a redirect to it, or 304 if the caller has it.
+    """Respond with the adapter's folder and `texts` (by name) as a tar.gz, the requested range of it, a redirect to it, to HEAD
+    its headers alone, or 304 if the caller has it.
 
-    Raises ObjectLost.
+    Raises ObjectLost or RangeOutside.
     """
     files = PeftFolder.model_validate(adapter.manifest).files
     named = [*(f"{file.path} {file.sha256}" for file in files), *(f"{n} {sha256(t).hexdigest()}" for n, t in texts.items())]
-    identity = "\n".join([adapter.id, *named])
+    identity = "\n".join([adapter.id, zlib.ZLIB_RUNTIME_VERSION, *named])  # another zlib may write other bytes
     etag = f'"{sha256(identity.encode()).hexdigest()}"'
+    filename = f"{adapter.id}.tar.gz"
     headers = {
         "ETag": etag,
-        "Content-Disposition": attachment(f"{adapter.id}.tar.gz"),
+        "Accept-Ranges": "bytes",
+        "Content-Disposition": attachment(filename),
         "Cache-Control": "private, no-cache",
     }
     if matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     made = partial(tar_gz, storage, adapter.id, files, int(adapter.created_at.timestamp()), texts)
     try:
-        name = f"{etag.strip(chr(34))}/{adapter.id}.tar.gz"
-        url = storage.presign_derived(name, "application/gzip", made, caller_of(request))
-        if url is not None:
+        name, head = f"{etag.strip(chr(34))}/{filename}", request.method == "HEAD"
+        if not head and (url := storage.presign_derived(name, _MEDIA_TYPE, made, caller_of(request))) is not None:
             return redirect(url)
-        blocks = made()
+        if (head or "range" in request.headers) and (kept := storage.derive(name, made)) is not None:
+            return send_opened(request, kept, etag, filename, _MEDIA_TYPE)
+        blocks = made()  # without being kept, so that its first bytes come at once
         first = next(blocks)
     except ObjectMissing:
         raise ObjectLost("A file of the adapter is missing from storage; please report this.") from None
-    return StreamingResponse(chain([first], blocks), 200, headers, "application/gzip")
+    return StreamingResponse(chain([first], blocks), 200, headers, _MEDIA_TYPE)

@@ -122,6 +122,7 @@ def get_file(file_id: str, reader: Reader, db: Db) -> FileResource | ImportedFil
         return FileResource.of(file) if row is None else ImportedFileResource.of(row, file)
 
 
+@router.head("/{file_id}/content", include_in_schema=False)
 @router.get(
     "/{file_id}/content",
     operation_id="get_file_content",

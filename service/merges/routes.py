@@ -48,6 +48,7 @@ def get_merged_model(merged_id: str, reader: Reader, db: Db) -> MergedModelResou
         return MergedModelResource.of(merge_requests.find_merged(session, reader, merged_id))
 
 
+@router.head("/{merged_id}/files/{file}", include_in_schema=False)
 @router.get(
     "/{merged_id}/files/{file}",
     operation_id="get_merged_model_file",

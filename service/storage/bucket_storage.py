@@ -127,14 +127,10 @@ class BucketStorage:
         return self._bucket.sign("GET", _key(sha256), self._url_seconds)
 
     def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
-        key = f"{_DERIVED}/{name}"
-        try:
-            young = self._bucket.find(key).age < DERIVED_LINK_SECONDS
-        except BucketKeyMissing:
-            young = False
-        if not young:
-            send_blocks(self._bucket, key, blocks())
-        return self._bucket.sign("GET", key, min(self._url_seconds, DERIVED_LINK_SECONDS))
+        return self._bucket.sign("GET", self._derived(name, blocks), min(self._url_seconds, DERIVED_LINK_SECONDS))
+
+    def derive(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> BinaryIO:
+        return cast(BinaryIO, self._bucket.open(self._derived(name, blocks)))
 
     def proxy_headers(self, sha256: str) -> dict[str, str]:
         return {}
@@ -153,6 +149,17 @@ class BucketStorage:
             raise StorageRefused(f"{self._bucket.name} does not hold what was just written to it.") from None
         finally:
             self._bucket.delete(key)
+
+    def _derived(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> str:
+        """The key of what is derived, having been made where it is not there and young."""
+        key = f"{_DERIVED}/{name}"
+        try:
+            young = self._bucket.find(key).age < DERIVED_LINK_SECONDS
+        except BucketKeyMissing:
+            young = False
+        if not young:
+            send_blocks(self._bucket, key, blocks())
+        return key
 
     def _found(self, sha256: str) -> BucketEntry:
         try:

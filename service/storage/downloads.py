@@ -32,7 +32,8 @@ class ObjectLost(Problem):
 def send_object(
     request: Request, storage: Storage, sha256: str, filename: str, media_type: str, worker: bool = False
 ) -> Response:
-    """The object, the requested range (206), a redirect (307), or 304 if the caller has it. Raises ObjectLost or RangeOutside.
+    """The object, the requested range (206), a redirect (307), to HEAD its headers alone, or 304 if the caller has it. Raises
+    ObjectLost or RangeOutside.
 
     worker: the caller is one, and comes without a proxy; it is redirected only if it says that it follows.
     """
@@ -41,7 +42,8 @@ def send_object(
         return Response(status_code=304, headers=_headers(etag))
     try:
         storage.size(sha256)
-        follows = not worker or FOLLOWS_REDIRECTS in request.headers
+        # a bucket's URL of a GET refuses HEAD
+        follows = request.method != "HEAD" and (not worker or FOLLOWS_REDIRECTS in request.headers)
         if follows and (url := storage.presign(sha256, filename, media_type, caller_of(request, worker))) is not None:
             return redirect(url)
         source = storage.open(sha256)

@@ -126,16 +126,12 @@ class LocalStorage:
     def presign_derived(self, name: str, media_type: str, blocks: Callable[[], Iterable[bytes]], caller: Caller) -> str | None:
         if self._links is None or self._links.base(caller) is None:
             return None
-        path = self._derived_path(name)
-        if _age(path) > DERIVED_LINK_SECONDS:
-            try:
-                self._write(path, blocks())
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                log.warning("no room for %s; the API sends it itself", name)
-                return None
+        if not self._derived_there(name, blocks):
+            return None
         return self._links.download(Linked("derived", name, name.rpartition("/")[2], media_type), caller)
+
+    def derive(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> BinaryIO | None:
+        return self.open_derived(name) if self._derived_there(name, blocks) else None
 
     def open_derived(self, name: str) -> BinaryIO:
         """What a link to `name` opens. Raises ObjectMissing once it was swept."""
@@ -175,6 +171,19 @@ class LocalStorage:
             os.utime(written)
             written.replace(target)
         _sync(target.parent)
+
+    def _derived_there(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> bool:
+        """Whether what is derived is there and young, having been made where it was not."""
+        path = self._derived_path(name)
+        if _age(path) > DERIVED_LINK_SECONDS:
+            try:
+                self._write(path, blocks())
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                log.warning("no room for %s; the API sends it itself", name)
+                return False
+        return True
 
     def _derived_path(self, name: str) -> Path:
         return self._derived / hashlib.sha256(name.encode()).hexdigest()

@@ -133,6 +133,10 @@ class Storage(Protocol):
         them. `name`: their entity tag, a slash, and a file name."""
         ...
 
+    def derive(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> BinaryIO | None:
+        """The same bytes as those of `presign_derived`, seekable, for who cannot follow a URL; None where there is no room."""
+        ...
+
     def proxy_headers(self, sha256: str) -> dict[str, str]:
         """Headers that tell a proxy in front of the service to send the object itself; {} where there is none."""
         ...

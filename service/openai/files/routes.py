@@ -100,6 +100,7 @@ def get_file(file_id: str, reader: Reader, db: Db, ids: Ids) -> FileObject:
         return file_object(actions.find_file(session, reader, file_id), ids)
 
 
+@router.head("/{file_id}/content", include_in_schema=False)
 @router.get("/{file_id}/content")
 def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, request: Request, ids: Ids) -> Response:
     with db.begin() as session:

@@ -85,6 +85,31 @@ def test_the_archive_is_one_folder_and_always_the_same(tenant, won, by):
     assert tenant.get(path, headers={"if-none-match": got.headers["etag"]}).status_code == 304
 
 
+def test_a_download_of_the_archive_goes_on_where_it_broke_off(tenant, won):
+    task_id, adapter_id = won
+    for path in (f"/v1/adapters/{adapter_id}/archive", f"/v1/tasks/{task_id}/adapter"):
+        whole = tenant.get(path)
+        rest = tenant.get(path, headers={"Range": "bytes=100-", "If-Range": whole.headers["etag"]})
+        assert (rest.status_code, rest.content) == (206, whole.content[100:])
+        assert rest.headers["content-range"] == f"bytes 100-{len(whole.content) - 1}/{len(whole.content)}"
+        another = tenant.get(path, headers={"Range": "bytes=100-", "If-Range": '"another"'})
+        assert (another.status_code, another.content) == (200, whole.content)
+        beyond = tenant.get(path, headers={"Range": f"bytes={len(whole.content)}-"})
+        assert (beyond.status_code, beyond.json()["code"]) == (416, "range_outside")
+        assert whole.headers["accept-ranges"] == "bytes"
+
+
+def test_head_tells_of_a_download_what_get_would(tenant, won):
+    task_id, adapter_id = won
+    own = f"adapters/{adapter_id}"
+    for path in (f"{own}/archive", f"tasks/{task_id}/adapter", f"{own}/files/adapter_model.safetensors"):
+        got, told = tenant.get(f"/v1/{path}"), tenant.request("HEAD", f"/v1/{path}")
+        assert (told.status_code, told.content) == (200, b"")
+        assert told.headers["content-length"] == str(len(got.content))
+        same = ("etag", "content-type", "content-disposition", "accept-ranges")
+        assert [told.headers[name] for name in same] == [got.headers[name] for name in same]
+
+
 @pytest.mark.parametrize("status", ["validating", "queued", "running", "paused"])
 def test_there_is_no_winner_before_the_end(tenant, database, status):
     task_id = tenant.task()["id"]

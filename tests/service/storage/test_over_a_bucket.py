@@ -48,6 +48,8 @@ def test_a_file_is_kept_and_its_tenant_is_redirected_to_it(tenant, new_tenant, c
     answer = tenant.get(f"/v1/files/{file['id']}/content", follow_redirects=False)
     assert presigned(answer) == content
     assert file["sha256"] in answer.headers["location"]
+    told = tenant.request("HEAD", f"/v1/files/{file['id']}/content", follow_redirects=False)
+    assert (told.status_code, told.headers["content-length"]) == (200, str(len(content))), "a URL of a GET refuses HEAD"
     unchanged = tenant.get(f"/v1/files/{file['id']}/content", headers={"If-None-Match": f'"{file["sha256"]}"'})
     assert unchanged.status_code == 304
     assert new_tenant().get(f"/v1/files/{file['id']}/content", follow_redirects=False).status_code == 404
@@ -62,6 +64,8 @@ def test_an_adapter_is_downloaded_by_file_and_as_an_archive(tenant, new_tenant, 
         answer = tenant.get(f"/v1/{path}", follow_redirects=False)
         assert unpack(presigned(answer)) == {f"{adapter_id}/{name}": content for name, content in FILES.items()}
         assert f"{adapter_id}.tar.gz?" in answer.headers["location"]
+        told = tenant.request("HEAD", f"/v1/{path}", follow_redirects=False)
+        assert (told.status_code, told.headers["content-length"]) == (200, str(len(presigned(answer))))
         assert new_tenant().get(f"/v1/{path}", follow_redirects=False).status_code == 404
 
 
