@@ -13,6 +13,12 @@ from contract.task_spec import Precision
 
 HUB_SCHEME, STORAGE_SCHEME = "hf://", "storage://"
 BASE_FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
+# of a base, as far as they exist: training reads none of these; merged models pass them on
+PASSED_ON = ("tokenizer.model", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
+SMALL_FILES = (
+    *("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja", *PASSED_ON),
+)
 
 
 class BaseFile(Message):
@@ -40,8 +46,10 @@ class BaseModelRef(Message):
 
     @property
     def identity(self) -> tuple[str, str, Precision, tuple[BaseFile, ...] | str]:
-        """Equal for placements that can share one loaded base: the same bytes under one name, by whatever commit."""
-        return self.name, self.revision, self.precision, self.files or self.source
+        """Equal for placements that can share one loaded base: the same bytes that training reads under one name, by whatever
+        commit."""
+        read = tuple(file for file in self.files if file.path not in PASSED_ON)
+        return self.name, self.revision, self.precision, read or self.source
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:

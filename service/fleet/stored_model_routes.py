@@ -30,7 +30,7 @@ _MOST_FILES = 2000
 class ModelFile(Strict):
     path: Annotated[str, Field(pattern=BASE_FILE_NAME)] = Field(description="The file's name, without folders")
     sha256: Sha256
-    bytes: Annotated[int, Field(ge=1, le=_MOST_BYTES)]
+    bytes: Annotated[int, Field(ge=0, le=_MOST_BYTES)]
 
 
 class ModelFiles(Strict):
@@ -90,7 +90,7 @@ async def put_model_file(sha256: Sha256, admin: Admin, storage: Store, request: 
     operation_id="allow_stored_model",
     summary="Allow a base model whose files were uploaded",
     description=(
-        "config.json, tokenizer.json, what else training reads beside them, and the weights as safetensors. Nodes fetch them "
+        "config.json, tokenizer.json, other small files that are known, and the weights as safetensors. Nodes fetch them "
         "from storage. Again for the same name: brings the entry up to date."
     ),
     responses=problems(409, 503),

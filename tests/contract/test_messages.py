@@ -203,6 +203,8 @@ def test_bases_are_shared_by_their_bytes_not_by_where_these_come_from():
     other = files[0].model_copy(update={"sha256": "f" * 64})
     for change in ({"precision": "nf4"}, {"files": (other,)}, {"revision": "f" * 64}, {"name": "n"}):
         assert named.model_copy(update=change).identity != named.identity
+    licensed = named.model_copy(update={"files": (*files, BaseFile(path="LICENSE", sha256=SHA, bytes=9))})
+    assert licensed.identity == named.identity, "a licence that comes while tasks train changes nothing for them"
     folder = BaseModelRef(name="m", source="/m", revision=SHA)
     assert folder.identity != folder.model_copy(update={"source": "/n"}).identity
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from contract.messages.placement_messages import SMALL_FILES
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
 from worker.model.backbone import targets_of
@@ -26,9 +27,8 @@ CONFIG = "config.json"
 TOKENIZER_CONFIG, TEMPLATE, TEMPLATES = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 # of a base's folder, taken over as they are: what tokenises, how texts are generated, and what the base's owner asks to pass on
 BESIDE = (
-    *("generation_config.json", "tokenizer.json", TOKENIZER_CONFIG, "tokenizer.model", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt", TEMPLATE, "chat_template.json"),
-    *("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md"),
+    *(name for name in SMALL_FILES if name != CONFIG),
+    *("vocab.json", "merges.txt", "chat_template.json"),
 )
 _BF16_BYTES = 2
 

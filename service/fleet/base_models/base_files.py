@@ -1,4 +1,4 @@
-"""Which files make a base: weights as safetensors, and small ones that training reads. Knows no hub, no storage, no table."""
+"""Which files make a base: weights as safetensors, beside the small ones. Knows no hub, no storage, no table."""
 
 import json
 import re
@@ -9,10 +9,6 @@ from service.http.problems import invalid_field, shown
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 NEEDED = ("config.json", "tokenizer.json")
-SMALL = (  # files beside the weights that training reads, as far as they exist
-    *NEEDED,
-    *("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-)
 SAFE = ".safetensors"
 SMALL_BYTES = 128 * 2**20
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from huggingface_hub import ModelInfo
 from huggingface_hub.hf_api import RepoSibling
 
-from contract.messages.placement_messages import HUB_SCHEME
+from contract.messages.placement_messages import HUB_SCHEME, SMALL_FILES
 from contract.model_revision import combined
-from service.fleet.base_models.base_files import INDEX, NEEDED, SAFE, SMALL, SMALL_BYTES, weight_paths
+from service.fleet.base_models.base_files import INDEX, NEEDED, SAFE, SMALL_BYTES, weight_paths
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in, storable
 from service.fleet.models import BaseModel, BaseModelFile
 from service.http.problems import Invalid, invalid_field, shown
@@ -59,7 +59,7 @@ def read_repository(hub: Hub, name: str, source: str, revision: str) -> HubModel
         raise _wrong("not_a_repository", f"the hub names no commit of {repository} at {shown(revision)!r}")
     held = {one.rfilename: one for one in info.siblings or () if "/" not in one.rfilename}
     _check_complete(repository, held)
-    contents = {path: _content(reader, commit, held[path]) for path in (*SMALL, INDEX) if path in held}
+    contents = {path: _content(reader, commit, held[path]) for path in (*SMALL_FILES, INDEX) if path in held}
     config = ModelConfig.read(contents["config.json"], "source")
     weights = [held[path] for path in weight_paths(repository, held, contents.get(INDEX))]
     parameters = _parameters(reader, commit, weights)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import ColumnElement, Select, delete, or_, select
 from sqlalchemy.orm import Session
 
-from contract.messages.placement_messages import STORAGE_SCHEME
+from contract.messages.placement_messages import PASSED_ON, STORAGE_SCHEME
 from contract.model_revision import NoWeights, revision_of, weight_files
 from contract.states import TASK_TERMINAL
 from service.fleet.base_models.base_files import NEEDED, SAFE
@@ -69,9 +69,9 @@ def allow(session: Session, found: BaseModel, files: Sequence[BaseModelFile] = (
         session.flush()
         session.refresh(found)
         return found
-    before = {(file.path, file.sha256) for file in files_of(session, known.name)}
-    changed = before != {(file.path, file.sha256) for file in files}
-    if known.revision != found.revision or (before and changed):
+    before, now = ({(file.path, file.sha256) for file in which} for which in (files_of(session, known.name), files))
+    changed, differ = before != now, {path for path, _ in before ^ now}
+    if known.revision != found.revision or (before and differ - {*PASSED_ON}):
         _refuse_in_use(session, known, "Give the new weights a name of their own, or wait for those tasks.")
     known.source, known.revision, known.enabled = found.source, found.revision, True
     known.architecture, known.model_type = found.architecture, found.model_type

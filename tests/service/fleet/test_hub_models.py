@@ -295,3 +295,14 @@ def test_another_tokenizer_does_not_change_under_tasks(admin, hub):
     assert (answer.status_code, answer.json()["code"]) == (409, "revision_in_use")
     admin.post(f"/v1/tasks/{task['id']}/cancel")
     assert add(admin, "org/retold").json()["commit"] == "2" * 40
+
+
+def test_a_licence_is_fetched_and_may_come_under_tasks(admin, hub):
+    folder = hub.add("org/licensed", commit="1" * 40)
+    assert add(admin, "org/licensed").status_code == 201
+    admin.task(base_model="org/licensed")
+    for name in ("LICENSE", "NOTICE", "tokenizer.model"):
+        (folder / name).write_text(f"the {name}")
+    answer = add(admin, "org/licensed")
+    assert answer.status_code == 201, answer.text
+    assert {"LICENSE", "NOTICE", "tokenizer.model"} <= {file["path"] for file in answer.json()["files"]}

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_asyncio_sends_the_same_and_what_is_there_is_not_sent_again(admin, serve
     storage.delete(str(files[3]["sha256"]))
     assert admin.post("/v1/admin/model-files", json={"files": files}).json() == {"sha256": [files[3]["sha256"]]}
     assert asyncio.run(upload()) == revision_of(folder)
+
+
+def test_a_licence_is_uploaded_also_an_empty_one_and_one_that_comes_later(admin, tenant, server: Server, tmp_path, storage):
+    folder = tmp_path / "licensed"
+    shutil.copytree(MODEL, folder)
+    with Client(server.url, admin.key, admin_key=admin.key) as client:
+        client.admin.upload_model(folder, "licensed")
+        tenant.task(base_model="licensed")
+        (folder / "LICENSE").write_text("pass this on")
+        (folder / "NOTICE").write_bytes(b"")
+        client.admin.upload_model(folder, "licensed")
+    assert all(storage.exists(hashlib.sha256(content).hexdigest()) for content in (b"pass this on", b""))
 
 
 def test_the_command_line_uploads_lists_and_removes(admin, server: Server, folder, tmp_path):

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from contract.messages.placement_messages import SMALL_FILES
 from motet.api.errors import MotetError
 from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, NewestBackup, Node, Schedule, Storage
 from motet.api.steps import (
@@ -26,10 +27,6 @@ from motet.api.steps import (
 )
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
-_SMALL = (  # as the service takes them, with the weights
-    *("config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-)
 _HUB_SECONDS = 60.0  # longer than the service waits for the hub
 
 
@@ -92,7 +89,7 @@ def upload_model(folder: str | Path, name: str) -> Operation[Model]:
 
 def base_files(folder: Path) -> list[dict[str, str | int]]:
     """Path, sha256 and bytes of the files of a base model in this folder: the weights as safetensors, as its index names them,
-    and what training reads beside them. Reads every byte. Raises MotetError where there is no model, and OSError."""
+    and the small files beside them that are known. Reads every byte. Raises MotetError where there is no model, and OSError."""
     index = folder / _INDEX
     if index.is_file():
         try:
@@ -103,7 +100,7 @@ def base_files(folder: Path) -> list[dict[str, str | int]]:
         weights = [_WHOLE]
     if not all(isinstance(path, str) and (folder / path).is_file() for path in weights):
         raise MotetError(f"{folder} holds no model: neither {_WHOLE}, nor {_INDEX} with the files that it names")
-    paths = [*(path for path in (*_SMALL, _INDEX) if (folder / path).is_file()), *weights]
+    paths = [*(path for path in (*SMALL_FILES, _INDEX) if (folder / path).is_file()), *weights]
     return [_described(folder, path) for path in paths]
 
 
