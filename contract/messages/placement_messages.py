@@ -13,6 +13,9 @@ from contract.task_spec import Precision
 
 HUB_SCHEME, STORAGE_SCHEME = "hf://", "storage://"
 BASE_FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
+TEMPLATES = "additional_chat_templates"  # the one folder within a base's, as transformers writes it
+TEMPLATE_PATH = rf"^{TEMPLATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,100}}\.jinja$"
+BASE_FILE_PATH = f"{BASE_FILE_NAME}|{TEMPLATE_PATH}"
 # of a base, as far as they exist: training reads none of these; merged models pass them on
 PASSED_ON = ("tokenizer.model", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 SMALL_FILES = (
@@ -22,9 +25,9 @@ SMALL_FILES = (
 
 
 class BaseFile(Message):
-    """A file of a base that nodes fetch. `path`: its name in the base's folder."""
+    """A file of a base that nodes fetch. `path`: its place in the base's folder."""
 
-    path: Annotated[str, Field(pattern=BASE_FILE_NAME)]
+    path: Annotated[str, Field(pattern=BASE_FILE_PATH)]
     sha256: Sha256
     bytes: Annotated[int, Field(ge=0)]
 
@@ -41,14 +44,20 @@ class BaseModelRef(Message):
     revision: Sha256
     commit: str | None = None
     files: tuple[BaseFile, ...] = ()
+    templates: tuple[BaseFile, ...] = ()  # further ones, in a folder: workers from before it read no paths in `files`
     precision: Precision = "bf16"  # on a CPU float32 stands for bf16
     stored: bool = False  # the files are objects that the placement's token opens; workers from before it ask the hub
+
+    @property
+    def fetched(self) -> tuple[BaseFile, ...]:
+        """All files that the node fetches; none of a base in a folder of its own."""
+        return (*self.files, *self.templates)
 
     @property
     def identity(self) -> tuple[str, str, Precision, tuple[BaseFile, ...] | str]:
         """Equal for placements that can share one loaded base: the same bytes that training reads under one name, by whatever
         commit."""
-        read = tuple(file for file in self.files if file.path not in PASSED_ON)
+        read = tuple(file for file in self.fetched if file.path not in PASSED_ON)
         return self.name, self.revision, self.precision, read or self.source
 
     @model_validator(mode="after")

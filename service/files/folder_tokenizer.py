@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from contract.messages.placement_messages import TEMPLATES
 from contract.rows.row_encoding import RowReader
 from contract.rows.tokenizer import Messages, Offsets, TemplateError, TokenizerError, Tools
 from service.files.chat_template import Template
@@ -27,7 +28,7 @@ _TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE = (
     "chat_template.jinja",
 )
 _WITH_TOOLS = "tool_use"
-_TOOL_TEMPLATE = f"additional_chat_templates/{_WITH_TOOLS}.jinja"
+_TOOL_TEMPLATE = f"{TEMPLATES}/{_WITH_TOOLS}.jinja"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KEPT = 4  # tokenizers in memory; a large one takes 100 MB
 

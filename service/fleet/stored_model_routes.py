@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from contract.messages.placement_messages import BASE_FILE_NAME, BaseFile
+from contract.messages.placement_messages import BASE_FILE_PATH, BaseFile
 from contract.strict import Sha256, Strict
 from service.app_state import Store
 from service.authentication import Admin, AdminDb
@@ -28,7 +28,7 @@ _MOST_FILES = 2000
 
 
 class ModelFile(Strict):
-    path: Annotated[str, Field(pattern=BASE_FILE_NAME)] = Field(description="The file's name, without folders")
+    path: Annotated[str, Field(pattern=BASE_FILE_PATH)] = Field(description="The file's place in the model's folder")
     sha256: Sha256
     bytes: Annotated[int, Field(ge=0, le=_MOST_BYTES)]
 

@@ -96,10 +96,11 @@ class BaseCache:
         missing, began = needed - _size(partial), time.monotonic()
         self._make_room(key, needed, missing)
         for file in files:
+            (partial / file.path).parent.mkdir(mode=0o700, exist_ok=True)
             fetch(file, partial / file.path)
         if missing >= _LEAST:
             self._note_rate(missing / max(1e-3, time.monotonic() - began))
-        for path in partial.iterdir():
+        for path in partial.rglob("*"):
             sync(path)
         sync(partial)
         os.rename(partial, whole)
@@ -200,6 +201,6 @@ def _lock(descriptor: int, how: int) -> bool:
 
 def _size(folder: Path) -> int:
     try:
-        return sum(path.stat().st_size for path in folder.iterdir())
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     except FileNotFoundError:
         return 0

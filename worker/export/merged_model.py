@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from contract.messages.placement_messages import SMALL_FILES
+from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
 from worker.model.backbone import targets_of
@@ -24,7 +24,7 @@ from worker.model.families import UnsupportedModelError, family_of
 
 SHARD_BYTES = 5 * 10**9  # as save_pretrained has it, so that tools find files of the size that they know
 CONFIG = "config.json"
-TOKENIZER_CONFIG, TEMPLATE, TEMPLATES = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+TOKENIZER_CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 # of a base's folder, taken over as they are: what tokenises, how texts are generated, and what the base's owner asks to pass on
 BESIDE = (
     *(name for name in SMALL_FILES if name != CONFIG),

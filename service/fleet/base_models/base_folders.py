@@ -48,6 +48,7 @@ class BaseFolders:
             if not folder.exists():
                 with tempfile.TemporaryDirectory(dir=self._root.name) as new:
                     for path, sha256 in base.objects:
+                        (Path(new) / path).parent.mkdir(exist_ok=True)
                         (Path(new) / path).write_bytes(_content(storage, path, sha256))
                     os.rename(new, folder)
                     os.mkdir(new)  # for the context manager to remove

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from huggingface_hub import ModelInfo
 from huggingface_hub.hf_api import RepoSibling
 
-from contract.messages.placement_messages import HUB_SCHEME, SMALL_FILES
+from contract.messages.placement_messages import HUB_SCHEME, SMALL_FILES, TEMPLATE_PATH
 from contract.model_revision import combined
 from service.fleet.base_models.base_files import INDEX, NEEDED, SAFE, SMALL_BYTES, weight_paths
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in, storable
@@ -57,9 +57,11 @@ def read_repository(hub: Hub, name: str, source: str, revision: str) -> HubModel
     commit = info.sha or ""
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise _wrong("not_a_repository", f"the hub names no commit of {repository} at {shown(revision)!r}")
-    held = {one.rfilename: one for one in info.siblings or () if "/" not in one.rfilename}
+    listed = {one.rfilename: one for one in info.siblings or ()}
+    held = {path: one for path, one in listed.items() if "/" not in path or re.fullmatch(TEMPLATE_PATH, path)}
     _check_complete(repository, held)
-    contents = {path: _content(reader, commit, held[path]) for path in (*SMALL_FILES, INDEX) if path in held}
+    small = [path for path in held if path in (*SMALL_FILES, INDEX) or re.fullmatch(TEMPLATE_PATH, path)]
+    contents = {path: _content(reader, commit, held[path]) for path in small}
     config = ModelConfig.read(contents["config.json"], "source")
     weights = [held[path] for path in weight_paths(repository, held, contents.get(INDEX))]
     parameters = _parameters(reader, commit, weights)

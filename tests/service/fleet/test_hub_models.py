@@ -14,8 +14,9 @@ import pytest
 from contract.compatibility.capabilities import SHARDED_BASES
 from contract.model_revision import revision_of
 from service.database.engine import Database
+from service.fleet.base_models.base_refs import base_ref
 from service.fleet.base_models.hub_models import read_repository
-from service.fleet.models import Node
+from service.fleet.models import BaseModel, Node
 from service.hub.hub_client import Hub, HubUnavailable
 from tests.hub.hub_process import COMMIT, MODEL, TOKEN, HubProcess, hub_process
 from tests.service.api import Caller, chat_rows
@@ -306,3 +307,27 @@ def test_a_licence_is_fetched_and_may_come_under_tasks(admin, hub):
     answer = add(admin, "org/licensed")
     assert answer.status_code == 201, answer.text
     assert {"LICENSE", "NOTICE", "tokenizer.model"} <= {file["path"] for file in answer.json()["files"]}
+
+
+def test_a_template_for_tools_comes_with_the_base(admin, tenant, hub, database):
+    folder = hub.add("org/with-tools")
+    (folder / "additional_chat_templates").mkdir()
+    template = "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(template)
+    for name in ("of-ours.txt", "two words.jinja"):
+        (folder / "additional_chat_templates" / name).write_text("not read")
+    made = add(admin, "org/with-tools").json()
+    nested = [file["path"] for file in made["files"] if "/" in file["path"]]
+    assert nested == ["additional_chat_templates/tool_use.jinja"]
+    with database.begin() as session:
+        ref = base_ref(session, session.get_one(BaseModel, "org/with-tools"), made["revision"], "bf16")
+    assert [file.path for file in ref.templates] == nested
+    assert {file.path for file in ref.fetched} == {file["path"] for file in made["files"]}
+    assert admin.post("/v1/admin/models", json={"name": "a-folder", "source": str(folder)}).status_code == 201
+    tools = [{"type": "function", "function": {"name": "look", "description": "look", "parameters": {}}}]
+    file = tenant.file([row | {"tools": tools} for row in chat_rows(2)])
+    said = [
+        tenant.post("/v1/files/preview", json={"file_id": file, "base_model": name}) for name in ("org/with-tools", "a-folder")
+    ]
+    assert said[0].status_code == 200, said[0].text
+    assert said[0].json()["rows"] == said[1].json()["rows"]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from motet import AsyncClient, Client
+from motet import ApiError, AsyncClient, Client
 
 from contract.model_revision import revision_of
 from tests.hub.hub_process import MODEL
@@ -88,7 +88,12 @@ def test_a_licence_is_uploaded_also_an_empty_one_and_one_that_comes_later(admin,
         (folder / "LICENSE").write_text("pass this on")
         (folder / "NOTICE").write_bytes(b"")
         client.admin.upload_model(folder, "licensed")
-    assert all(storage.exists(hashlib.sha256(content).hexdigest()) for content in (b"pass this on", b""))
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+        with pytest.raises(ApiError, match="tasks that have not ended"):
+            client.admin.upload_model(folder, "licensed")
+        client.admin.upload_model(folder, "licensed-too")
+    assert all(storage.exists(hashlib.sha256(content).hexdigest()) for content in (b"pass this on", b"", b"with tools"))
 
 
 def test_the_command_line_uploads_lists_and_removes(admin, server: Server, folder, tmp_path):

@@ -48,6 +48,15 @@ def test_the_least_recently_used_go_and_one_in_use_stays(tmp_path):
     assert not in_use.folder.exists()
 
 
+def test_a_base_has_its_templates_in_their_folder(tmp_path):
+    cache = BaseCache(tmp_path, budget=3000)
+    files = (*made("a", 1000), BaseFile(path="additional_chat_templates/tool_use.jinja", sha256="f" * 64, bytes=1000))
+    held = cache.hold(files, write, nobody)
+    assert all((held.folder / file.path).stat().st_size == 1000 for file in files)
+    held.release()
+    assert cache.evict(0) == 2000
+
+
 def test_a_cache_says_what_it_holds_and_how_fast_it_came(tmp_path):
     folder = tmp_path / "bases"
     assert (held_bases(folder), fetch_rate(folder)) == ([], None)

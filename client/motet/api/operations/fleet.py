@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contract.messages.placement_messages import SMALL_FILES
+from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
 from motet.api.errors import MotetError
 from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, NewestBackup, Node, Schedule, Storage
 from motet.api.steps import (
@@ -100,7 +100,8 @@ def base_files(folder: Path) -> list[dict[str, str | int]]:
         weights = [_WHOLE]
     if not all(isinstance(path, str) and (folder / path).is_file() for path in weights):
         raise MotetError(f"{folder} holds no model: neither {_WHOLE}, nor {_INDEX} with the files that it names")
-    paths = [*(path for path in (*SMALL_FILES, _INDEX) if (folder / path).is_file()), *weights]
+    templates = (f"{TEMPLATES}/{path.name}" for path in sorted((folder / TEMPLATES).glob("*.jinja")))
+    paths = [*(path for path in (*SMALL_FILES, _INDEX, *templates) if (folder / path).is_file()), *weights]
     return [_described(folder, path) for path in paths]
 
 

@@ -3,10 +3,11 @@
 The files' objects count as young from here on, so no sweep removes them before their row refers to them.
 """
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 
-from contract.messages.placement_messages import SMALL_FILES, STORAGE_SCHEME, BaseFile
+from contract.messages.placement_messages import SMALL_FILES, STORAGE_SCHEME, TEMPLATE_PATH, TEMPLATES, BaseFile
 from contract.model_revision import combined
 from service.fleet.base_models.base_files import INDEX, NEEDED, SMALL_BYTES, weight_paths
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in
@@ -32,8 +33,9 @@ def read_uploaded(storage: Storage, name: str, files: Sequence[BaseFile]) -> tup
         raise _wrong("not_uploaded", message)
     index = _content(storage, held[INDEX]) if INDEX in held else None
     weights = weight_paths(_HOLDER, held, index, "files")
-    if surplus := sorted(held.keys() - {*SMALL_FILES, INDEX, *weights}):
-        message = f"{shown(surplus[0])} is neither named by {INDEX} nor one of {', '.join(SMALL_FILES)}; leave it out"
+    if surplus := sorted(held.keys() - {*_small(held), *weights}):
+        known = f"{', '.join(SMALL_FILES)} and {TEMPLATES}/*.jinja"
+        message = f"{shown(surplus[0])} is neither named by {INDEX} nor one of {known}; leave it out"
         raise _wrong("surplus_file", message)
     config = ModelConfig.read(_content(storage, held["config.json"]), "files")
     row = BaseModel(
@@ -55,9 +57,14 @@ def _check_names(held: Mapping[str, BaseFile], files: Sequence[BaseFile]) -> Non
         raise _wrong("repeated", "names a file twice")
     if absent := [needed for needed in NEEDED if needed not in held]:
         raise _wrong("incomplete", f"{_HOLDER} holds no {' and no '.join(absent)}")
-    for path in (*SMALL_FILES, INDEX):
-        if path in held and held[path].bytes > SMALL_BYTES:
+    for path in _small(held):
+        if held[path].bytes > SMALL_BYTES:
             raise _wrong("too_large", f"{path} has {held[path].bytes} bytes, and may have at most {SMALL_BYTES}")
+
+
+def _small(held: Mapping[str, BaseFile]) -> list[str]:
+    """The paths of those that are no weights."""
+    return [path for path in held if path in (*SMALL_FILES, INDEX) or re.fullmatch(TEMPLATE_PATH, path)]
 
 
 def _content(storage: Storage, file: BaseFile) -> bytes:
