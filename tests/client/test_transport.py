@@ -115,6 +115,25 @@ def test_a_download_goes_on_where_it_broke_off(served: Callable[[Script], Client
     ]
 
 
+@pytest.mark.parametrize("name", [".", "link", "mine"])
+def test_a_download_fills_an_empty_folder_that_no_rename_replaces(
+    served: Callable[[Script], Client], tmp_path, monkeypatch, name
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "link").symlink_to(mine)
+    monkeypatch.chdir(mine if name == "." else tmp_path)
+    found = {"path": "adapter_config.json", "sha256": sha256(b"{}").hexdigest(), "bytes": 2}
+    damaged = Script((200, {}, body(**ADAPTER | {"files": [found]})), (200, {}, b"x"))
+    with pytest.raises(DownloadDamaged):
+        served(damaged).adapters.download("adapter_1", name)
+    assert list(mine.iterdir()) == []
+    whole = Script((200, {}, body(**ADAPTER | {"files": [found]})), (200, {}, b"{}"), (404, {}, body(detail="no README yet")))
+    served(whole).adapters.download("adapter_1", name)
+    assert {path.name: path.read_bytes() for path in mine.iterdir()} == {"adapter_config.json": b"{}"}
+    assert served(Script((200, {}, body(**ADAPTER | {"files": [found]})))).adapters.download("adapter_1", name), "it is there"
+
+
 def test_a_download_from_a_service_that_stays_away_ends(served: Callable[[Script], Client], tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(adapters, "PAUSES", (0.01, 0.01))
     script = Script((200, {}, body(**ADAPTER)), None)

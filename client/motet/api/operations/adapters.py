@@ -1,5 +1,5 @@
 """Calls about adapters, their upload and download: each downloaded file is checked against its sha256, and the folder appears
-complete or not at all."""
+complete or not at all; one that is there, and empty, is filled once all files are."""
 
 import hashlib
 import shutil
@@ -64,18 +64,24 @@ def fetch_folder(kind: str, id: str, files: list[AdapterFile], folder: Path) -> 
         if _holds(folder, files):
             return folder
         raise MotetError(f"{folder} exists and is not {id}; name another folder, or remove it")
+    there = folder.is_dir()  # perhaps the working directory, a link or a mounted disk, which no rename replaces
+    where = folder if there else folder.parent
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        where.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=where))
     except OSError as error:
-        raise MotetError(f"cannot write to {folder.parent}: {error.strerror}; name another folder") from error
+        raise MotetError(f"cannot write to {where}: {error.strerror}; name another folder") from error
     try:
         for file in files:
             yield from _fetch(kind, id, file, draft / file.path)
         if not any(file.path == README for file in files):
             yield from _fetch_readme(id, draft)
-        draft.chmod(0o755)
-        draft.replace(folder)
+        if there:
+            for path in list(draft.iterdir()):
+                path.replace(folder / path.name)
+        else:
+            draft.chmod(0o755)
+            draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -127,4 +133,9 @@ def _holds(folder: Path, files: list[AdapterFile]) -> bool:
     """Whether the folder already holds exactly these files."""
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - {README} != {file.path for file in files} - {README}:
         return False
-    return all(hashlib.sha256((folder / file.path).read_bytes()).hexdigest() == file.sha256 for file in files)
+    return all(_sha256(folder / file.path) == file.sha256 for file in files)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:  # shards of merged models are larger than memory
+        return hashlib.file_digest(file, "sha256").hexdigest()
