@@ -44,20 +44,14 @@ class BaseModelRef(Message):
     revision: Sha256
     commit: str | None = None
     files: tuple[BaseFile, ...] = ()
-    templates: tuple[BaseFile, ...] = ()  # further ones, in a folder: workers from before it read no paths in `files`
     precision: Precision = "bf16"  # on a CPU float32 stands for bf16
     stored: bool = False  # the files are objects that the placement's token opens; workers from before it ask the hub
-
-    @property
-    def fetched(self) -> tuple[BaseFile, ...]:
-        """All files that the node fetches; none of a base in a folder of its own."""
-        return (*self.files, *self.templates)
 
     @property
     def identity(self) -> tuple[str, str, Precision, tuple[BaseFile, ...] | str]:
         """Equal for placements that can share one loaded base: the same bytes that training reads under one name, by whatever
         commit."""
-        read = tuple(file for file in self.fetched if file.path not in PASSED_ON)
+        read = tuple(file for file in self.files if file.path not in PASSED_ON)
         return self.name, self.revision, self.precision, read or self.source
 
     @model_validator(mode="after")

@@ -206,7 +206,7 @@ def test_bases_are_shared_by_their_bytes_not_by_where_these_come_from():
     licensed = named.model_copy(update={"files": (*files, BaseFile(path="LICENSE", sha256=SHA, bytes=9))})
     assert licensed.identity == named.identity, "a licence that comes while tasks train changes nothing for them"
     template = BaseFile(path="additional_chat_templates/tool_use.jinja", sha256=SHA, bytes=9)
-    assert named.model_copy(update={"templates": (template,)}).identity != named.identity
+    assert named.model_copy(update={"files": (*files, template)}).identity != named.identity
     for path in (
         "../x.jinja",
         "other/x.jinja",

@@ -17,8 +17,7 @@ def base_ref(session: Session, base: BaseModel, revision: str, precision: Precis
         source=base.source,
         revision=revision,
         commit=base.commit,
-        files=tuple(file for file in files if "/" not in file.path),
-        templates=tuple(file for file in files if "/" in file.path),
+        files=tuple(files),
         precision=precision,
         stored=bool(files) and is_stored(session, base.name),
     )

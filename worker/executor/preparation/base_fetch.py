@@ -38,7 +38,7 @@ class BaseFetch:
 
     def local(self, ref: BaseModelRef, lease: Lease) -> BaseModelRef:
         """The same base with a folder of this node as its source. Retries while the lease lasts. Raises BaseError."""
-        if not ref.fetched:
+        if not ref.files:
             return ref
         with self._source_of(ref, lease) as source, self.telling(lease) as tell:
             run = _Run(self._cache, self._files, source, ref, lease, tell)
@@ -82,7 +82,7 @@ class _Run:
     ) -> None:
         self._cache, self._files, self._ref, self._lease, self.tell = cache, files, ref, lease, tell
         self._source, self._downloads = source, BaseDownloads(source)
-        self._whole = sum(file.bytes for file in ref.fetched)
+        self._whole = sum(file.bytes for file in ref.files)
         self.what = f"the download of base model {ref.name} ({gigabytes(self._whole)})"
         self._there = self._wrong = 0
         self._told_at = float("-inf")
@@ -93,7 +93,7 @@ class _Run:
         name = f"base model {self._ref.name}"
         try:
             with self._files.relief():
-                return self._cache.hold(self._ref.fetched, self._file, self._elsewhere)
+                return self._cache.hold(self._ref.files, self._file, self._elsewhere)
         except (SourceRefuses, BaseTooLarge) as error:
             raise BaseError(f"{name}: {error}") from None
         except WrongBaseBytes as error:
