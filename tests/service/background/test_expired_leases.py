@@ -14,11 +14,11 @@ from service.fleet.node_health.quarantine import ExecutorLoss, faults_of
 from service.fleet.nodes import lose
 from service.tasks.lifecycle.placements import lock_placement
 from service.tasks.models import Task
-from tests.service.scheduler import test_sharing_plans
+from tests.service.scheduler import sharing
 from tests.service.scheduler.planned import rows
-from tests.service.scheduler.test_sharing_plans import shared
+from tests.service.scheduler.sharing import shared
 
-gpu = test_sharing_plans.gpu
+gpu = sharing.gpu
 
 
 @pytest.fixture

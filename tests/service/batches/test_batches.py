@@ -14,7 +14,7 @@ from service.tenants.models import Tenant
 from tests.service.fleet.scripted import moved
 from tests.service.live_server import PATIENCE
 from tests.service.scheduler.planned import start
-from tests.service.scheduler.test_sharing_plans import GPU, LONG, SHARES, SHORT
+from tests.service.scheduler.sharing import GPU, LONG, SHARES, SHORT
 
 
 def batch_of(caller, count=3, **changes):

@@ -1,4 +1,4 @@
-"""The fleet's fixtures, for the tests of this folder, one to plan again, and nodes by what their GPUs hold of the base."""
+"""The fleet's fixtures, for the tests of this folder; planning again, a GPU to share, nodes by what GPUs hold of the base."""
 
 import pytest
 from sqlalchemy import select
@@ -8,8 +8,9 @@ from service.fleet.models import BaseModel
 from service.messaging.plan_requests import request_plan
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan, rested
 from tests.service.fleet.scripted import devices
+from tests.service.scheduler.sharing import gpu
 
-__all__ = ["dependencies", "new_node", "nothing_left", "plan", "rested"]
+__all__ = ["dependencies", "gpu", "new_node", "nothing_left", "plan", "rested"]
 
 _ABLE = {"capabilities": sorted(understood())}
 

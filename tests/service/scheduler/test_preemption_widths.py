@@ -16,7 +16,7 @@ from service.scheduler.state.preemption.gpu_reservations import GpuReservation, 
 from service.scheduler.state.preemption.reclaim import due
 from service.tasks.models import Task
 from tests.service.scheduler.planned import live, start
-from tests.service.scheduler.test_sharing_plans import GPU, SHARES
+from tests.service.scheduler.sharing import GPU, SHARES
 from tests.service.scheduler.test_shortest_remaining import BUSY, HOUR, LEAVE, SHORT, made
 from tests.service.scheduler.test_widths import LONG, widths
 

@@ -3,47 +3,17 @@ wrongly."""
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from sqlalchemy import select, update
 
-from contract.compatibility.capabilities import understood
 from service.fleet.models import Node, Placement
 from service.scheduler import planner
 from service.scheduler.models import Plan
 from service.tasks.models import Task
-from tests.service.fleet.scripted import completed, devices, throughput
+from tests.service.fleet.scripted import completed, throughput
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
-from tests.service.scheduler.planned import live, start, validated
-
-LONG = {"training": {"epochs": 100, "max_seq_len": 64}}
-SHORT = {"training": {"epochs": 1, "max_seq_len": 64}}
-SHARES = {"capabilities": sorted(understood())}
-GPU = {"devices": devices(1, kind="NVIDIA H200")}
-
-
-@pytest.fixture
-def gpu(new_node):
-    """A node of one GPU whose worker can share it. A pass of the small base is nearly all of a step there."""
-    return new_node(said=SHARES | GPU)
-
-
-def history(caller, task_id):
-    return caller.get(f"/v1/tasks/{task_id}/plan-history").json()["data"]
-
-
-def task_of(caller, task_id):
-    return caller.get(f"/v1/tasks/{task_id}").json()
-
-
-def shared(tenant, other, gpu, plan, **more):
-    """A long task of a tenant, and a short one of another that joined it; their placements."""
-    first = tenant.task(**LONG)["id"]
-    plan()
-    placed = start(gpu, first)
-    second = other.task(**SHORT | more)["id"]
-    plan()
-    return placed, start(gpu, second)
+from tests.service.scheduler.planned import live, start
+from tests.service.scheduler.sharing import GPU, LONG, SHARES, SHORT, history, shared, task_of
 
 
 def test_a_task_joins_the_executor_of_another_tenant_and_is_told(tenant, new_tenant, gpu, plan, database):
@@ -111,23 +81,6 @@ def test_an_estimate_says_what_sharing_would_mean(tenant, new_tenant, gpu, plan)
     alone = other.post("/v1/tasks/estimate", json=spec | {"isolation": "dedicated"}).json()
     assert (alone["sharing"], alone["slowdown"]) == (None, 1.0)
     assert alone["expected_end"] > said["expected_end"]
-
-
-def test_an_estimate_counts_a_join_as_the_plan_does(tenant, new_tenant, gpu, plan, admin, dependencies):
-    """The joiner holds half a GPU of its tenant's quota, and is named with it."""
-    first = tenant.task(**LONG)["id"]
-    plan()
-    start(gpu, first)
-    other = new_tenant()
-    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
-    joiner, alone = validated(dependencies, other, **SHORT), LONG | {"isolation": "dedicated"}
-    said = other.post("/v1/tasks/estimate", json=other.spec(other.file(), **alone)).json()
-    waits = validated(dependencies, other, **alone)
-    plan()
-    waiting = task_of(other, waits)["waiting"]
-    assert waiting["code"] == "waiting_for_quota"
-    assert f"0.5 of them held by {joiner};" in waiting["sentence"]
-    assert said["waiting"] == waiting["sentence"]
 
 
 def test_a_broken_bound_moves_the_youngest_joiner_and_says_why(tenant, new_tenant, gpu, plan):
@@ -225,70 +178,6 @@ def test_an_executor_that_dies_twice_leaves_its_tasks_alone(tenant, new_tenant, 
     assert "It runs alone: 2 executors in a row were lost" in task_of(callers[waits], waits)["waiting"]["sentence"]
     said = history(callers[ran], ran)[0]["said"]
     assert "It runs alone: 2 executors" in said["sentence"]
-
-
-def test_a_shared_gpu_counts_once_in_quotas_and_usage(tenant, new_tenant, new_node, plan, admin):
-    node = new_node(said=SHARES | {"devices": devices(2, kind="NVIDIA H200")})
-    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
-    first = tenant.task(**LONG)["id"]
-    plan()
-    start(node, first)
-    second = tenant.task(**SHORT)["id"]
-    plan()
-    assert [p.task_id for p in node.desired().placements] == [first, second]
-    assert node.desired().placements[0].device_indexes == node.desired().placements[1].device_indexes
-    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
-    third = tenant.task(**LONG, isolation="dedicated")["id"]
-    plan()
-    assert task_of(tenant, third)["waiting"]["code"] == "waiting_for_quota"
-
-
-def test_a_shared_gpu_still_counts_for_all_who_share_it_once_nobody_may_join(tenant, new_tenant, new_node, gpu, plan, admin):
-    """Half of the drained node's GPU, beside which a quota of one leaves no room for another."""
-    other = new_tenant()
-    shared(tenant, other, gpu, plan)
-    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
-    admin.request("POST", f"/v1/admin/nodes/{gpu.id}/drain")
-    new_node(said=SHARES | GPU)
-    third = other.task(**LONG, isolation="dedicated")["id"]
-    plan()
-    assert task_of(other, third)["waiting"]["code"] == "waiting_for_quota"
-    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
-    fourth = tenant.task(**LONG, isolation="dedicated")["id"]
-    plan()
-    assert task_of(tenant, fourth)["waiting"]["code"] == "waiting_for_quota"
-    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 2}})
-    plan()
-    assert task_of(other, third)["status"] == "running"
-
-
-def test_a_gpu_that_tenants_share_counts_in_parts_as_the_plan_counts_it(tenant, new_tenant, new_node, plan, admin):
-    """A quota of one holds two halves."""
-    other = new_tenant()
-    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
-    for name in ("one", "two"):
-        node = new_node(name=name, said=SHARES | GPU)
-        first = tenant.task(**LONG, isolation="shared")["id"]
-        plan()
-        start(node, first)
-    joined = [other.task(**SHORT)["id"] for _ in range(2)]
-    plan()
-    assert [task_of(other, id)["status"] for id in joined] == ["running"] * 2
-    assert other.get("/v1/quotas").json()["running_gpus"] == {"limit": 1, "used": 1}
-    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
-
-
-def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant, gpu, plan, database):
-    other = new_tenant()
-    first, second = shared(tenant, other, gpu, plan)
-    first.report(throughput(tokens=3000, seconds=2.0, share_seconds=1.5))
-    second.report(throughput(tokens=1000, seconds=2.0, share_seconds=0.5))
-    used = [caller.get("/v1/usage").json()["total"]["gpu_seconds"] for caller in (tenant, other)]
-    assert used == [1.5, 0.5]
-    assert sum(used) == 2.0
-    with database.begin() as session:
-        placed = session.scalars(select(Placement)).all()
-    assert {one.train_seconds for one in placed} == {2.0}
 
 
 def test_the_end_of_one_leaves_the_other_alone(tenant, new_tenant, gpu, plan, database):

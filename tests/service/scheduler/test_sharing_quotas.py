@@ -1,0 +1,89 @@
+"""What tasks that share GPUs count: in quotas, in the use of their tenants, and in an estimate."""
+
+from sqlalchemy import select
+
+from service.fleet.models import Placement
+from tests.service.fleet.scripted import devices, throughput
+from tests.service.scheduler.planned import start, validated
+from tests.service.scheduler.sharing import GPU, LONG, SHARES, SHORT, shared, task_of
+
+
+def test_an_estimate_counts_a_join_as_the_plan_does(tenant, new_tenant, gpu, plan, admin, dependencies):
+    """The joiner holds half a GPU of its tenant's quota, and is named with it."""
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(gpu, first)
+    other = new_tenant()
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    joiner, alone = validated(dependencies, other, **SHORT), LONG | {"isolation": "dedicated"}
+    said = other.post("/v1/tasks/estimate", json=other.spec(other.file(), **alone)).json()
+    waits = validated(dependencies, other, **alone)
+    plan()
+    waiting = task_of(other, waits)["waiting"]
+    assert waiting["code"] == "waiting_for_quota"
+    assert f"0.5 of them held by {joiner};" in waiting["sentence"]
+    assert said["waiting"] == waiting["sentence"]
+
+
+def test_a_shared_gpu_counts_once_in_quotas_and_usage(tenant, new_tenant, new_node, plan, admin):
+    node = new_node(said=SHARES | {"devices": devices(2, kind="NVIDIA H200")})
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(node, first)
+    second = tenant.task(**SHORT)["id"]
+    plan()
+    assert [p.task_id for p in node.desired().placements] == [first, second]
+    assert node.desired().placements[0].device_indexes == node.desired().placements[1].device_indexes
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
+    third = tenant.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    assert task_of(tenant, third)["waiting"]["code"] == "waiting_for_quota"
+
+
+def test_a_shared_gpu_still_counts_for_all_who_share_it_once_nobody_may_join(tenant, new_tenant, new_node, gpu, plan, admin):
+    """Half of the drained node's GPU, beside which a quota of one leaves no room for another."""
+    other = new_tenant()
+    shared(tenant, other, gpu, plan)
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    admin.request("POST", f"/v1/admin/nodes/{gpu.id}/drain")
+    new_node(said=SHARES | GPU)
+    third = other.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    assert task_of(other, third)["waiting"]["code"] == "waiting_for_quota"
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    fourth = tenant.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    assert task_of(tenant, fourth)["waiting"]["code"] == "waiting_for_quota"
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 2}})
+    plan()
+    assert task_of(other, third)["status"] == "running"
+
+
+def test_a_gpu_that_tenants_share_counts_in_parts_as_the_plan_counts_it(tenant, new_tenant, new_node, plan, admin):
+    """A quota of one holds two halves."""
+    other = new_tenant()
+    admin.request("PATCH", f"/v1/admin/tenants/{other.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    for name in ("one", "two"):
+        node = new_node(name=name, said=SHARES | GPU)
+        first = tenant.task(**LONG, isolation="shared")["id"]
+        plan()
+        start(node, first)
+    joined = [other.task(**SHORT)["id"] for _ in range(2)]
+    plan()
+    assert [task_of(other, id)["status"] for id in joined] == ["running"] * 2
+    assert other.get("/v1/quotas").json()["running_gpus"] == {"limit": 1, "used": 1}
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
+
+
+def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant, gpu, plan, database):
+    other = new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    first.report(throughput(tokens=3000, seconds=2.0, share_seconds=1.5))
+    second.report(throughput(tokens=1000, seconds=2.0, share_seconds=0.5))
+    used = [caller.get("/v1/usage").json()["total"]["gpu_seconds"] for caller in (tenant, other)]
+    assert used == [1.5, 0.5]
+    assert sum(used) == 2.0
+    with database.begin() as session:
+        placed = session.scalars(select(Placement)).all()
+    assert {one.train_seconds for one in placed} == {2.0}
