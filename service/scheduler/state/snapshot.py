@@ -23,7 +23,7 @@ from service.scheduler.estimate.prediction_intervals import PredictedInterval, S
 from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
-from service.scheduler.state.executors import Shared, each_of, running_of
+from service.scheduler.state.executors import Executor, Shared, each_of, grouped, running_of
 from service.scheduler.state.host_eligibility import Hosts
 from service.scheduler.state.live_executors import LiveExecutors
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation, kept, reservations_of
@@ -77,6 +77,11 @@ class Snapshot:
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
     live: tuple[p.RunningExecutor, ...] = ()  # the running tasks one by one, each with its own end
+
+    @property
+    def executors(self) -> dict[Executor, list[Placement]]:
+        """All live placements by executor, oldest first, those of `left_alone` too."""
+        return grouped((*self.placements.values(), *self.left_alone.values()))
 
     def between(self, starts: Sequence[p.Start] = (), ends: Mapping[str, Shared] | None = None) -> dict[str, PredictedInterval]:
         """The prediction intervals of running tasks and of `starts`, each at its own width."""

@@ -13,6 +13,8 @@ from service.background.reconciler import replan_elapsed_delays, replan_newly_re
 from service.fleet.models import Placement
 from service.tasks.models import Job, Task
 from tests.service.fleet.scripted import completed, moved, points, throughput
+from tests.service.scheduler.planned import start, validated
+from tests.service.scheduler.sharing import SHORT, shared
 
 NEWER = [  # what a newer version may have stored: a field, a value, another shape
     {"of_tomorrow": 1},
@@ -207,3 +209,38 @@ def test_every_face_shows_a_task_of_another_version(tenant, new_node, plan, stor
     assert combine(newer, shown) == shown
     assert tenant.get(f"/v1/jobs/{job}").json()["config"]["dora"] is True
     assert tenant.post("/v1/tasks/estimate", json=tenant.spec(tenant.file())).status_code == 200
+
+
+@pytest.mark.parametrize("theirs", [0, 1, 2])
+def test_a_crowded_executor_with_a_task_of_another_version_is_relieved_of_one_of_this(
+    tenant, new_tenant, gpu, plan, again, store, theirs
+):
+    """Of the youngest that this version can read."""
+    there = [*shared(tenant, new_tenant(), gpu, plan)]
+    third = new_tenant().task(**SHORT)["id"]
+    plan()
+    there.append(start(gpu, third))
+    store(there.pop(theirs).given.task_id, NEWER[2])
+    there[0].report(throughput(seconds=2.0, share_seconds=1.0, slowdown=4.2))
+    assert again() == 1
+    assert [placement.placement_id for placement in gpu.desired().placements if placement.leave] == [there[-1].id]
+
+
+@pytest.mark.parametrize("theirs", [0, 1])
+def test_a_gpu_that_a_task_of_another_version_shares_is_not_taken_back(
+    tenant, new_tenant, gpu, plan, again, store, database, dependencies, admin, theirs
+):
+    """It would not become free: the task of the other version stays."""
+    there, owed = shared(tenant, tenant, gpu, plan), new_tenant()
+    admin.request("PATCH", f"/v1/admin/tenants/{owed.tenant_id}", json={"weight": 3})
+    waits = validated(dependencies, owed, isolation="dedicated")
+    with database.begin() as session:
+        long_ago = func.clock_timestamp() - timedelta(hours=1)
+        session.execute(update(Task).where(Task.id == waits).values(queued_at=long_ago))
+    spec = row(database, there[theirs].given.task_id).spec
+    store(there[theirs].given.task_id, NEWER[2])
+    again()
+    assert [placement.leave for placement in gpu.desired().placements] == [False]
+    store(there[theirs].given.task_id, {"objective": spec.get("objective", {"type": "sft"})})
+    again()
+    assert [placement.leave for placement in gpu.desired().placements] == [True, True]

@@ -14,7 +14,7 @@ from service.scheduler.core.problem import NEVER
 from service.scheduler.estimate.base_fit import BaseFit
 from service.scheduler.estimate.node_shapes import Shape, shape_of
 from service.scheduler.explain.waiting_sentences import task_words
-from service.scheduler.state.executors import executor_of, grouped
+from service.scheduler.state.executors import executor_of
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation
 from service.scheduler.state.preemption.leaving import leave_for
 from service.scheduler.state.snapshot import Snapshot
@@ -53,14 +53,15 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
 
 
 def _held(seen: Snapshot) -> list[Held]:
-    """What may be taken back: executors, each with all who share it, named after the first who came."""
+    """What may be taken back: executors, each with all who share it, named after the first. None that a task of another
+    version is on: it stays, and so would the GPUs."""
     open_: dict[Shape, list[str]] = defaultdict(list)
     for node in seen.nodes.values():
         if node.id not in seen.closed:
             open_[shape_of(node)].append(node.id)
     found, alike = [], dict[tuple[Shape, ...], frozenset[str]]()
-    for (node_id, indexes), there in grouped(seen.placements.values()).items():
-        if any(placed.leaving is not None for placed in there):
+    for (node_id, indexes), there in seen.executors.items():
+        if any(placed.leaving is not None or placed.task_id in seen.left_alone for placed in there):
             continue
         tasks = [seen.tasks[placed.task_id] for placed in there]
         alone, wide = len(there) == 1, len(indexes)
@@ -94,8 +95,7 @@ def _fits(fit: BaseFit, shape: Shape, most: int) -> bool:
 
 def _sharers(seen: Snapshot, victim: Held) -> list[Held]:
     """The victim, and each who shares its executor."""
-    first = executor_of(seen.placements[victim.task])
-    there = grouped(seen.placements.values())[first]
+    there = seen.executors[executor_of(seen.placements[victim.task])]
     return [replace(victim, task=one.task_id, tenant=seen.tasks[one.task_id].tenant_id) for one in there]
 
 
