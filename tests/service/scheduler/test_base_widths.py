@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from service.scheduler.core.checks.join_checks import join_violations
 from service.scheduler.core.joins.joining import settled
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem, Start, Width
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
@@ -14,6 +13,7 @@ from service.scheduler.estimate.base_fit import BaseFit
 from service.scheduler.estimate.node_shapes import Shape
 from service.scheduler.explain.reason_codes import Code, reasons
 from service.scheduler.explain.width_sentences import FitWords, fit_words
+from tests.service.scheduler.join_checks import join_violations
 from tests.service.scheduler.test_joins import running, sharing
 from tests.service.scheduler.test_width_rules import QUICK
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.core.checks.join_checks import join_violations
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.joining import joined_plan_by_rules, settled
@@ -14,6 +13,7 @@ from service.scheduler.core.joins.slowdowns import Member, Sharing, slowdowns
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.solve import MalformedProblem, solve
+from tests.service.scheduler.join_checks import join_violations
 
 ONE = (PlanNode("n", 1),)
 

@@ -1,3 +1,3 @@
 """Checks of problems and plans, in words.
 
-Enters: a problem, starts, joins. Leaves: sentences about what is wrong. It must not know how plans are made."""
+Enters: a problem, starts. Leaves: sentences about what is wrong. It must not know how plans are made."""
