@@ -1,7 +1,7 @@
 """The live executors at one moment, with what the planner must know of each: who is there, how long for, who may join."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from datetime import datetime
 
 from contract.compatibility.capabilities import SHARING
@@ -49,22 +49,22 @@ class LiveExecutors:
         return found
 
     def held(self) -> dict[str, dict[str, float]]:
-        """GPUs by tenant and type. Those that several tasks share count by how wide each would run."""
+        """GPUs by tenant and type. Those that several tasks share count in parts, as a plan counts them."""
         found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for (node, devices), placements in self._by_executor.items():
-            wanted = sum(self._widths[placed.id] for placed in placements)
-            for placed in placements:
-                part = self._widths[placed.id] / wanted
-                found[self._tenants[placed.id]][self._nodes[node].device_type] += len(devices) * part
+        for run in self._runs():
+            for tenant in run.tenants:
+                found[tenant][self._nodes[run.node].device_type] += run.gpus * run.part_of(tenant)
         return found
 
     def limit_units(self, tenant: str, each: Mapping[str, int]) -> int:
         """The limit units that the tenant holds, as a plan counts them; `each`: of one GPU, by node."""
-        found = 0
+        return sum(run.units_of(tenant, each[run.node]) for run in self._runs() if tenant in run.tenants)
+
+    def _runs(self) -> Iterator[RunningExecutor]:
+        """Each executor with its sharers, without how long it runs."""
         for (node, devices), placements in self._by_executor.items():
             sharers = tuple((self._tenants[placed.id], self._width_alone(placed)) for placed in placements)
-            found += RunningExecutor(placements[0].id, node, len(devices), 1, sharers=sharers).units_of(tenant, each[node])
-        return found
+            yield RunningExecutor(placements[0].id, node, len(devices), 1, sharers=sharers)
 
     def tasks(
         self, standing: Mapping[str, float], spreads: MutableMapping[str, Spread], downloads: BaseDownloads

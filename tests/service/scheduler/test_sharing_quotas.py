@@ -1,8 +1,10 @@
 """What tasks that share GPUs count: in quotas, in the use of their tenants, and in an estimate."""
 
-from sqlalchemy import select
+import pytest
+from sqlalchemy import select, update
 
 from service.fleet.models import Placement
+from service.scheduler.state import snapshot
 from tests.service.fleet.scripted import devices, throughput
 from tests.service.scheduler.planned import start, validated
 from tests.service.scheduler.sharing import GPU, LONG, SHARES, SHORT, shared, task_of
@@ -74,6 +76,27 @@ def test_a_gpu_that_tenants_share_counts_in_parts_as_the_plan_counts_it(tenant, 
     assert [task_of(other, id)["status"] for id in joined] == ["running"] * 2
     assert other.get("/v1/quotas").json()["running_gpus"] == {"limit": 1, "used": 1}
     assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
+
+
+def test_fair_shares_count_a_wide_executor_in_the_parts_that_quotas_do(
+    tenant, new_tenant, new_node, plan, database, dependencies
+):
+    """Two of three parts are those of the task that runs on both GPUs, though it would run on one of them, too."""
+    node, other = new_node(said=SHARES | {"devices": devices(2, kind="NVIDIA H200")}), new_tenant()
+    wide = tenant.task(**LONG, max_gpus=2)["id"]
+    plan()
+    with database.begin() as session:  # so small a base gains nothing by a second GPU
+        session.execute(update(Placement).values(device_indexes=[0, 1]))
+    start(node, wide)
+    short = other.task(**SHORT)["id"]
+    plan()
+    assert start(node, short).given.device_indexes == [0, 1]
+    with dependencies.db.begin() as session:
+        seen = snapshot.read(session, dependencies)
+    (run,) = seen.problem.running
+    held = {share.tenant: share.held["NVIDIA H200"] for share in seen.shares}
+    assert held == {caller.tenant_id: pytest.approx(2 * run.part_of(caller.tenant_id)) for caller in (tenant, other)}
+    assert held[tenant.tenant_id] == pytest.approx(4 / 3)
 
 
 def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant, gpu, plan, database):
