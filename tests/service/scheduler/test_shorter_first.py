@@ -85,6 +85,20 @@ def test_a_quota_that_was_lowered_meanwhile_holds_for_reserved_gpus(paused, plan
     assert [placement.task_id for placement in node.desired().placements] == [short]
 
 
+def test_who_leaves_reserved_gpus_in_turn_does_not_get_them_back(paused, plan, again):
+    """They are reserved for the task that it leaves for now, and no longer for itself."""
+    node, owner, _, short, held = paused
+    detach(held)
+    plan()
+    ran = start_long(node, short)
+    next_ = owner.task(name="next")["id"]
+    again()
+    assert [placement.leave for placement in node.desired().placements] == [True], "it takes longer than was expected"
+    detach(ran)
+    again()
+    assert [placement.task_id for placement in node.desired().placements] == [next_]
+
+
 def test_another_tenants_owner_reads_no_names(new_tenant, new_node, plan, slow_steps):
     node, owner, other = new_node(slots=2), new_tenant(), new_tenant()
     held = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from service.fleet.models import Placement
 from service.scheduler.core.problem import NEVER, Limit, PlanNode, Queued, RunningExecutor, Start
@@ -33,9 +33,13 @@ class ReservedStarts:
 
 
 def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
-    """The reservations that have not lapsed."""
-    standing = or_(Placement.ended_at.is_(None), Placement.ended_at > now - _LAPSES)
-    rows = session.scalars(select(Placement).where(Placement.promised_to.is_not(None), standing).order_by(Placement.id))
+    """The reservations that have not lapsed. One is spent once its task has run there and was asked to leave in turn: held on
+    to, the GPUs would go back to it, and never to the task that it left for."""
+    standing, own = or_(Placement.ended_at.is_(None), Placement.ended_at > now - _LAPSES), aliased(Placement)
+    since = own.task_id == Placement.promised_to, own.created_at >= Placement.ended_at
+    spent = select(own.id).where(*since, own.leaving.is_not(None)).exists()
+    promised = select(Placement).where(Placement.promised_to.is_not(None), standing, ~spent)
+    rows = session.scalars(promised.order_by(Placement.id))
     found: dict[str, GpuReservation] = {}
     for placed in rows:
         leaving = frozenset({placed.task_id} if placed.ended_at is None else ())
