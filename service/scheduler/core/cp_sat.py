@@ -3,9 +3,10 @@
 Takes tasks and a plan of them as a hint, returns what the solver found. Knows no rules and no tasks beyond the window.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import ceil
 
 from ortools.sat.python import cp_model
@@ -165,12 +166,14 @@ class _Model:
         def counts(gpus: int, node: str) -> int:
             return gpus if units is None else gpus * units[node]
 
-        taken = held(running, most)
-        intervals = [option.interval for option in options]
-        intervals += [self._model.new_fixed_size_interval_var(0, seconds, "running") for seconds, _ in taken]
-        intervals += [self._model.new_fixed_size_interval_var(s.start, s.end - s.start, "fixed") for s in fixed]
-        demands = [counts(option.gpus, option.node.id) for option in options] + [part for _, part in taken]
-        self._model.add_cumulative(intervals, demands + [counts(s.gpus, s.node) for s in fixed], most)
+        taken = [(0, seconds, part) for seconds, part in held(running, most)]
+        if fixed:
+            taken = capped([*taken, *((start.start, start.end, counts(start.gpus, start.node)) for start in fixed)], most)
+        intervals, demands = [option.interval for option in options], [counts(one.gpus, one.node.id) for one in options]
+        for begin, end, part in taken:
+            intervals.append(self._model.new_fixed_size_interval_var(begin, end - begin, "taken"))
+            demands.append(part)
+        self._model.add_cumulative(intervals, demands, most)
 
     def _hold_all(self) -> None:
         """Adds a redundant cumulative over all nodes, if every task has one width and the same duration on every node."""
@@ -222,6 +225,18 @@ class _Model:
         begin = solver.value(self._starts[at])
         taken = next(option for option in self._options[at] if solver.boolean_value(option.taken))
         return Start(self._window[at].id, taken.node.id, begin, begin + taken.seconds, taken.gpus)
+
+
+def capped(taken: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
+    """What (begin, end, GPUs) take together, at most `most`, in parts one after another. On a coarser clock a start begins
+    before the one ahead of it ends."""
+    changes: dict[int, int] = defaultdict(int)
+    for begin, end, gpus in taken:
+        changes[begin] += gpus
+        changes[end] -= gpus
+    moments = sorted(changes)
+    sums = accumulate(changes[moment] for moment in moments)
+    return [(begin, end, min(most, gpus)) for (begin, end), gpus in zip(pairwise(moments), sums, strict=False) if gpus]
 
 
 def nearest(problem: SchedulingProblem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[PlanNode]:

@@ -10,7 +10,7 @@ from service.scheduler.core.batch_arrangement import alone, in_units, plan_by_ru
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.cp_sat import polish
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import PlanNode, Queued, SchedulingProblem, Start
+from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem, Start
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
@@ -51,6 +51,16 @@ def test_a_batch_is_arranged_without_harm(problem):
 def of(batch: str | None, *shapes: tuple[int, int]) -> tuple[Queued, ...]:
     """Tasks of (GPUs, seconds)."""
     return tuple(Queued(f"{batch}{at}", gpus, 1, (seconds,), batch=batch) for at, (gpus, seconds) in enumerate(shapes))
+
+
+def test_a_batch_is_improved_by_the_solver_beside_others_that_leave_no_gap():
+    """Two others take the whole node one after the other, at moments that its coarser clock has none for."""
+    others = tuple(replace(task, weight=10**6) for task in of(None, (4, 7001), (4, 7003)))
+    batch = of("b", (2, 3001), (2, 2003), (2, 2003), (2, 2003), (2, 3001))
+    running = (RunningExecutor("r", "n", 1, 501),)
+    found = solve(SchedulingProblem((PlanNode("n", 4),), running, (*others, *batch)), QUICK)
+    assert (found.batches[0].method, found.batches[0].status) == ("cpsat", "FEASIBLE")
+    assert found.batches[0].makespan == 501 + 7001 + 7003 + 3 * 2003
 
 
 def test_a_batch_alone_ends_at_the_optimum():
