@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.scheduler.core.checks.plan_checks import violations
-from service.scheduler.core.decision import Decision, Join
+from service.scheduler.core.decision import BatchPlan, Decision, Join
 from service.scheduler.core.joins.joining import joined_plan_by_rules, settled
 from service.scheduler.core.joins.slowdowns import Member, Sharing, slowdowns
 from service.scheduler.core.problem import Limit, PlanNode, Queued, RunningExecutor, SchedulingProblem
@@ -68,6 +68,16 @@ def test_placing_comes_first() -> None:
     decision = solve(SchedulingProblem((PlanNode("n", 2),), (running(),), (waiting("t"),)))
     assert [start.start for start in decision.starts] == [0]
     assert decision.joins == ()
+
+
+def test_a_batch_is_told_the_end_that_it_has_beside_the_joins() -> None:
+    """It waited for a task that joins now, which slows the one that it still waits for."""
+    batch = tuple(Queued(f"b{at}", 1, 1, (50,), batch="b") for at in range(2))
+    decision = solve(SchedulingProblem(ONE, (running(),), (waiting("t"), *batch)))
+    assert [join.task for join in decision.joins] == ["t"]
+    (told,) = decision.batches
+    assert told == BatchPlan("b", max(start.end for start in decision.starts), "rules")
+    assert told.makespan == 1040 + 2 * 50
 
 
 def test_nobody_joins_a_task_that_may_not_share_nor_a_drained_node() -> None:

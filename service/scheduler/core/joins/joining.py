@@ -10,11 +10,11 @@ keep the GPUs much longer than those who are there does not join: it would take 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.scheduler.core.batch_arrangement import plan_by_rules
-from service.scheduler.core.decision import Decision, Join
+from service.scheduler.core.decision import BatchPlan, Decision, Join
 from service.scheduler.core.joins.slowdowns import Member, broken_bounds, ends, roomy, slowdowns
 from service.scheduler.core.plan_objective import missed, objective, slowdown
 from service.scheduler.core.problem import NEVER, Queued, RunningExecutor, SchedulingProblem, Start
@@ -83,8 +83,20 @@ def joined(problem: SchedulingProblem, decision: Decision) -> Decision:
     if not plan.joins:
         return decision
     starts = (*plan.now, *plan.later)  # a task that begins now, and is joined, ends later than its start says
-    joins = _with_ends(plan.problem, plan.joins)
-    return replace(decision, starts=starts, held=plan.held, late=missed(problem, starts), joins=joins)
+    found = {run.id: ends(run.members, run.gpus, run.correction) for run in plan.problem.running if run.members}
+    joins = tuple(replace(join, end=found[join.beside][join.task] + JOINING_SECONDS) for join in plan.joins)
+    batches = tuple(_made_anew(problem, batch, starts, found) for batch in decision.batches)
+    return replace(decision, starts=starts, held=plan.held, late=missed(problem, starts), joins=joins, batches=batches)
+
+
+def _made_anew(
+    problem: SchedulingProblem, batch: BatchPlan, starts: Sequence[Start], found: Mapping[str, Mapping[str, int]]
+) -> BatchPlan:
+    """The batch as the plan around the joins has it: by rules, unless it ends when it did. `found`: ends, by executor and
+    task."""
+    mine = {task.id for task in problem.queued if task.batch == batch.batch}
+    last = max((found.get(one.task, {}).get(one.task, one.end) for one in starts if one.task in mine), default=0)
+    return batch if last == batch.makespan else BatchPlan(batch.batch, last, "rules")
 
 
 def _better(plan: _Plan, worth: tuple[float, float], option: _JoinOption) -> _Plan | None:
@@ -221,12 +233,6 @@ def settled_joins(problem: SchedulingProblem, decision: Decision) -> SchedulingP
     joins = [join for join in decision.joins if any(run.id == join.beside for run in problem.running)]
     after = _after(problem, joins)
     return replace(after, queued=tuple(task for task in after.queued if task.id not in joined_))
-
-
-def _with_ends(problem: SchedulingProblem, joins: Sequence[Join]) -> tuple[Join, ...]:
-    """The joins with the ends that follow from all of them."""
-    found = {run.id: ends(run.members, run.gpus, run.correction) for run in problem.running if run.members}
-    return tuple(replace(join, end=found[join.beside][join.task] + JOINING_SECONDS) for join in joins)
 
 
 def place_of(problem: SchedulingProblem, run: RunningExecutor) -> int:
