@@ -21,7 +21,7 @@ from service.fleet.base_models.gpu_fit import memory_of
 from service.fleet.models import Node
 from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.joins.joining import joined_plan_by_rules, settled_joins
-from service.scheduler.core.preemption.shortest_remaining import shorter_first
+from service.scheduler.core.preemption.shortest_remaining import around, shorter_first
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
@@ -69,9 +69,12 @@ class DraftPlan:
         self._joins = {join.task: join for join in plan.joins}
         self._ends = planned_ends(seen, plan) if plan.joins else {}
         shared = (Start(join.task, join.node, 0, join.end, seen.narrowest(join.task, join.node)) for join in plan.joins)
-        sooner = {made.task: made for made in shorter_first(seen.problem, plan)}
-        pausing = (self._preempting(made) for made in sooner.values())
-        alone = (self._beside_joiners(start) for start in plan.starts if start.task not in sooner)
+        starts, self._held = plan.starts, plan.held
+        if sooner := shorter_first(seen.problem, plan):
+            later, self._held = around(seen.problem, plan, sooner)
+            starts = (*(start for start in starts if start.start == 0), *later)
+        pausing = (self._preempting(made) for made in sooner)
+        alone = (self._beside_joiners(start) for start in starts if start.task in seen.problem.row)
         self._on_free_gpus = (*alone, *pausing)
         self._starts = (*self._on_free_gpus, *shared)
         self._by_task = {start.task: start for start in self._starts}
@@ -97,7 +100,7 @@ class DraftPlan:
     @cached_property
     def _reasons(self) -> dict[str, Reason]:
         problem = settled_joins(self._seen.problem, self._plan)
-        found = reasons(problem, self._on_free_gpus, self._seen.standing or None, self._plan.held)
+        found = reasons(problem, self._on_free_gpus, self._seen.standing or None, self._held)
         return {one.task: one for one in found}
 
     def estimate(self, dependencies: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:

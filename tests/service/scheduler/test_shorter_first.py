@@ -129,6 +129,21 @@ def test_the_estimate_counts_on_it(new_tenant, new_node, plan, slow_steps, depen
     assert (ends - began).total_seconds() < 3600
 
 
+def test_an_estimate_of_several_plans_those_who_wait_around_it(new_tenant, new_node, plan, slow_steps):
+    """The second follows the first at once, before the long task that was paused for it."""
+    node, owner = new_node(slots=1), new_tenant()
+    long = owner.task(training={"max_seq_len": 64, "epochs": 100})["id"]
+    plan()
+    start_long(node, long)
+    file = owner.file()
+    said = owner.post("/v1/batches/estimate", json={"tasks": [owner.spec(file)] * 2, "objective": "weighted_completion"}).json()
+    first, second = sorted(said["tasks"], key=lambda one: one["expected_start"])
+    began = [datetime.fromisoformat(one["expected_start"]) for one in (first, second)]
+    assert (began[0] - datetime.now(UTC)).total_seconds() < 60
+    assert datetime.fromisoformat(first["expected_end"]) <= began[1] < began[0] + timedelta(hours=1)
+    assert second["waiting"] is not None
+
+
 def test_an_admin_can_switch_it_off(new_tenant, new_node, plan, slow_steps, dependencies, database):
     off = replace(dependencies, settings=dependencies.settings.model_copy(update={"preempt_for_shorter_tasks": False}))
     node, owner = new_node(slots=1), new_tenant()

@@ -63,6 +63,17 @@ def shorter_first(problem: SchedulingProblem, decision: Decision) -> tuple[Short
     return tuple(found)
 
 
+def around(
+    problem: SchedulingProblem, decision: Decision, preemptions: Iterable[ShortPreemption]
+) -> tuple[tuple[Start, ...], tuple[str, ...]]:
+    """The starts of those who wait once the decision's starts at 0, its joins and these preemptions are made, as the rules plan
+    them, with the victims among them; and the tasks held back."""
+    state = settled(problem, decision)
+    for made in preemptions:
+        state = _after(state, problem.leave or 0, made)
+    return plan_by_rules(state)
+
+
 def _first(problem: SchedulingProblem, leave: int, starts: Sequence[Start], held: Iterable[str]) -> ShortPreemption | None:
     """The preemption that gains most for the first task, by rank, that has one."""
     later, skipped = {start.task: start.start for start in starts}, set(held)
