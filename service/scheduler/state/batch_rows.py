@@ -14,15 +14,15 @@ from service.tasks.models import Batch, Task
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of the waiting tasks. Those in `gathering` have tasks whose files are not checked yet."""
+    """The batches of waiting and running tasks. Those in `gathering` have tasks whose files are not checked yet."""
 
     rows: Mapping[str, Batch]
     gathering: frozenset[str]
 
     @classmethod
-    def of(cls, session: Session, queued: Iterable[Task], asked: Batch | None = None) -> "Batches":
+    def of(cls, session: Session, tasks: Iterable[Task], asked: Batch | None = None) -> "Batches":
         """`asked` is a batch without a row."""
-        ids = {task.batch_id for task in queued if task.batch_id is not None}
+        ids = {task.batch_id for task in tasks if task.batch_id is not None}
         rows = {batch.id: batch for batch in session.scalars(select(Batch).where(Batch.id.in_(ids)))} if ids else {}
         unchecked = select(Task.batch_id).where(Task.batch_id.in_(ids), Task.status == TaskStatus.VALIDATING)
         gathering = frozenset(id for id in session.scalars(unchecked) if id is not None) if ids else frozenset[str]()

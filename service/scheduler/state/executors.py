@@ -17,7 +17,8 @@ from service.tasks.models import Task
 @dataclass(frozen=True)
 class LiveTask:
     """A live placement's task. `alone`: seconds that it would still take alone; `sharing` is None where nobody may join it, and
-    where this version cannot tell; `weight` of a second of its completion; `gpus` that it would run on alone."""
+    where this version cannot tell; `weight` of a second of its completion; `gpus` that it would run on alone; `deadline` in
+    seconds."""
 
     placed: Placement
     task: Task
@@ -25,6 +26,7 @@ class LiveTask:
     sharing: Sharing | None
     weight: int = 1
     gpus: int = 1
+    deadline: int | None = None
 
 
 Executor = tuple[str, tuple[int, ...]]  # node and devices
@@ -50,7 +52,7 @@ def running_of(live: Sequence[LiveTask], joinable: Collection[str]) -> tuple[p.R
     for (node, devices), placements in grouped(one.placed for one in live).items():
         there = [by_id[placed.id] for placed in placements]
         members = tuple(
-            Member(one.task.id, one.task.tenant_id, one.alone, one.sharing, one.weight, one.gpus)
+            Member(one.task.id, one.task.tenant_id, one.alone, one.sharing, one.weight, one.gpus, one.deadline)
             for one in there
             if one.sharing is not None and one.placed.leaving is None
         )

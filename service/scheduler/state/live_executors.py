@@ -1,7 +1,7 @@
 """The live executors at one moment, with what the planner must know of each: who is there, how long for, who may join."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from datetime import datetime
 
 from contract.compatibility.capabilities import SHARING
@@ -67,9 +67,14 @@ class LiveExecutors:
             yield RunningExecutor(placements[0].id, node, len(devices), 1, sharers=sharers)
 
     def tasks(
-        self, standing: Mapping[str, float], spreads: MutableMapping[str, Spread], downloads: BaseDownloads
+        self,
+        standing: Mapping[str, float],
+        spreads: MutableMapping[str, Spread],
+        downloads: BaseDownloads,
+        due_in: Callable[[Task], int | None],
     ) -> list[LiveTask]:
-        """Each live task with what is left of it alone; adds their `spreads`."""
+        """Each live task with what is left of it alone; adds their `spreads`. `due_in`: seconds until the deadline of one that
+        can be read."""
         highest: dict[str, int] = defaultdict(int)
         for _, task in self._live:
             highest[task.tenant_id] = max(highest[task.tenant_id], task.priority)
@@ -88,7 +93,7 @@ class LiveExecutors:
                 rank = completion_weight(task.priority / highest[task.tenant_id], standing.get(task.tenant_id, 1.0), 0.0)
                 sharing = self._work.sharing(task, shape_of(node), alone)
                 seconds = round(estimate.seconds) + downloads.left(placed, task, self._now)
-                found.append(LiveTask(placed, task, max(1, seconds), sharing, rank, alone))
+                found.append(LiveTask(placed, task, max(1, seconds), sharing, rank, alone, due_in(task)))
         return found
 
     def _width_alone(self, placed: Placement) -> int:

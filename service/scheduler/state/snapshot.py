@@ -124,7 +124,7 @@ def read(
         .order_by(Placement.id)
     ).all()
     queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id)))
-    batches = Batches.of(session, queued, batch)
+    batches = Batches.of(session, [*queued, *(task for _, task in live)], batch)
     queued = [task for task in queued if not batches.gathers(task)]
     for one in asked:
         one.task.queued_at = now
@@ -185,7 +185,7 @@ class _SnapshotBuilder:
         widths = widths_of(self._queued, self._nodes, self._worth, quotas, self._work, self._hosts, self._downloads)
         shared = self._shares(widths)
         stands = standing(shared, gpus) if shared else {}
-        live = self._executors.tasks(stands, self._spreads, self._downloads)
+        live = self._executors.tasks(stands, self._spreads, self._downloads, self._due_in)
         running = running_of(live, self._executors.joinable)
         waiting = self._waiting(shared, gpus, widths)
         given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting, quotas)
@@ -245,7 +245,6 @@ class _SnapshotBuilder:
         fits = next(((at, node.device_type) for at, (node, seconds) in nodes if seconds is not None), None)
         if fits is not None:
             self._spreads[task.id] = spread(self._work.estimate(task, fits[1], narrow.on(fits[0])))
-        deadline = self._batches.deadline(task, self._work.specs[task.id].deadline)
         return p.Queued(
             id=task.id,
             gpus=narrow.gpus,
@@ -254,13 +253,17 @@ class _SnapshotBuilder:
             needs=narrow.needs,
             planned=planned,
             tenant=task.tenant_id,
-            deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
+            deadline=self._due_in(task),
             wider=tuple(wider),
             barred=tuple((node, bar.value) for node, bar in barred.items()),
             waited=round(self._waited[task.id]),
             batch=self._batches.arranged(task),
             sharing=self._executors.sharing(task),
         )
+
+    def _due_in(self, task: Task) -> int | None:
+        deadline = self._batches.deadline(task, self._work.specs[task.id].deadline)
+        return None if deadline is None else round((deadline - self._now).total_seconds())
 
     def _recent(self, widths: TaskWidths) -> tuple[p.Arrived, ...]:
         fastest, waiting = widths.fastest, dict[str, Arrival]()

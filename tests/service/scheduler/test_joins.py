@@ -70,6 +70,14 @@ def test_placing_comes_first() -> None:
     assert decision.joins == ()
 
 
+def test_nobody_joins_a_task_that_would_miss_its_deadline_by_it() -> None:
+    """Beside the other it ends at 1040 s instead of 1000 s. One that is late in any case loses no more than others do."""
+    for deadline, joins in ((1000, set()), (1039, set()), (1040, {"t"}), (999, {"t"})):
+        run = running()
+        run = replace(run, members=(replace(run.members[0], deadline=deadline),))
+        assert joins_of(SchedulingProblem(ONE, (run,), (waiting("t"),))).keys() == joins, deadline
+
+
 def test_a_batch_is_told_the_end_that_it_has_beside_the_joins() -> None:
     """It waited for a task that joins now, which slows the one that it still waits for."""
     batch = tuple(Queued(f"b{at}", 1, 1, (50,), batch="b") for at in range(2))

@@ -2,13 +2,16 @@
 wrongly."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 from sqlalchemy import select, update
 
+from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.scheduler import planner
 from service.scheduler.models import Plan
-from service.tasks.models import Task
+from service.scheduler.state import snapshot
+from service.tasks.models import Batch, Task
 from tests.service.fleet.scripted import completed, throughput
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
@@ -66,6 +69,33 @@ def test_nobody_joins_a_dedicated_task_nor_a_worker_that_cannot_share(tenant, ne
     tenant.task(**SHORT)
     plan()
     assert len(dedicated.desired().placements) == len(old.desired().placements) == 1
+
+
+def test_who_may_be_joined_has_the_earlier_deadline_of_its_own_and_its_batchs(tenant, gpu, plan, database, dependencies):
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(gpu, first)
+    with database.begin() as session:
+        now, batch = clock(session), {"id": "batch_due", "tenant_id": tenant.tenant_id, "objective": "makespan"}
+        session.add(Batch(**batch, deadline=None, task_ids=[first]))
+        session.flush()
+        session.get_one(Task, first).batch_id = "batch_due"
+
+    def due(own: int | None, batchs: int | None) -> int | None:
+        """Hours from `now`."""
+        own_at, batchs_at = (None if hours is None else now + timedelta(hours=hours) for hours in (own, batchs))
+        with database.begin() as session:
+            task = session.get_one(Task, first)
+            task.spec = task.spec | {"deadline": None if own_at is None else own_at.isoformat()}
+            session.get_one(Batch, "batch_due").deadline = batchs_at
+        dependencies.estimate_cache.clear()
+        with database.begin() as session:
+            seen = snapshot.read(session, dependencies)
+        (member,) = seen.problem.running[0].members
+        left = member.deadline
+        return None if left is None else round((seen.at + timedelta(seconds=left) - now).total_seconds() / 3600)
+
+    assert [due(5, None), due(None, 5), due(5, 3), due(3, 5), due(None, None)] == [5, 5, 3, 3, None]
 
 
 def test_an_estimate_says_what_sharing_would_mean(tenant, new_tenant, gpu, plan):

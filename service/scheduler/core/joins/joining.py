@@ -1,9 +1,9 @@
 """Joins: after the plan has placed what fits on free GPUs, waiting tasks may join running executors of their base.
 
-A task may join where memory has room, every slowdown there stays within its task's bound, its tenant's quota allows it, and it
-ends sooner than by waiting. A join is made if the plan that is made anew around it is better than the one without it, by
-weighted completion and by expected slowdown of all tasks, the running ones too. They are tried in the order of the queue: a
-task far behind gains most by a join, and would take the place of short ones that start soon.
+A task may join where memory has room, every slowdown there stays within its task's bound, nobody there misses a deadline by it,
+its tenant's quota allows it, and it ends sooner than by waiting. A join is made if the plan that is made anew around it is
+better than the one without it, by weighted completion and by expected slowdown of all tasks, the running ones too. They are
+tried in the order of the queue: a task far behind gains most by a join, and would take the place of short ones that start soon.
 
 Placing comes first, since with little to gain tasks that are fused before a GPU is free end later than alone. A task that would
 keep the GPUs much longer than those who are there does not join: it would take them from short tasks yet to come. Values only.
@@ -135,8 +135,11 @@ def begun(problem: SchedulingProblem, starts: Sequence[Start]) -> SchedulingProb
 
 def _run(task: Queued, start: Start, node: int) -> RunningExecutor:
     sharing = task.sharing[node] if task.sharing else None
-    members = () if sharing is None else (Member(task.id, task.tenant, start.end, sharing, task.weight, start.gpus),)
-    return RunningExecutor(task.id, start.node, start.gpus, start.end, task.tenant, members)
+    run = RunningExecutor(task.id, start.node, start.gpus, start.end, task.tenant)
+    if sharing is None:
+        return run
+    member = Member(task.id, task.tenant, start.end, sharing, task.weight, start.gpus, task.deadline)
+    return replace(run, members=(member,))
 
 
 def _options(plan: _Plan, refused: set[str]) -> list[_JoinOption]:
@@ -183,6 +186,8 @@ def _option(
     if broken_bounds(together, run.gpus, run.correction) or not roomy(together) or not _within_quota(problem, task, run, held):
         return None
     before, after = ends(run.members, run.gpus, run.correction), ends(together, run.gpus, run.correction)
+    if any(one.deadline is not None and before[one.id] <= one.deadline < after[one.id] for one in run.members):
+        return None
     waits, end = later.end if later is not None else NEVER, after[task.id] + JOINING_SECONDS
     if end >= (1 - PAYS) * waits:
         return None
@@ -200,7 +205,7 @@ def _members(run: RunningExecutor, task: Queued, place: int) -> tuple[Member, ..
     sharing, seconds = task.sharing[place], task.seconds[place]
     assert sharing is not None
     assert seconds is not None  # as _option saw
-    return (*run.members, Member(task.id, task.tenant, seconds, sharing, task.weight, task.on(place)))
+    return (*run.members, Member(task.id, task.tenant, seconds, sharing, task.weight, task.on(place), task.deadline))
 
 
 def with_task(run: RunningExecutor, task: Queued, place: int) -> RunningExecutor:

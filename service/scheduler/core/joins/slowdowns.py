@@ -46,8 +46,8 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Member:
-    """A task on an executor: seconds that it would still take alone on its own `gpus` GPUs, at most the executor's, and the
-    weight of a second of its completion."""
+    """A task on an executor: seconds that it would still take alone on its own `gpus` GPUs, at most the executor's, the weight
+    of a second of its completion, and the seconds until its deadline, if it has one."""
 
     id: str
     tenant: str
@@ -55,6 +55,7 @@ class Member:
     sharing: Sharing
     weight: int = 1
     gpus: int = 1
+    deadline: int | None = None
 
 
 def slowdowns(members: Sequence[Member], gpus: int, correction: float = 1.0) -> dict[str, float]:
