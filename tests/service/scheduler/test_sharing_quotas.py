@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select, update
 
-from service.fleet.models import Placement
+from service.fleet.models import Node, Placement
 from service.scheduler.state import snapshot
 from tests.service.fleet.scripted import devices, throughput
 from tests.service.scheduler.planned import start, validated
@@ -76,6 +76,23 @@ def test_a_gpu_that_tenants_share_counts_in_parts_as_the_plan_counts_it(tenant, 
     assert [task_of(other, id)["status"] for id in joined] == ["running"] * 2
     assert other.get("/v1/quotas").json()["running_gpus"] == {"limit": 1, "used": 1}
     assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
+
+
+def test_gpus_of_a_lost_node_count_no_more_and_the_others_by_the_fleet_without_it(tenant, new_node, plan, database):
+    """As a plan counts them while their placements are still being released: an L4 is the fastest type there is now."""
+    fast = new_node(name="fast", said=GPU)
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(fast, first)
+    slow = new_node(name="slow", said={"devices": devices(3, kind="NVIDIA L4")})
+    for _ in range(3):
+        tenant.task(**LONG)
+    plan()
+    assert len(slow.desired().placements) == 3
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 2, "one, and three times a ninth"
+    with database.begin() as session:
+        session.execute(update(Node).where(Node.id == fast.id).values(status="lost"))
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 3
 
 
 def test_fair_shares_count_a_wide_executor_in_the_parts_that_quotas_do(
