@@ -83,6 +83,9 @@ def _told_running(run: RunningExecutor) -> dict[str, Any]:
     said = asdict(run)
     if not run.members:
         del said["members"], said["correction"]  # a version that knows no sharing can read what has none
+    for member in said.get("members", ()):
+        if member["deadline"] is None:
+            del member["deadline"]  # and one that knows no deadlines of members
     if run.preemptible is None:
         del said["preemptible"]
     if not run.sharers:

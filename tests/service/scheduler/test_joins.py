@@ -176,6 +176,10 @@ def test_what_was_measured_corrects_the_prediction() -> None:
 def test_a_problem_with_members_survives_json() -> None:
     problem = SchedulingProblem(ONE, (running(),), (waiting("t"),))
     assert problem_from_json(problem_to_json(problem)) == problem
+    (member,) = problem_to_json(problem)["running"][0]["members"]
+    assert "deadline" not in member, "a version that knows none reads it"
+    late = replace(problem, running=(replace(running(), members=(replace(running().members[0], deadline=-5),)),))
+    assert problem_from_json(problem_to_json(late)) == late
     plain = SchedulingProblem(ONE, (RunningExecutor("r", "n", 1, 5),), (Queued("t", 1, 1, (5,)),))
     assert "members" not in problem_to_json(plain)["running"][0]
     assert "sharing" not in problem_to_json(plain)["queued"][0]
