@@ -155,7 +155,7 @@ async def _still_allowed(request: Request, principal: Reader) -> Callable[[], Aw
 
     async def still() -> bool:
         found = state.keys.remembered(secret) or (await state.keys.ask(secret, address)).principal
-        return found == principal
+        return found is not None and found.tenant_id == principal.tenant_id and found.scopes >= principal.scopes
 
     return still
 

@@ -38,7 +38,7 @@ class _Read:
 
 
 class Following:
-    """One request. `gone` says whether its client has gone."""
+    """One request. `gone` says whether its client has gone; it raises a Problem where the client may not ask any more."""
 
     def __init__(
         self,

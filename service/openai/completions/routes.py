@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from contract.messages.completion_messages import CompletionPiece
 from service.app_state import Service, State
-from service.authentication import Writer, WriterFirst
+from service.authentication import KeyRefused, StillAllowed, Writer, WriterFirst
 from service.completions import requests
 from service.completions.following import Following
 from service.completions.requests import AskedModel
@@ -30,6 +30,7 @@ from service.openai.error_objects import PREFIX, error_response
 from service.openai.id_translation import ids_of
 from service.openai.list_envelope import unix
 from service.openai.models.asked_models import asked_model
+from service.tasks.polling.event_stream import Allowed
 from service.tenants.api_keys import Principal
 
 router = APIRouter(prefix=PREFIX, include_in_schema=False, route_class=WriterFirst)
@@ -38,22 +39,31 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @router.post("/chat/completions", response_model=None)
-async def create_chat_completion(wanted: ChatRequest, writer: Writer, state: Service, request: Request) -> Response:
-    return await _answer(wanted, writer, state, request)
+async def create_chat_completion(
+    wanted: ChatRequest, writer: Writer, state: Service, request: Request, allowed: StillAllowed
+) -> Response:
+    return await _answer(wanted, writer, state, request, allowed)
 
 
 @router.post("/completions", response_model=None)
-async def create_completion(wanted: TextRequest, writer: Writer, state: Service, request: Request) -> Response:
-    return await _answer(wanted, writer, state, request)
+async def create_completion(
+    wanted: TextRequest, writer: Writer, state: Service, request: Request, allowed: StillAllowed
+) -> Response:
+    return await _answer(wanted, writer, state, request, allowed)
 
 
-async def _answer(wanted: ChatRequest | TextRequest, writer: Principal, state: State, request: Request) -> Response:
+async def _answer(
+    wanted: ChatRequest | TextRequest, writer: Principal, state: State, request: Request, allowed: Allowed
+) -> Response:
+    async def gone() -> bool:
+        if not await allowed():
+            raise KeyRefused("The key was revoked, expired or lost rights before the answer was whole; ask with another key.")
+        return await request.is_disconnected()
+
     db, timing = state.db.for_tenant(writer.tenant_id), Timing(state.metrics)
     try:
         answer = await run_in_threadpool(_asked, wanted, writer, state, db)
-        following = Following(
-            state.settings, db, state.queue, state.change_listener, answer.request_id, request.is_disconnected
-        )
+        following = Following(state.settings, db, state.queue, state.change_listener, answer.request_id, gone)
         if not wanted.stream:
             return JSONResponse(await _whole(following, answer, timing))
         pieces = following.pieces()

@@ -126,6 +126,26 @@ def test_a_client_that_goes_away_cancels_its_request(server, tenant, executor, s
         assert (used.prompt_tokens, used.completion_tokens) == (5, 4), "what was generated until then is billed"
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_key_that_is_revoked_ends_its_requests(server, tenant, executor, streams) -> None:
+    key = tenant.post("/v1/keys", json={"name": "leaked", "scopes": ["read", "write"]}).json()
+    with asking(server, key["secret"]) as leaked:
+        answer = leaked("chat", messages=USER, stream=streams)
+        work = executor.next()
+        executor.sends(piece(work, 1, text("lo")))
+        if streams:
+            stream = iter(answer.result())
+            assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
+        assert tenant.delete(f"/v1/keys/{key['id']}").status_code == 200
+        if streams:
+            with pytest.raises(openai.APIError, match="key was revoked") as caught:
+                next(stream)
+            assert caught.value.code == "key_refused"
+        else:
+            refused(answer, openai.AuthenticationError, "key_refused")
+        until(lambda: executor.wants(room=0, held=(work["request_id"],))["gone"] == [work["request_id"]])
+
+
 def test_whose_api_process_has_died_waits_for_nobody(ask, executor, database, monkeypatch) -> None:
     answer = ask("chat", messages=USER)
     work = executor.next()
