@@ -8,7 +8,7 @@ from motet import ApiError, Client, Unreachable
 from motet.api.errors import DownloadDamaged
 from motet.api.operations import adapters
 
-from tests.client.scripted_server import ADAPTER, FILE, PAGE, Answer, Script, body
+from tests.client.scripted_server import ADAPTER, FILE, PAGE, TASK, Answer, Script, body
 
 
 def test_a_read_outlasts_a_restart(served: Callable[[Script], Client]) -> None:
@@ -46,6 +46,41 @@ def test_a_refusal_is_not_tried_again(served: Callable[[Script], Client]) -> Non
         with pytest.raises(ApiError, match="no"):
             served(script).tasks.create({"base_model": "b"})
         assert len(script.asked) == 1
+
+
+def limited(seconds: str) -> Answer:
+    return (429, {"retry-after": seconds}, body(code="rate_limit_exceeded", detail="The limit is 3 a minute."))
+
+
+def test_what_was_refused_for_now_is_sent_again_when_the_service_says(served, monkeypatch, caplog) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    done = (200, {}, body(**TASK))
+    script = Script(limited("2"), limited("30"), done, limited("0"), done, limited("5"), limited("56"))
+    client = served(script)
+    assert client.tasks.pause("task_1").id == client.tasks.get("task_1").id == "task_1"
+    assert waits == [2, 30, 1]
+    assert caplog.messages[0] == "waiting up to 60 s, since the service asks to: The limit is 3 a minute."
+    with pytest.raises(ApiError, match="3 a minute"):
+        client.tasks.pause("task_1")
+    assert waits[3:] == [5], "the second wait would end beyond the minute"
+
+
+def test_a_stream_that_is_refused_for_now_is_opened_when_the_service_says(served, monkeypatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    chunk = body(choices=[{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}], usage=None)
+    said = (200, {}, b"data: " + chunk + b"\n\ndata: [DONE]\n\n")
+    assert [part.text for part in served(Script(limited("7"), said)).completions.stream("b", "Well?")] == ["yes"]
+    assert waits == [7]
+
+
+@pytest.mark.parametrize("asked", ["61", "Wed, 21 Oct 2026 07:28:00 GMT", "-1", ""])
+def test_a_wait_that_is_too_long_or_unclear_is_the_callers(served, asked: str) -> None:
+    script = Script(limited(asked))
+    with pytest.raises(ApiError, match="3 a minute"):
+        served(script).tasks.pause("task_1")
+    assert len(script.asked) == 1
 
 
 def test_a_problem_is_readable(served: Callable[[Script], Client]) -> None:

@@ -4,6 +4,8 @@ Each call is written once for `Client` and `AsyncClient` (the sans-I/O pattern):
 live in these generators; `sync_transport` and `async_transport` know nothing but how to send, sleep and read.
 """
 
+import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -13,16 +15,19 @@ from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from motet.api.answers import SEE, checked, contents, problem_in, resource, strange, validated
 from motet.api.errors import ApiError, BadId, MotetError, NotMotet, Unreachable
 
+log = logging.getLogger(__name__)
+
 PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each retry of a read: a restarting API is back within their sum
+MOST_WAIT_SECONDS = 60.0  # of all waits that the service asks one request for
 CONNECT_SECONDS = 5.0
 _IN_HAND_SECONDS = 75.0  # the service drops a request whose process died after 60; until then its key is taken
 _IN_HAND = "idempotency_in_flight"
 _SECONDS = 30.0  # of one request
-_SEE = "see that the address is a Motet's, of this version, and what stands between"
 _WAITING_ANSWERS = {502, 503, 504}
 
 Query = Mapping[str, Any]
@@ -110,7 +115,7 @@ def remove(path: str) -> Operation[None]:
     """A DELETE whose answer is empty."""
     answer = yield from change("DELETE", path)
     if answer.status_code != 204:
-        raise NotMotet(answer.status_code, _strange(answer))
+        raise NotMotet(answer.status_code, strange(answer))
 
 
 def make(path: str, json: Any = None, files: Any = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
@@ -153,7 +158,7 @@ def entries(model: type[M], path: str, query: Query | None = None) -> Listing[M]
             return
         if isinstance(step, Emit):
             if "data" not in step.value:
-                raise NotMotet(200, f"{path} answered without a list; {_SEE}")
+                raise NotMotet(200, f"{path} answered without a list; {SEE}")
             for entry in step.value["data"]:
                 yield Emit(validated(model, entry, path))
             answer = None
@@ -197,7 +202,7 @@ def opened(
     path: str, headers: Mapping[str, str] | None = None, seconds: float = _SECONDS, json: Any = None
 ) -> Operation[httpx.Response]:
     """A body too large for memory, or without end, to be read by `Read`. Raises ApiError, Unreachable."""
-    return checked((yield Open(path, headers or {}, seconds, json)))
+    return checked((yield from _admitted(Open(path, headers or {}, seconds, json))))
 
 
 def chunk() -> Operation[bytes]:
@@ -213,82 +218,34 @@ def may_pass(error: MotetError) -> bool:
     return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.status in _WAITING_ANSWERS)
 
 
-def data_of(frame: bytes) -> bytes | None:
-    """The data of a server-sent event's frame; None for a comment."""
-    for line in frame.split(b"\n"):
-        if line.startswith(b"data: "):
-            return line.removeprefix(b"data: ")
-    return None
-
-
-def contents(answer: httpx.Response) -> dict[str, Any]:
-    """The body, an object of JSON. Raises NotMotet."""
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise NotMotet(answer.status_code, _strange(answer))
-    return body
-
-
-def resource(model: type[M], answer: httpx.Response) -> M:
-    """The body as this resource. Raises NotMotet."""
-    return validated(model, contents(answer), answer.request.url.path)
-
-
-def validated(model: type[M], body: Any, path: str) -> M:
-    """What `path` answered as this resource. Raises NotMotet."""
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise NotMotet(200, f"{path} answered what is no {model.__name__}; {_SEE}") from error
-
-
-def checked(answer: httpx.Response | Unreachable) -> httpx.Response:
-    """The answer, unless it is a refusal: ApiError, or no answer: Unreachable."""
-    if isinstance(answer, Unreachable):
-        raise answer
-    if answer.is_success or answer.status_code == 304:
-        return answer
-    problem = _problem(answer)
-    raise ApiError(answer.status_code, problem) if problem else NotMotet(answer.status_code, _strange(answer))
-
-
 def _exchange(request: Send, again: bool) -> Operation[httpx.Response]:
     pauses: Iterator[float] = iter(PAUSES if again else ())
     until = time.monotonic() + _IN_HAND_SECONDS
     while True:
-        answer: httpx.Response | Unreachable = yield request
+        answer = yield from _admitted(request)
         pause = None
         if isinstance(answer, Unreachable) or answer.status_code in _WAITING_ANSWERS:
             pause = next(pauses, None)
-        elif again and answer.status_code == 409 and _problem(answer).get("code") == _IN_HAND and time.monotonic() < until:
+        elif again and answer.status_code == 409 and problem_in(answer).get("code") == _IN_HAND and time.monotonic() < until:
             pause = 1.0
         if pause is None:
             return checked(answer)
         yield Sleep(pause)
 
 
-def _problem(answer: httpx.Response) -> dict[str, Any]:
-    """The problem body, or OpenAI's error as one; empty where the answer is neither, such as a proxy's error page."""
-    try:
-        body = answer.json()
-    except ValueError:
-        return {}
-    if isinstance(body, dict) and "detail" in body:
-        return body
-    if isinstance(body, dict) and isinstance(body.get("error"), dict):
-        return problem_of(body["error"])
-    return {}
-
-
-def problem_of(error: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's error object as a problem body."""
-    message, code, param = str(error.get("message")), error.get("code"), error.get("param")
-    errors = [{"field": param, "code": code, "message": message}] if param is not None else []
-    return {"detail": message, "code": code, "errors": errors}
-
-
-def _strange(answer: httpx.Response) -> str:
-    return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}, and not in Motet's words; {_SEE}"
+def _admitted(request: Send | Open) -> Operation[httpx.Response | Unreachable]:
+    """The answer, after waits that the service asks for: what it refused with 429 had no effect, so a change is sent again too.
+    One that asks for more than MOST_WAIT_SECONDS in all is the answer."""
+    left = MOST_WAIT_SECONDS
+    while True:
+        answer: httpx.Response | Unreachable = yield request
+        asked = "" if isinstance(answer, Unreachable) else answer.headers.get("retry-after", "")
+        if isinstance(answer, Unreachable) or answer.status_code != 429 or not re.fullmatch("[0-9]{1,4}", asked):
+            return answer
+        seconds = max(1.0, float(asked))
+        if seconds > left:
+            return answer
+        if left == MOST_WAIT_SECONDS:
+            log.warning("waiting up to %g s, since the service asks to: %s", left, problem_in(answer).get("detail", "429"))
+        left -= seconds
+        yield Sleep(seconds)

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from motet.api.answers import data_of, problem_of
 from motet.api.errors import ApiError, Unreachable
 from motet.api.resources import Completion, CompletionPart
-from motet.api.steps import Emit, Listing, Operation, change, chunk, data_of, opened, problem_of
+from motet.api.steps import Emit, Listing, Operation, change, chunk, opened
 
 Prompt = str | Sequence[Mapping[str, str]]
 

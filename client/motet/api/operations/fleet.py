@@ -6,25 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
+from motet.api.answers import contents, validated
 from motet.api.errors import MotetError
 from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, NewestBackup, Node, Schedule, Storage
-from motet.api.steps import (
-    Listing,
-    Operation,
-    ask,
-    at,
-    change,
-    contents,
-    entries,
-    gathered,
-    get,
-    make,
-    one,
-    pages,
-    put,
-    remove,
-    validated,
-)
+from motet.api.steps import Listing, Operation, ask, at, change, entries, gathered, get, make, one, pages, put, remove
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _HUB_SECONDS = 60.0  # longer than the service waits for the hub

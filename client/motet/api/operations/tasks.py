@@ -11,6 +11,7 @@ import httpx
 from contract.messages.report_messages import Series
 from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
+from motet.api.answers import contents, data_of, resource, validated
 from motet.api.errors import NotMotet, TaskNotDone, Unreachable
 from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TaskMirror, TextEvaluation
 from motet.api.steps import (
@@ -23,8 +24,6 @@ from motet.api.steps import (
     awaited,
     change,
     chunk,
-    contents,
-    data_of,
     entries,
     gathered,
     get,
@@ -32,8 +31,6 @@ from motet.api.steps import (
     one,
     opened,
     remove,
-    resource,
-    validated,
 )
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
