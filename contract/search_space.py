@@ -88,6 +88,12 @@ class ListedJob(Strict):
     rslora: StrictBool = False
     beta: Beta | None = None
 
+    @field_validator("target_modules")
+    @classmethod
+    def _named_once(cls, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+        in_order(modules)
+        return modules
+
 
 _AXES = (
     *("learning_rate", "rank", "alpha", "alpha_ratio", "batch_size", "dropout", "weight_decay", "schedule"),

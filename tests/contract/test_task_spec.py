@@ -53,6 +53,11 @@ BAD = [
     (spec(search_space={"method": "list", "jobs": [{"rank": 8}]}), "search_space.jobs.0.learning_rate", "required"),
     (spec(search_space={"method": "list", "jobs": [{"learning_rate": 1e-4}] * 2}), "search_space", "jobs[1] is listed before"),
     (spec(search_space={"method": "list", "jobs": [{"learning_rate": 1e-4, "beta": 1}]}), "search_space", "only objective dpo"),
+    (
+        spec(search_space={"method": "list", "jobs": [{"learning_rate": 1e-4, "target_modules": ["q_proj"] * 2}]}),
+        "search_space.jobs.0.target_modules",
+        "names a module more than once",
+    ),
     (space(method="random"), "search_space", "needs 'n'"),
     (space(method="random", n=2), "search_space", "only 1 combinations"),
     (space(method="random", n=0), "search_space.n", "greater than or equal to 1"),

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from contract.job_config import JobConfig
 from contract.task_spec import Objective, TaskSpec
 from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
@@ -97,6 +98,7 @@ class SpecChecker:
                 else _length_errors("training.max_seq_len", spec.training.max_seq_len, model)
             ),
             *(() if train is None else _size_errors(spec, train)),
+            *_repetition_errors(spec),
             *(() if model is None else warm_start_errors(session, self._principal, spec, model)),
             *self._graders.mistakes(spec),
             *task_mirrors.mistakes(session, self._principal, spec),
@@ -238,3 +240,12 @@ def _size_errors(spec: TaskSpec, train: File) -> Iterator[FieldError]:
         if size > train.rows:
             message = f"is {size}, but the training file has only {train.rows} rows"
             yield FieldError(field=f"search_space.{field}", code="beyond_rows", message=message)
+
+
+def _repetition_errors(spec: TaskSpec) -> Iterator[FieldError]:
+    """Listed configurations that are the same once what they leave out is filled in. Stored specs may have some."""
+    first: dict[JobConfig, int] = {}
+    for index, config in enumerate(spec.jobs() if spec.search_space.jobs is not None else ()):
+        if (before := first.setdefault(config, index)) != index:
+            message = f"is jobs[{before}] with a default written out or its modules in another order; leave one of the two out"
+            yield FieldError(field=f"search_space.jobs[{index}]", code="listed_before", message=message)

@@ -125,6 +125,19 @@ def test_batches_and_rows_must_fit(tenant):
     assert "none would be left to validate on" in refusals(tenant.post("/v1/tasks", json=one))["dataset.file_id"]
 
 
+def test_a_configuration_listed_again_with_its_defaults_written_out(tenant):
+    rate, modules = {"learning_rate": 1e-4}, ["q_proj", "v_proj"]
+    jobs = [rate, rate | {"alpha": 32}, rate | {"weight_decay": 0.5}, rate | {"weight_decay": 0.1}]
+    jobs += [rate | {"target_modules": modules}, rate | {"target_modules": modules[::-1]}]
+    listed = {"search_space": {"method": "list", "jobs": jobs}, "training": {"weight_decay": 0.5}}
+    said = refusals(tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), **listed)))
+    assert {field: words.split(" with ")[0] for field, words in said.items()} == {
+        "search_space.jobs[1]": "is jobs[0]",
+        "search_space.jobs[2]": "is jobs[0]",
+        "search_space.jobs[5]": "is jobs[4]",
+    }
+
+
 def test_a_refused_task_leaves_nothing(tenant, database):
     tenant.post("/v1/tasks", json=tenant.spec("file_none"))
     with database.begin() as session:
