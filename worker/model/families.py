@@ -24,7 +24,8 @@ class Family:
 
     activation: of the MLP's gate, in the field `activation_field`; no other is run.
     windows: which layers attend to the last `sliding_window` tokens only.
-    query_biases: q, k and v have biases, whatever the configuration says. query_norms: every head's q and k are normed.
+    biases: as `attention_bias` and `mlp_bias` say, which two families do not read; or none; or those of q, k and v ("query").
+    query_norms: every head's q and k are normed.
     centred_norms: a norm's weight is stored less 1. post_norms: norms also follow attention and the MLP, before the sum.
     rope_by_layer: layers with a window have rotary frequencies of their own.
     scaled_embedding: by the root of the hidden size.
@@ -35,7 +36,7 @@ class Family:
     activation: str = "silu"
     activation_field: str = "hidden_act"
     windows: Literal["none", "all", "by layer"] = "by layer"
-    query_biases: bool = False
+    biases: Literal["configured", "none", "query"] = "configured"
     query_norms: bool = False
     centred_norms: bool = False
     post_norms: bool = False
@@ -64,7 +65,9 @@ class Family:
 
     def biased(self, config: PreTrainedConfig) -> frozenset[str]:
         """The modules that have a bias."""
-        attention = frozenset({"q_proj", "k_proj", "v_proj"} if self.query_biases else ())
+        if self.biases != "configured":
+            return frozenset({"q_proj", "k_proj", "v_proj"} if self.biases == "query" else ())
+        attention: frozenset[str] = frozenset()
         if getattr(config, "attention_bias", False):
             attention = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
         mlp = frozenset({"gate_proj", "up_proj", "down_proj"} if getattr(config, "mlp_bias", False) else ())
@@ -106,8 +109,8 @@ _GEMMA2 = Family(
 )
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(windows="none"),
-    "mistral": Family(windows="all"),
-    "qwen2": Family(query_biases=True),
+    "mistral": Family(windows="all", biases="none"),
+    "qwen2": Family(biases="query"),
     "qwen3": Family(query_norms=True),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, attention_cap=None, rope_by_layer=True, query_norms=True),
@@ -140,6 +143,11 @@ def family_of(config: PreTrainedConfig) -> Family:
             raise UnsupportedModelError(
                 f"rope_type '{rope['rope_type']}' is not supported; what works: {', '.join(STATIC_ROPES)}"
             )
+    if family.biases == "none" and getattr(config, "attention_bias", False):
+        # transformers leaves such biases out, vLLM adds them: an adapter fits one of them
+        raise UnsupportedModelError(
+            f"attention_bias is not supported for model_type '{config.model_type}'; what works: false, or leave it out"
+        )
     if getattr(config, "use_bidirectional_attention", None):
         raise UnsupportedModelError("use_bidirectional_attention is not supported; what works: causal attention")
     if getattr(config, "quantization_config", None) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, MistralConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from contract.model_types import MODEL_TYPES
@@ -117,6 +117,11 @@ def test_a_switch_the_block_lacks_is_refused(change: dict[str, Any], message: st
 )
 def test_a_switch_that_gemma_lacks_is_refused(change: dict[str, Any], message: str) -> None:
     _refused(Gemma3TextConfig, {"head_dim": 4, **change}, message)
+
+
+def test_biases_that_transformers_leaves_out_and_vllm_adds_are_refused() -> None:
+    message = "attention_bias is not supported for model_type 'mistral'; what works: false"
+    _refused(MistralConfig, {"attention_bias": True}, message)
 
 
 def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str) -> None:

@@ -53,7 +53,7 @@ def configs() -> dict[str, PreTrainedConfig]:
         "llama": LlamaConfig(**odd, num_attention_heads=6, num_key_value_heads=6, tie_word_embeddings=True),
         "llama3_rope": LlamaConfig(**gqa, head_dim=14, rope_parameters=LLAMA3_ROPE),
         "llama_biases": LlamaConfig(**gqa, head_dim=8, attention_bias=True, mlp_bias=True),
-        "qwen2": Qwen2Config(**gqa, tie_word_embeddings=True),
+        "qwen2": Qwen2Config(**gqa, tie_word_embeddings=True, attention_bias=True),  # a field that it does not read
         "qwen2_window": Qwen2Config(**gqa, use_sliding_window=True, sliding_window=5, max_window_layers=1),
         "qwen3": Qwen3Config(**gqa, head_dim=18),
         "mistral": MistralConfig(**gqa, head_dim=16, sliding_window=5),
