@@ -67,25 +67,28 @@ async def claim_key_as_admin(
 async def claim_key_as_reader(
     request: Request, reader: Reader, idempotency_key: IdempotencyKey = None
 ) -> AsyncIterator[idempotency_store.Claim]:
-    """As `claim_key`, on a route that needs the scope read alone."""
-    async with _claim_around_async(request, reader, idempotency_key) as claim:
+    """As `claim_key`, on a route that needs the scope read alone. Its answer gives the calling key's rights, so no other key is
+    sent it."""
+    async with _claim_around_async(request, reader, idempotency_key, reader.key_id) as claim:
         yield claim
 
 
 async def claim_key_as_member(
     request: Request, caller: MemberOrWriter, idempotency_key: IdempotencyKey = None
 ) -> AsyncIterator[idempotency_store.Claim]:
-    """As `claim_key`, on a route that members may call whatever their role."""
-    async with _claim_around_async(request, caller, idempotency_key) as claim:
+    """As `claim_key_as_reader`, on a route that members may call whatever their role."""
+    async with _claim_around_async(request, caller, idempotency_key, caller.key_id) as claim:
         yield claim
 
 
 @asynccontextmanager
-async def _claim_around_async(request: Request, caller: Principal, key: str | None) -> AsyncIterator[idempotency_store.Claim]:
+async def _claim_around_async(
+    request: Request, caller: Principal, key: str | None, whose: str | None = None
+) -> AsyncIterator[idempotency_store.Claim]:
     if key is None:
         yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
-    claiming = _claim_around(request, caller, key, await request.body())
+    claiming = _claim_around(request, caller, key, await request.body(), whose)
     claim = await run_in_threadpool(claiming.__enter__)
     try:
         yield claim
@@ -106,14 +109,18 @@ def claim_key_of_body(request: Request, writer: Principal, key: str | None, *sai
 
 
 @contextmanager
-def _claim_around(request: Request, caller: Principal, key: str | None, body: bytes) -> Iterator[idempotency_store.Claim]:
-    """Claims in transactions of their own, of which the audit log has no entry."""
+def _claim_around(
+    request: Request, caller: Principal, key: str | None, body: bytes, whose: str | None = None
+) -> Iterator[idempotency_store.Claim]:
+    """Claims in transactions of their own, of which the audit log has no entry. whose: who alone may be sent the answer; None:
+    a member, or any key of the tenant itself."""
     if key is None:
         yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
     db = state_of(request).db.for_tenant(caller.tenant_id)
     # of a member's own: another member of the tenant must not be sent an answer that may hold their secret
-    said = body if caller.user_id is None else b"\0".join((caller.user_id.encode(), body))
+    whose = whose or caller.user_id
+    said = body if whose is None else b"\0".join((whose.encode(), body))
     found = idempotency_store.claim(db, caller, key, _fingerprint(request, said))
     try:
         yield found

@@ -251,6 +251,17 @@ def test_an_answer_under_a_key_is_not_another_members(new_member):
     assert (refused.status_code, "secret" in refused.text) == (422, False)
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/keys", {"role": "owner"}), ("/v1/sign-in-links", None)])
+def test_an_answer_that_gives_a_keys_rights_is_not_another_keys(new_member, client, path, body):
+    owner, headers = new_member(Role.OWNER), {"Idempotency-Key": "guessed"}
+    lesser = owner.post("/v1/keys", json={"role": "viewer"}).json()["secret"]
+    made = owner.post(path, json=body, headers=headers).json()
+    assert owner.post(path, json=body, headers=headers).json() == made
+    refused = Caller(client, owner.tenant_id, lesser).post(path, json=body, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (422, "idempotency_key_reused")
+    assert not {"secret", "url"} & refused.json().keys()
+
+
 def test_every_process_hears_of_a_revocation_at_once(settings, server, new_member):
     """Two processes' caches: both learn of what one of them takes away without waiting for their entries to end."""
     owner = new_member(Role.OWNER)
