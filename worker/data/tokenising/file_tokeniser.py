@@ -14,7 +14,7 @@ from contract.task_spec import Objective
 from worker.data.row_reader import example
 from worker.data.token_stream import StreamWriter, written_stream
 
-_KEY_FORMAT = 2  # to be raised whenever contract/rows makes other tokens of the same row
+_KEY_FORMAT = 3  # to be raised whenever contract/rows makes other tokens of the same row, or refuses one that it took
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**20  # a batch ends at the first of both: one call of the tokenizer, and its memory
 
 Tick = Callable[[], None]
