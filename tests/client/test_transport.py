@@ -66,6 +66,14 @@ def test_what_was_refused_for_now_is_sent_again_when_the_service_says(served, mo
     assert waits[3:] == [5], "the second wait would end beyond the minute"
 
 
+def test_a_task_without_an_etag_is_not_polled_without_a_pause(served, monkeypatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    script = Script(*[(200, {}, body(**TASK))] * 3, (200, {}, body(**TASK | {"status": "succeeded"})))
+    assert served(script).tasks.wait("task_1").status == "succeeded"
+    assert waits == [1.0] * 3
+
+
 def test_a_stream_that_is_refused_for_now_is_opened_when_the_service_says(served, monkeypatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)

@@ -134,6 +134,8 @@ def _followed(task_id: str, every: float, until: float) -> Listing[Task]:
         if answer.status_code != 304 or found is None:
             found, etag = resource(Task, answer), answer.headers.get("etag")
         yield Emit(found)
+        if etag is None and not found.ended:  # something on the way took it out, so nothing waits there
+            yield Sleep(max(0.0, min(_RECONNECT, until - time.monotonic())))
 
 
 def wait(task_id: str, timeout: float | None = None) -> Operation[Task]:
