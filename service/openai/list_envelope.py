@@ -6,12 +6,14 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel
-from sqlalchemy import Select, tuple_
+from sqlalchemy import Select, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.database.engine import Base
 from service.http.problems import invalid_field
 from service.openai.id_translation import OwnId
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
 
 Item = TypeVar("Item", bound=BaseModel)
 Row = TypeVar("Row", bound=Base)
@@ -38,6 +40,7 @@ def list_of(items: Sequence[Any], has_more: bool) -> ListOf[Any]:
 
 def listed(
     session: Session,
+    principal: Principal,
     rows: Select[Row],
     model: type[Row],
     after: str | None,
@@ -45,15 +48,18 @@ def listed(
     render: Callable[[Sequence[Row]], Sequence[Item]],
     oldest_first: bool = False,
 ) -> ListOf[Item]:
-    """One page of `rows`, a query already limited to the caller's tenant. Raises Invalid if `after` is not among them."""
+    """One page of `rows`, a query already limited to the caller's tenant. Raises Invalid if `after` is none of the tenant's; it
+    may be deleted, as by a client that deletes what it lists."""
     table = model.__table__.c
     key = tuple_(table.created_at, table.id)
     statement = rows
     if after is not None:
-        last: Any = session.scalar(rows.where(table.id == after))
+        last = session.execute(
+            scoped(select(table.created_at, table.id).where(table.id == after), model, principal)
+        ).one_or_none()
         if last is None:
             raise invalid_field("after", "not_found", f"there is nothing {after!r} that this key could see")
-        place = tuple_(last.created_at, last.id)
+        place = tuple_(*last)
         statement = rows.where(key > place if oldest_first else key < place)
     order = [column.asc() if oldest_first else column.desc() for column in (table.created_at, table.id)]
     found = list(session.scalars(statement.order_by(*order).limit(limit + 1)))

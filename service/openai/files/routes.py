@@ -89,7 +89,9 @@ def list_files(
         files = actions.files_of(reader)
         if purpose not in (None, "fine-tune"):
             files = files.where(false())
-        return listed(session, files, File, after, limit, lambda rows: [file_object(f, ids) for f in rows], order == "asc")
+        return listed(
+            session, reader, files, File, after, limit, lambda rows: [file_object(f, ids) for f in rows], order == "asc"
+        )
 
 
 @router.get("/{file_id}")

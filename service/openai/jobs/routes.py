@@ -90,7 +90,7 @@ def list_jobs(reader: Reader, db: Db, request: Request, ids: Ids, after: After =
         tasks = actions.select_tasks(reader, labels=pairs or {})
         if pairs is None:
             tasks = tasks.where(Task.labels == {})
-        return listed(session, tasks, Task, after, limit, lambda rows: _objects(session, list(rows), ids))
+        return listed(session, reader, tasks, Task, after, limit, lambda rows: _objects(session, list(rows), ids))
 
 
 def _metadata(request: Request) -> dict[str, str] | None:
@@ -143,4 +143,6 @@ def list_checkpoints(
     with db.begin() as session:
         task = find(session, Task, task_id, reader, "fine-tuning job")
         adapters = scoped(select(Adapter).where(Adapter.task_id == task_id, Adapter.deleted_at.is_(None)), Adapter, reader)
-        return listed(session, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task, ids) for a in rows])
+        return listed(
+            session, reader, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task, ids) for a in rows]
+        )

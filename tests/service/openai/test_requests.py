@@ -4,6 +4,7 @@ import pytest
 
 from service.http.openai_ids import own_id
 from service.openai.jobs.job_requests import JobRequest
+from tests.service.api import chat_rows
 from tests.service.fleet.scripted import moved, points
 
 FILE = {"model": "small", "training_file": "file_1"}
@@ -133,6 +134,23 @@ def test_errors_of_every_kind_have_openais_form(tenant, client):
         (tenant.delete("/openai/v1/models"), 405, "invalid_request_error"),
     ):
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind), response.text
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_go_on_behind_a_file_that_was_deleted_meanwhile(new_tenant, order):
+    tenant = new_tenant()
+    made = [tenant.file(chat_rows(2 + more)).replace("file_", "file-") for more in range(3)]
+    seen, query = [], {"limit": 1, "order": order}
+    while True:
+        page = tenant.get("/openai/v1/files", params=query).json()
+        seen += [file["id"] for file in page["data"]]
+        assert tenant.delete(f"/openai/v1/files/{page['last_id']}").status_code == 200
+        if not page["has_more"]:
+            break
+        query["after"] = page["last_id"]
+    assert seen == (made if order == "asc" else made[::-1])
+    other = new_tenant().get("/openai/v1/files", params={"after": seen[0]})
+    assert (other.status_code, other.json()["error"]["param"]) == (400, "after")
 
 
 def test_a_job_is_made_once_under_its_key(tenant):
