@@ -89,11 +89,15 @@ def _asked(wanted: ChatRequest | TextRequest, writer: Principal, state: State, d
             wanted.most_named, "too_large", f"is {asked}; this service generates at most {most} tokens a choice"
         )
     work = wanted.work(requests.new_request_id(), writer.tenant_id, most)
+    count = work.n * max(1, len(work.prompts))
+    a_minute = state.settings.completion_tokens_per_minute
+    if count * work.max_tokens > a_minute:  # by the limit of a minute it would be refused again after each wait
+        message = f"may take {count * work.max_tokens} tokens in all; a tenant may use {a_minute} a minute, so lower it"
+        raise invalid_field(wanted.most_named, "too_large", message)
     with db.begin() as session:
         model: AskedModel = asked_model(session, writer, wanted.model, wanted.precision)
         requests.make(session, state.settings, state.queue, writer, model, work)
         created = unix(clock(session))
-    count = work.n * max(1, len(work.prompts))
     chat = isinstance(wanted, ChatRequest)
     return CompletionAnswer(
         work.request_id,

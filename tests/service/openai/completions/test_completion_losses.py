@@ -32,6 +32,8 @@ def test_limits_of_requests_and_tokens(ask, executor, tenant, server, app, datab
     work = executor.next()
     big = refused(ask("chat", messages=USER, max_tokens=901), openai.RateLimitError, "rate_limit_exceeded")
     assert "1000 tokens a minute" in big.message
+    never = refused(ask("text", prompt="x", n=2, max_tokens=501), openai.BadRequestError, "too_large", "max_tokens")
+    assert "may take 1002 tokens in all; a tenant may use 1000 a minute" in never.message
     assert big.response.headers["retry-after"] == "60"
     second = ask("chat", messages=USER, max_tokens=100)
     other = executor.next()
