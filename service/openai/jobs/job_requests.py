@@ -187,7 +187,7 @@ def _in_shape_of(start: PeftSettings, space: SearchSpace) -> SearchSpace:
         way_out = f"say search_space.alpha, at most {MAX_ALPHA:g}; what the adapter does at the start stays the same"
         raise invalid_field("model", "alpha_too_large", f"is an adapter of lora_alpha {start.alpha:g}; {way_out}")
     shape = {name: getattr(start, name) for name in ("rank", "alpha", "target_modules", "rslora")}
-    said = space.model_dump(exclude_unset=True)
+    said = space.model_dump(exclude_unset=True, exclude_none=True)
     if space.jobs is not None:
         return SearchSpace.model_validate(said | {"jobs": [shape | job for job in said["jobs"]]})
     if space.alpha_ratio is not None:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from contract.messages.peft_settings import PeftSettings
 from service.http.openai_ids import own_id
 from service.openai.jobs.job_requests import JobRequest
+from service.openai.models.tuned_start import TunedStart
 from tests.service.api import chat_rows
 from tests.service.fleet.scripted import moved, points
 
@@ -41,6 +43,19 @@ def test_preferences_have_a_beta_of_their_own():
 def test_a_search_space_is_taken_as_it_is():
     wanted = {"learning_rate": [1e-4, 3e-4], "rank": [8, 64]}
     assert space(search_space=wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"learning_rate": [1e-4], "alpha": None, "alpha_ratio": None},
+        {"method": "list", "jobs": [{"learning_rate": 1e-4, "alpha": None}]},
+    ],
+)
+def test_a_null_leaves_a_tuned_models_scale_as_it_is(space):
+    start = TunedStart("adapter_1", "small", "bf16", PeftSettings(rank=8, alpha=64, target_modules=["q_proj"]))
+    (job,) = JobRequest.model_validate(FILE | {"search_space": space}).spec(start).jobs()
+    assert (job.rank, job.alpha, job.target_modules) == (8, 64, ("q_proj",))
 
 
 def test_the_rest_of_a_request_lands_in_the_spec():
