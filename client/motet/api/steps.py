@@ -17,8 +17,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from motet.api.answers import SEE, checked, contents, problem_in, resource, strange, validated
 from motet.api.errors import ApiError, BadId, MotetError, NotMotet, Unreachable
+from motet.api.received_answers import SEE, checked, contents, problem_in, resource, strange, validated
 
 log = logging.getLogger(__name__)
 

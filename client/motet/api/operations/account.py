@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from motet.api.answers import validated
+from motet.api.received_answers import validated
 from motet.api.resources import AuditEntry, Key, Price, PriceList, Quotas, SignInLink, Tenant, Usage
 from motet.api.steps import Listing, Operation, at, change, entries, gathered, get, make, one, pages
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from motet.api.answers import data_of, problem_of
 from motet.api.errors import ApiError, Unreachable
+from motet.api.received_answers import data_of, problem_of
 from motet.api.resources import Completion, CompletionPart
 from motet.api.steps import Emit, Listing, Operation, change, chunk, opened
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
-from motet.api.answers import contents, validated
 from motet.api.errors import MotetError
+from motet.api.received_answers import contents, validated
 from motet.api.resources import Autoscaling, HubModel, JoinToken, Model, NewestBackup, Node, Schedule, Storage
 from motet.api.steps import Listing, Operation, ask, at, change, entries, gathered, get, make, one, pages, put, remove
 

@@ -11,8 +11,8 @@ import httpx
 from contract.messages.report_messages import Series
 from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
-from motet.api.answers import contents, data_of, resource, validated
 from motet.api.errors import NotMotet, TaskNotDone, Unreachable
+from motet.api.received_answers import contents, data_of, resource, validated
 from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TaskMirror, TextEvaluation
 from motet.api.steps import (
     Emit,
