@@ -150,7 +150,7 @@ ReadingOwner = Annotated[Principal, Depends(_owner_who_needs(Scope.READ))]
 Owner = Annotated[Principal, Depends(_owner_who_needs(Scope.WRITE))]
 
 
-async def _still_allowed(request: Request, principal: Reader) -> Callable[[], Awaitable[bool]]:
+async def _still_allowed(request: Request, principal: _Caller) -> Callable[[], Awaitable[bool]]:
     state, secret, address = state_of(request), _credential(request, await _bearer(request)), address_of(request)
 
     async def still() -> bool:
