@@ -48,6 +48,7 @@ def keep(
         bytes=data.stored.bytes,
         rows=data.rows,
         sha256=data.stored.sha256,
+        prompt_bytes=data.prompt_bytes,
         expires_at=expires_at,
     )
     session.add(file)

@@ -50,11 +50,12 @@ class FileTooLarge(TooLarge):
 
 @dataclass(frozen=True)
 class CheckedDataSet:
-    """A complete, valid file in storage."""
+    """A complete, valid file in storage. prompt_bytes: of all prompts of preferences."""
 
     format: Format
     rows: int
     stored: Stored
+    prompt_bytes: int = 0
 
 
 @dataclass
@@ -65,6 +66,7 @@ class RowCheck:
     rows: int = 0
     lines: int = 0  # of the upload, blank ones included: errors are told by them
     format: Format | None = None  # of the first row that has one
+    prompt_bytes: int = 0
     error_count: int = 0
     errors: list[FieldError] = field(default_factory=list)
     tail: bytes = b""
@@ -112,7 +114,8 @@ class RowCheck:
             message = f"has more than {self.limits.line_bytes} bytes, the limit of a line"
             self._note([RowMistake(None, "line_too_long", message)])
             return line
-        format, errors = check_row(line)
+        format, errors, prompt_bytes = check_row(line)
+        self.prompt_bytes += prompt_bytes
         if format is not None and self.format is None:
             self.format = format
         if format is not None and format != self.format:
@@ -149,7 +152,7 @@ class Intake:
         """Commit the upload as a stored data set. Raises FileInvalid."""
         format = self._check.finish()
         self._incoming.write(self._check.tail)
-        return CheckedDataSet(format, self._check.rows, self._incoming.commit())
+        return CheckedDataSet(format, self._check.rows, self._incoming.commit(), self._check.prompt_bytes)
 
     def abandon(self) -> None:
         self._incoming.abandon()

@@ -15,10 +15,11 @@ class File(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str] = mapped_column(String(255))
-    format: Mapped[str] = mapped_column(String(32))  # chat or completion
+    format: Mapped[str] = mapped_column(String(32))  # of row_checks.Format
     bytes: Mapped[Big]
     rows: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
+    prompt_bytes: Mapped[Big | None]  # of preferences' prompts, which training reads twice; null: of a version before it
     created_at: Mapped[Now]
     expires_at: Mapped[At | None]  # afterwards it counts as deleted
     deleted_at: Mapped[At | None]

@@ -7,9 +7,10 @@ prompt may be empty. A text row is {"text"}. A preference row is OpenAI's {"inpu
 "non_preferred_output"}, each output a list with one assistant turn, or {"prompt", "chosen", "rejected"}.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.files import message_checks
 from service.files.row_values import RowMistake, UnreadableJson, kind, read, text
@@ -39,29 +40,46 @@ _OUTPUTS = ("preferred_output", "non_preferred_output")
 _ANSWERS = ("chosen", "rejected")
 
 
-def check_row(line: bytes) -> tuple[Format | None, list[RowMistake]]:
-    """The row's format (None if unknown) and its mistakes. `line` comes without its newline."""
+class CheckedRow(NamedTuple):
+    """A row's format, None if unknown, and its mistakes. prompt_bytes: about what a preference's prompt takes of its
+    line; training reads it before either answer."""
+
+    format: Format | None
+    mistakes: list[RowMistake]
+    prompt_bytes: int = 0
+
+
+def check_row(line: bytes) -> CheckedRow:
+    """`line` comes without its newline."""
     try:
         row = read(line)
     except UnreadableJson as error:
-        return None, [RowMistake(None, error.code, str(error))]
+        return CheckedRow(None, [RowMistake(None, error.code, str(error))])
     if not isinstance(row, dict):
-        return None, [RowMistake(None, "not_an_object", f"holds {kind(row)}; a row is a JSON object")]
+        return CheckedRow(None, [RowMistake(None, "not_an_object", f"holds {kind(row)}; a row is a JSON object")])
     if "instruction" in row:
-        return None, [RowMistake(None, "format_unknown", f"is an instruction row; {_INSTRUCTION}")]
+        return CheckedRow(None, [RowMistake(None, "format_unknown", f"is an instruction row; {_INSTRUCTION}")])
     if "messages" in row:
         known = ("messages", *_TOOLS)
         told = [*_tools("", row), *message_checks.messages("messages", row["messages"])]
-        return Format.CHAT, [*_unknown(row, known, Format.CHAT), *told]
+        return CheckedRow(Format.CHAT, [*_unknown(row, known, Format.CHAT), *told])
     if "input" in row or any(name in row for name in _OUTPUTS):
-        return Format.PREFERENCE, [*_unknown(row, ("input", *_OUTPUTS), Format.PREFERENCE), *_preference(row)]
+        return _pair(line, row, _OUTPUTS, [*_unknown(row, ("input", *_OUTPUTS), Format.PREFERENCE), *_preference(row)])
     if any(name in row for name in _ANSWERS):
-        return Format.PREFERENCE, [*_unknown(row, ("prompt", *_ANSWERS), Format.PREFERENCE), *_answers(row)]
+        return _pair(line, row, _ANSWERS, [*_unknown(row, ("prompt", *_ANSWERS), Format.PREFERENCE), *_answers(row)])
     if "text" in row:
-        return Format.TEXT, [*_unknown(row, ("text",), Format.TEXT), *text("text", row, "text")]
+        return CheckedRow(Format.TEXT, [*_unknown(row, ("text",), Format.TEXT), *text("text", row, "text")])
     if "prompt" in row or "completion" in row:
-        return Format.COMPLETION, [*_unknown(row, ("prompt", "completion"), Format.COMPLETION), *_completion(row)]
-    return None, [RowMistake(None, "format_unknown", f"has no known format: {'; '.join(_SHAPES.values())}")]
+        return CheckedRow(Format.COMPLETION, [*_unknown(row, ("prompt", "completion"), Format.COMPLETION), *_completion(row)])
+    return CheckedRow(None, [RowMistake(None, "format_unknown", f"has no known format: {'; '.join(_SHAPES.values())}")])
+
+
+def _pair(line: bytes, row: dict[str, Any], answers: Sequence[str], mistakes: list[RowMistake]) -> CheckedRow:
+    """A preference with answers under these names; its prompt is what else is in the line."""
+    if mistakes:
+        return CheckedRow(Format.PREFERENCE, mistakes)
+    said = json.dumps([row[name] for name in answers], ensure_ascii=line.isascii())
+    return CheckedRow(Format.PREFERENCE, mistakes, max(0, len(line) - len(said.encode())))
 
 
 def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Iterator[RowMistake]:

@@ -260,8 +260,10 @@ def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tu
 
 
 def _tokens_per_row(spec: TaskSpec, file: File) -> float:
-    """Of a training row, as estimated: under dpo a row is two sequences."""
-    return tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len, 2 if spec.objective.type == "dpo" else 1)
+    """Of a training row, as estimated: under dpo a row is two sequences, each with the prompt."""
+    if spec.objective.type == "dpo":
+        return tokens_per_row(file.bytes + (file.prompt_bytes or 0), file.rows, spec.training.max_seq_len, 2)
+    return tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
 
 
 def _rows_an_evaluation(spec: TaskSpec, train: int, validation: int) -> int:

@@ -119,7 +119,7 @@ BAD = [
 
 @pytest.mark.parametrize(("row", "path", "code"), BAD, ids=[f"{code} at {path}" for _, path, code in BAD])
 def test_a_wrong_row(row, path, code):
-    _, errors = check_row(json.dumps(row).encode())
+    _, errors, _ = check_row(json.dumps(row).encode())
     assert (path, code) in [(error.path, error.code) for error in errors]
 
 
@@ -141,18 +141,18 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "code"), LINES, ids=[f"{code} {line[:24]!r}" for line, code in LINES])
 def test_a_wrong_line(line, code):
-    format, errors = check_row(line)
+    format, errors, _ = check_row(line)
     assert [error.code for error in errors] == [code]
     assert format in (None, Format.COMPLETION)
 
 
 def test_all_mistakes_of_a_row_are_said():
-    _, errors = check_row(json.dumps(chat(turn("robot", ""), "x", more=1)).encode())
+    _, errors, _ = check_row(json.dumps(chat(turn("robot", ""), "x", more=1)).encode())
     assert {error.path for error in errors} == {"more", "messages[0].role", "messages[0].content", "messages[1]", "messages"}
 
 
 def test_a_line_of_windows_is_a_line():
-    assert check_row(json.dumps(CHAT).encode() + b"\r") == (Format.CHAT, [])
+    assert check_row(json.dumps(CHAT).encode() + b"\r")[:2] == (Format.CHAT, [])
 
 
 EMPTY = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None, "name": None}
@@ -171,7 +171,7 @@ GOOD = [
 
 @pytest.mark.parametrize("row", GOOD)
 def test_a_row_as_openais_users_have_it(row):
-    assert check_row(json.dumps(row).encode()) == (Format.PREFERENCE if "input" in row else Format.CHAT, [])
+    assert check_row(json.dumps(row).encode())[:2] == (Format.PREFERENCE if "input" in row else Format.CHAT, [])
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda text: text.strip())
@@ -181,18 +181,18 @@ turns = st.builds(turn, st.sampled_from(["user", "assistant"]), texts)
 @given(st.none() | st.builds(turn, st.just("system"), texts), st.lists(turns, max_size=4), st.lists(turns, max_size=2))
 def test_a_right_chat_row(system, before, after):
     row = chat(*([system] if system else []), *before, turn("assistant"), *after)
-    assert check_row(json.dumps(row, ensure_ascii=False).encode()) == (Format.CHAT, [])
+    assert check_row(json.dumps(row, ensure_ascii=False).encode())[:2] == (Format.CHAT, [])
 
 
 @given(st.text(st.characters(codec="utf-8")), texts)
 def test_a_right_completion_row(prompt, completion):
     row = {"prompt": prompt, "completion": completion}
-    assert check_row(json.dumps(row).encode()) == (Format.COMPLETION, [])
+    assert check_row(json.dumps(row).encode())[:2] == (Format.COMPLETION, [])
 
 
 @given(st.binary(max_size=64))
 def test_no_line_breaks_the_check(line):
-    _, errors = check_row(line)
+    _, errors, _ = check_row(line)
     assert errors
 
 
@@ -203,5 +203,27 @@ def test_what_tools_take_and_are_given_is_nested_only_so_deep(levels: int, mista
         chat(USER, ANSWER, tools=[tool(parameters=nested(levels))]),
         chat(USER, calling(arguments=json.dumps(nested(levels)))),
     ):
-        _, errors = check_row(json.dumps(row).encode())
+        _, errors, _ = check_row(json.dumps(row).encode())
         assert [error.code for error in errors] == ["too_deep"] * mistakes
+
+
+@pytest.mark.parametrize("prompt", ["x" * 900, "\u00e9" * 450, ""])
+@pytest.mark.parametrize("ascii", [False, True])
+def test_the_prompt_of_a_preference_is_what_its_answers_leave_of_the_line(prompt: str, ascii: bool) -> None:
+    answers = {"chosen": "y" * 700 + "\u00e9", "rejected": "z\n" * 50}
+    plain = json.dumps({"prompt": prompt, **answers}, ensure_ascii=ascii).encode()
+    turns = {
+        "input": {"messages": [{"role": "user", "content": prompt or "?"}]},
+        "preferred_output": [{"role": "assistant", "content": answers["chosen"]}],
+        "non_preferred_output": [{"role": "assistant", "content": answers["rejected"]}],
+    }
+    there = len(json.dumps(prompt, ensure_ascii=ascii).encode())
+    for line in (plain, json.dumps(turns, ensure_ascii=ascii).encode()):
+        checked = check_row(line)
+        assert (checked.format, checked.mistakes) == (Format.PREFERENCE, [])
+        assert there <= checked.prompt_bytes <= there + 130, "and the names of the fields"
+
+
+def test_only_preferences_have_prompts_that_are_read_twice() -> None:
+    for row in ({"prompt": "x", "completion": "y"}, {"text": "x"}, CHAT, {"prompt": "x" * 99, "chosen": "y", "rejected": "y"}):
+        assert check_row(json.dumps(row).encode()).prompt_bytes == 0

@@ -4,6 +4,7 @@ import pytest
 
 from service.scheduler import estimate_warnings
 from service.scheduler.estimate import task_workload
+from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN
 from tests.service.api import Caller
 from tests.service.live_server import until
 
@@ -71,6 +72,15 @@ def test_of_a_pair_of_answers_each_is_cut_by_itself(tenant, new_node):
     )
     trained = tenant.post("/v1/tasks/estimate", json=cut).json()["full_tokens"]
     assert trained == 2 * 8 * 2 * 700, "two jobs, eight rows, two sequences"
+
+
+def test_a_prompt_is_counted_before_either_answer(tenant, new_node):
+    new_node()
+    rows = [{"prompt": f"{at:02}" + "x" * 1498, "chosen": "y" * 150, "rejected": "z" * 150} for at in range(10)]
+    spec = tenant.spec(tenant.file(rows), objective={"type": "dpo"}, training={"epochs": 1, "max_seq_len": 700})
+    trained = tenant.post("/v1/tasks/estimate", json=spec).json()["full_tokens"]
+    each = 2 * 1500 + 2 * 150
+    assert 2 * 8 * each / BYTES_PER_TOKEN <= trained <= 2 * 8 * (each + 120) / BYTES_PER_TOKEN
 
 
 def test_a_tenant_asks_so_often_and_no_more(serve, settings_for, new_database_url, tmp_path):
