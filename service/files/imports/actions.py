@@ -22,8 +22,7 @@ _SIGNED_SECONDS = 3600.0
 
 def box_of(settings: Settings) -> SecretBox:
     """Encrypts URLs, which may be presigned, and tokens, until their import has ended."""
-    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
-    return SecretBox(settings.secret_key.get_secret_value(), _PURPOSE, earlier)
+    return SecretBox.of(settings, _PURPOSE)
 
 
 def begin(session: Session, principal: Principal, name: str, found: Found, box: SecretBox) -> FileImport:
