@@ -31,6 +31,11 @@ def is_session(secret: str) -> bool:
     return secret.startswith(_SESSION)
 
 
+def is_members_own(session: Session, principal: Principal) -> bool:
+    """Whether the caller is a member's browser session, and stands for no key that may do less, or end sooner, than they."""
+    return session.scalars(select(ApiKey.for_sessions).where(ApiKey.id == principal.key_id)).one()
+
+
 def open_session(session: Session, principal: Principal, lasts: timedelta) -> tuple[str, timedelta]:
     """Open a browser session for the principal's key. Returns its secret and its duration: at most until the key expires."""
     now = clock(session)

@@ -12,6 +12,7 @@ from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.members import invitation_routes, member_routes, service_account_routes
 from service.members.service_account_routes import NewServiceAccount
 from service.tenants.api_keys import Principal
+from service.tenants.browser_sessions import is_members_own
 from service.tenants.member_roles import Role
 from service.tenants.routes import NewKey
 from service.web.forms import Form, read_as
@@ -84,7 +85,9 @@ def delete_service_account(account_id: str, owner: Owner, db: KeysDb, service: S
 
 @router.get("/account")
 def show_account(viewer: Looking, reader: Reader, db: KeysDb, request: Request) -> Response:
-    return render(request, "account.html", me=member_routes.get_me(reader, db))
+    with db.begin() as session:
+        chooses = is_members_own(session, reader)
+    return render(request, "account.html", me=member_routes.get_me(reader, db), chooses=chooses)
 
 
 @router.post("/account/sign-out-everywhere")

@@ -29,8 +29,8 @@ from service.oidc.provider import Provider
 from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 from service.tenants.auth_throttle import address_of
-from service.tenants.browser_sessions import close_session, open_session
-from service.tenants.member_roles import RoleMissing
+from service.tenants.browser_sessions import close_session, is_members_own, open_session
+from service.tenants.member_roles import Role, RoleMissing
 from service.tenants.models import Tenant
 from service.web.forms import Form
 from service.web.page_route import pages
@@ -94,11 +94,15 @@ async def accept_invitation(secret: str, request: Request) -> Response:
 
 @router.post("/tenant")
 def change_tenant(request: Request, reader: Reader, form: Form) -> Response:
-    """Another of the member's tenants, in a new session."""
+    """Another of the member's tenants, in a new session of the member's whole role there."""
     service = state_of(request)
-    if reader.user_id is None:
-        raise RoleMissing("This session stands for a key, which belongs to one tenant.", needs="viewer")
     with service.system.begin() as session:
+        if reader.user_id is None or not is_members_own(session, reader):
+            raise RoleMissing(
+                "This session stands for a key, which belongs to one tenant. A member who signed in by the identity provider "
+                "may change to another.",
+                needs=Role.VIEWER.value,
+            )
         places = {place.tenant_id: place for place in places_of(session, reader.user_id)}
         if (place := places.get(form.one("tenant"))) is None:
             raise NoTenant("You are no member of this tenant.")
