@@ -171,7 +171,7 @@ def _node(node: models.Node, running: list[RunningTask], trouble: Trouble | None
         id=node.id,
         name=node.name,
         status=node.presence if lost or trouble is None else trouble.status,
-        trouble=None if trouble is None or (lost and trouble.status in _OF_READY) else trouble.sentence,
+        trouble=None if trouble is None or (lost and trouble.status in _OF_READY) else trouble.to_admins,
         devices=[Device.model_validate(device) for device in node.devices],
         versions=node.versions,
         protocol=node.protocol,

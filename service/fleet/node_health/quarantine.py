@@ -191,11 +191,18 @@ def mend(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a node takes no placements, or one at a time (`probing`), in words."""
+    """Why a node takes no placements, or one at a time (`probing`), in words: `sentence` for everybody, `to_admins` for admins
+    alone, since a worker's words may name the task and the files of another tenant."""
 
     status: str
     sentence: str
+    to_admins: str
     probing: bool = False
+
+
+def _told(status: str, sentence: str) -> "Trouble":
+    """A trouble of which everybody is told the same."""
+    return Trouble(status, sentence, sentence)
 
 
 TROUBLES = ("stopping", "quarantined", "not_applying", "disk_full", "resting")  # every status that `trouble_of` gives
@@ -205,22 +212,21 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
     """What is wrong with a node that still sends heartbeats; None if nothing is."""
     if node.stopping_since is not None:
         said = f"its worker is being stopped since {node.stopping_since:%H:%M:%S} UTC; it takes nothing until it starts again"
-        return Trouble("stopping", said)
+        return _told("stopping", said)
     resting = node.rests_until is not None and node.rests_until > now
     if node.quarantined_at is not None:
         again = f"at {node.rests_until:%H:%M:%S} UTC" if resting else "now"
-        said = f"it is quarantined, and {again} tried with one task: {node.quarantine_reason}"
-        return Trouble("quarantined", said, probing=not resting)
+        said = f"it is quarantined, and {again} tried with one task"
+        lost = f"{said}: it lost {len(node.losing)} placements in a row"
+        return Trouble("quarantined", lost, f"{said}: {node.quarantine_reason}", probing=not resting)
     if _behind(node, now, settings):
         said = f"it has not acted upon what it should run since {node.behind_since:%H:%M:%S} UTC, although its heartbeats come"
-        return Trouble("not_applying", said)
+        return _told("not_applying", said)
     if node.waits_for is not None and node.waits_since is not None:
-        return Trouble(
-            "disk_full", f"it has waited for room on its disk since {node.waits_since:%H:%M:%S} UTC: {node.waits_for}"
-        )
+        return _told("disk_full", f"it has waited for room on its disk since {node.waits_since:%H:%M:%S} UTC: {node.waits_for}")
     if resting:
         said = f"it lost {len(node.losing)} placements in a row, and takes the next at {node.rests_until:%H:%M:%S} UTC"
-        return Trouble("resting", said)
+        return _told("resting", said)
     return None
 
 

@@ -58,6 +58,23 @@ def test_a_node_that_loses_three_in_a_row_takes_no_more_and_says_so(tenant, admi
         assert "quarantined" in told["waiting"]["sentence"]
 
 
+def test_no_tenant_reads_the_words_of_anothers_loss(tenant, new_tenant, new_node, plan, rested, nodes_of):
+    """A worker's words may name the task and its files; the owner and admins are told them."""
+    node, task, other = new_node("words"), tenant.task(), new_tenant()
+    quarantined(node, task, plan, rested)
+    words = "killed by signal 9"
+    assert words in seen(tenant, task)["requeue_detail"]
+    assert words in nodes_of()["words"]["trouble"]
+    waits = other.task()
+    plan()
+    waiting = seen(other, waits)["waiting"]
+    assert (waiting["code"], words in waiting["sentence"]) == ("node_quarantined", False)
+    assert "it lost 3 placements in a row" in waiting["sentence"]
+    schedule = other.get("/v1/schedule")
+    assert "it lost 3 placements in a row" in schedule.text
+    assert words not in schedule.text
+
+
 def quarantined(node: ScriptedNode, task: dict, plan, rested) -> None:
     for loss in range(3):
         plan() if loss < 2 else rested()
