@@ -15,6 +15,6 @@ def is_public(address: IPAddress) -> bool:
             carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if not all(is_public(one) for one in carried if one is not None):
-            return False
+        if address.is_site_local or not all(is_public(one) for one in carried if one is not None):
+            return False  # of site-local ones (RFC 3879), which some networks still use, ipaddress says that they are global
     return address.is_global and not address.is_multicast and not address.is_reserved

@@ -30,6 +30,7 @@ from tests.service.live_server import PATIENCE, until
         ("::", False),
         ("fe80::1", False),
         ("fd00::1", False),
+        ("fec0::1", False),  # site-local
         ("ff02::1", False),
         ("::ffff:127.0.0.1", False),
         ("::ffff:93.184.215.14", True),
