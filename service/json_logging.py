@@ -28,6 +28,11 @@ _SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
         re.compile(r"\b(mk|nc|pt|jt|whsec)_[A-Za-z0-9_+/=-]{8,}"),
         rf"\1_{_HIDDEN}",
     ),
+    (  # browser sessions, links that sign in or invite: whole ones, since "ms" is also a unit
+        lambda text: "ms_" in text or "ml_" in text or "mi_" in text,
+        re.compile(r"\b(ms|ml|mi)_[A-Za-z0-9_-]{43}"),
+        rf"\1_{_HIDDEN}",
+    ),
     (lambda text: " " in text, re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9._~+/=-]{8,}"), rf"\1 {_HIDDEN}"),
     (lambda text: "://" in text, re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{_HIDDEN}@"),  # a password in a URL
     (  # an upload grant
