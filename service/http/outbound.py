@@ -29,7 +29,8 @@ _MAX_REDIRECT = 8192  # characters; a bucket's presigned URLs are long
 _REDIRECTS = 5
 _KEPT_BYTES = 1024  # of an answer's body
 _RESOLVE_SECONDS = 5.0  # the resolver's own limit depends on the machine's settings, and may be minutes
-_RESOLVING = threading.BoundedSemaphore(32)  # threads that wait for a resolver, hung ones included
+# threads that wait for a resolver, hung ones included: for tenants' names, and for operators', which no tenant's may hold up
+_RESOLVING, _RESOLVING_TRUSTED = threading.BoundedSemaphore(32), threading.BoundedSemaphore(32)
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")  # of a host: IPv4 in any of its forms, IPv6
 
 
@@ -76,7 +77,7 @@ class Outbound:
         """Check a URL when a tenant registers it. Raises Refused. An unresolvable name passes: it may resolve later."""
         parts = _split(url)
         try:
-            addresses = _resolve(parts.hostname or "", _port(parts))
+            addresses = _resolve(parts.hostname or "", _port(parts), _RESOLVING)
         except Failed:
             self.check_unresolved(url)  # `post` resolves the name again
         else:
@@ -165,7 +166,7 @@ class Outbound:
         judged: bool = True,
     ) -> Iterator[httpcore.Response]:
         """The response of one request to checked addresses. `judged`: refuse those that are not public."""
-        addresses = _resolve(parts.hostname or "", _port(parts))
+        addresses = _resolve(parts.hostname or "", _port(parts), _RESOLVING if judged else _RESOLVING_TRUSTED)
         if judged:
             self._judge(parts.scheme, addresses)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -245,8 +246,8 @@ def _host_header(parts: SplitResult) -> str:
     return host if parts.port is None else f"{host}:{parts.port}"
 
 
-def _resolve(host: str, port: int) -> list[IPAddress]:
-    """Every address of the name, in the resolver's order. Raises Failed if there is none, or none in _RESOLVE_SECONDS."""
+def _resolve(host: str, port: int, threads: threading.BoundedSemaphore) -> list[IPAddress]:
+    """Every address of the name, as the resolver orders them. Raises Failed: none, none in _RESOLVE_SECONDS, no thread left."""
     answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -255,14 +256,14 @@ def _resolve(host: str, port: int) -> list[IPAddress]:
         except (OSError, UnicodeError) as error:
             answer.put(error)
         finally:
-            _RESOLVING.release()
+            threads.release()
 
-    if not _RESOLVING.acquire(blocking=False):
+    if not threads.acquire(blocking=False):
         raise Failed(f"{host} cannot be resolved: the resolver does not answer for other names")
     try:
         threading.Thread(target=ask, name="resolver", daemon=True).start()  # getaddrinfo takes no timeout
     except RuntimeError as error:  # no more threads, or the process ends
-        _RESOLVING.release()
+        threads.release()
         raise Failed(f"{host} cannot be resolved: {error}") from None
     try:
         found = answer.get(timeout=_RESOLVE_SECONDS)

@@ -5,6 +5,7 @@ import http.server
 import ipaddress
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpcore
 import pytest
@@ -116,9 +117,9 @@ def test_the_name_is_asked_once(receive, monkeypatch):
 
 
 def _once(resolve: Callable, asked: list[str]) -> Callable:
-    def made(host: str, port: int) -> object:
+    def made(host: str, *rest: Any) -> object:
         asked.append(host)
-        return resolve(host, port)
+        return resolve(host, *rest)
 
     return made
 

@@ -112,6 +112,8 @@ def test_a_resolver_that_hangs_holds_a_call_for_a_bounded_time_and_few_threads(m
         assert len(asked) == 32
         with pytest.raises(Failed, match="does not answer for other names"):
             Outbound().post("https://hangs.example/", b"", {})
+        with pytest.raises(Failed, match=r"no answer within 0\.01 s"):  # an operator's name is asked all the same
+            Outbound().get("https://id.example/", {}, 10, trusted="https://id.example/")
     finally:
         hangs.set()
     for _ in range(32):
