@@ -1,7 +1,8 @@
 """Concurrency limits of a courier's deliveries, per tenant and per webhook. Pure values; sends nothing.
 
 A delivery in flight holds a slot. A hanging receiver holds it until the timeout, so a webhook that answered late or not at all
-counts as slow: it may hold one slot, and all slow webhooks together 8 of 32, which leaves slots for receivers that answer.
+counts as slow: it may hold one slot, those of a tenant two, and all slow webhooks together 8 of 32, which leaves slots for
+receivers that answer, and for other tenants' messages that are tried again.
 """
 
 from collections import Counter
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 SLOTS = 32
 OF_TENANT, OF_WEBHOOK = 8, 4  # at most, of these slots
-OF_SLOW = 8  # for all slow webhooks together, one each
+OF_SLOW = 8  # for all slow webhooks together, one each,
+OF_TENANTS_SLOW = 2  # and for those of a tenant
 _MOST = 10_000  # slow webhooks remembered
 
 
@@ -68,7 +70,8 @@ class DeliverySlots:
         if len(self._held) >= SLOTS or one.id in self._held or one.tenant in tenants or one.webhook in webhooks:
             return False
         slow = one.failed or one.webhook in self._slow
-        if slow and (self.no_slow or any(slow and held.webhook == one.webhook for held, slow in self._held.values())):
+        beside = [held for held, is_slow in self._held.values() if is_slow and held.tenant == one.tenant] if slow else []
+        if len(beside) >= OF_TENANTS_SLOW or any(held.webhook == one.webhook for held in beside) or (slow and self.no_slow):
             return False
         self._held[one.id] = one, slow
         return True

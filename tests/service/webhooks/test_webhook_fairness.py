@@ -17,7 +17,7 @@ from sqlalchemy import delete, text, update
 from service.database.engine import clock
 from service.http.outbound import Outbound
 from service.webhooks.courier import _FIRST_DUE, Courier
-from service.webhooks.delivery_slots import OF_SLOW, OF_TENANT, OF_WEBHOOK, SLOTS, DeliverySlots, Due
+from service.webhooks.delivery_slots import OF_SLOW, OF_TENANT, OF_TENANTS_SLOW, OF_WEBHOOK, SLOTS, DeliverySlots, Due
 from service.webhooks.factories import box_of
 from service.webhooks.models import Delivery, Webhook
 from tests.service.live_server import PATIENCE, until
@@ -204,6 +204,15 @@ def test_limits_hold_and_whoever_answers_is_served(data: st.DataObject) -> None:
     held = slots.take(crowd)
     assert len(held) == OF_SLOW
     assert slots.take([Due("last", "new", "well")]), "a webhook that answers finds a slot"
+
+
+def test_slow_webhooks_of_one_tenant_leave_slots_for_what_others_try_again() -> None:
+    slots = DeliverySlots()
+    held = slots.take(Due(f"x{n}", "t", f"d{n}", failed=True) for n in range(OF_SLOW))
+    assert len(held) == OF_TENANTS_SLOW
+    assert slots.take([Due("again", "other", "well", failed=True)])
+    slots.give_back(held[0], slow=True)
+    assert slots.take([Due("next", "t", "d0")]), "a slot that is free is the tenant's again"
 
 
 def test_a_message_is_never_on_its_way_twice() -> None:
