@@ -12,7 +12,7 @@ from service.tenants.member_roles import Role, lower, scopes_of
 from service.tenants.models import ApiKey, BrowserSession, Invitation, Membership
 from tests.service.api import Caller
 from tests.service.live_server import PATIENCE, live, until
-from tests.service.tenants.test_tenant_isolation import ADMINS, OPEN, READING_POSTS, code_of, public_routes
+from tests.service.tenants.test_tenant_isolation import ADMINS, OPEN, READING, READING_POSTS, code_of, public_routes
 
 OWNERS = re.compile(r"/v1/(members|invitations|service-accounts)")
 EVERY_MEMBER = {  # in a member's own right, or for members to see
@@ -41,7 +41,7 @@ def test_every_route_wants_its_role(app, new_member, role):
     for method, path in public_routes(app.routes):
         if path in OPEN:
             continue
-        reads = method == "GET" or path in READING_POSTS or (method, path) in EVERY_MEMBER
+        reads = method in READING or path in READING_POSTS or (method, path) in EVERY_MEMBER
         of_platform = path.startswith(ADMINS) or (method, path) == ("POST", "/v1/models")
         of_owners = OWNERS.match(path) and (method, path) not in EVERY_MEMBER
         response = member.request(method, re.sub(r"{.*?}", "x", path))
