@@ -9,12 +9,13 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 
 from service.app_state import Config, Service, public_url
-from service.authentication import KeysDb, MemberOrWriter, Reader, ScopeMissing, require_owner, require_scope
+from service.authentication import KeyRefused, KeysDb, MemberOrWriter, Reader, ScopeMissing, require_owner, require_scope
 from service.database.engine import clock
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import invalid_field
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, MemberClaimedKey, ReaderClaimedKey
+from service.members.membership import hold_off_changes
 from service.tenants.api_keys import Holder, Principal, mint_key
 from service.tenants.browser_sessions import LINK_LASTS, make_link
 from service.tenants.member_roles import Role, RoleMissing, Scope, lower
@@ -67,7 +68,10 @@ def create_own_key(
     if beyond:
         raise ScopeMissing(f"This key lacks the scope {beyond[0]!r}, so it cannot give it to another.", needs=beyond[0])
     with db.begin() as session:
-        own = session.get_one(ApiKey, maker.key_id)
+        hold_off_changes(session, maker.tenant_id)  # first, as a removal locks the tenant before it revokes keys
+        own = session.get_one(ApiKey, maker.key_id, with_for_update={"read": True})
+        if own.revoked_at is not None:  # since the request was authorized: another key would be a way back
+            raise KeyRefused("The API key was revoked just now, so it makes no other.", reason="revoked")
         refuse_past(session, new.expires_at)
         longest = clock(session) + timedelta(days=config.personal_key_days) if maker.user_id is not None else None
         expires_at = min((moment for moment in (new.expires_at, own.expires_at, longest) if moment is not None), default=None)

@@ -12,7 +12,8 @@ from service.members.membership import change_role, end_membership
 from service.members.tenant_entry import Place, admit, enter
 from service.oidc.identity import Identity
 from service.tenants.member_roles import Role
-from service.tenants.models import Invitation, Membership, Tenant, User
+from service.tenants.models import ApiKey, Invitation, Membership, Tenant, User
+from service.tenants.routes import revoke
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
 
@@ -93,6 +94,27 @@ def test_an_owner_who_is_just_removed_manages_nothing(going, owner, new_member, 
             until(lambda: asked.done() or waiting_for_locks(database))
         refused = asked.result(PATIENCE)
     assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
+
+
+def test_a_member_who_is_just_removed_makes_no_key(going, owner, database):
+    """It was not revoked with their others, and worked again once they were invited anew."""
+    made = while_removed(going, database, partial(going.post, "/v1/keys", json={"name": "left behind"}))
+    assert (made.status_code, made.json()["code"]) == (401, "key_refused")
+    assert "left behind" not in {key["name"] for key in owner.get("/v1/keys").json()["data"]}
+
+
+def test_a_key_that_is_just_revoked_makes_no_other(tenant, database):
+    me = tenant.get("/v1/me").json()
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            revoke(session, session.get_one(ApiKey, me["key_id"], with_for_update=True))
+            session.flush()
+            asked = pool.submit(tenant.post, "/v1/keys", json={"name": "left behind"})
+            until(lambda: asked.done() or waiting_for_locks(database))
+        refused = asked.result(PATIENCE)
+    assert (refused.status_code, refused.json()["reason"]) == (401, "revoked")
+    with database.begin() as session:
+        assert session.scalars(select(ApiKey.id).where(ApiKey.tenant_id == me["tenant_id"])).all() == [me["key_id"]]
 
 
 def test_an_invitation_that_is_taken_back_while_somebody_joins_admits_nobody(going, database):
