@@ -81,6 +81,21 @@ def test_a_search_that_only_harms_is_ended_after_its_warmup(searched):
     assert kept.job == min(reported.warmup_losses, key=reported.warmup_losses.get)
 
 
+def test_the_best_of_a_search_that_only_harms_has_its_scores_though_it_waited_parked(searched):
+    """Its loss was lowest before the boundary, at which it was parked until the smaller batches came there."""
+    space = SPACE | {"learning_rate": [1.0, 2.0, 3.0], "batch_size": [4, 8]}
+    _, reported = searched(space=space, warmup_fraction=0.05, eval_every=1, tau_gap=1e5, tau_slope=1e5)
+    (base,), (kept,) = reported.of(BaseEvaluated), reported.of(AdapterKept)
+    trend, end = reported.curves[kept.job, "val_loss"], reported.ended[kept.job]
+    assert JobStatus.PARKED in [event.status for event in reported.of(JobMoved) if event.job == kept.job]
+    assert min(trend, key=trend.get) < end.step, "else its boundary's evaluation is that of its best weights"
+    assert kept.manifest.step == end.best_step == end.step
+    assert kept.manifest.val_loss == end.best_val_loss == reported.warmup_losses[kept.job]
+    assert kept.scores.comparable(base.scores)
+    assert kept.scores.mean == pytest.approx(kept.manifest.val_loss)
+    assert kept.scores.surely_worse_than(base.scores)
+
+
 def test_a_search_over_beta_is_scored_by_its_errors(fleet, placing, tmp_path):
     pairs = [{"prompt": f"{n} and one", "chosen": f" make {n + 1}.", "rejected": f" cost {n} pounds."} for n in range(60)]
     space = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4], "beta": [0.1, 0.5]}

@@ -51,11 +51,16 @@ class JobEvaluations:
 
     def settle_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> Settled:
         """Of a job that is about to end: choose its adapter, and replace `run.best`, whose loss is of its trend's rows, by that
-        of a full evaluation, or, where no adapter is kept, by the loss at the rung that it was ranked by."""
-        if not keeps_adapter(verdict, run.best):
+        of a full evaluation, or, of a job that is ranked out, by the loss at the rung that it was ranked by. Where that one
+        keeps an adapter, it is the one that was ranked: the job may be parked, where no other weights can be evaluated."""
+        keeps, ranked_out = keeps_adapter(verdict, run.best), verdict is not None and verdict.keeps_adapter_though_ranked_out
+        if ranked_out or not keeps:
             if run.rung() is not None and run.progress.rung_losses:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
-            return Settled()
+            if not keeps:
+                return Settled()
+            ranked = replicas.store.tensors([run.key])[run.key].adapter.weights
+            return Settled(ranked, scores=run.progress.boundary_scores)
         count, result = self._averaged(replicas, run)
         if count > 1 and not run.trend_is_all:
             result = self._evaluated_in_full(replicas, run)
@@ -84,8 +89,8 @@ class JobEvaluations:
         return len(lowest), result
 
     def _fully_evaluated_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
-        """Evaluate in full the best weights of a job that ends. None where the job does not train (it is parked,
-        even if its rows are still there), or where the device had no memory. The job's rows hold its best weights then."""
+        """Evaluate in full the best weights of a job that ends. None where the job does not train, or where the device had no
+        memory. The job's rows hold its best weights then."""
         known = run.full_evaluation_at_boundary
         if known is not None:
             return known
