@@ -32,6 +32,34 @@ def test_students_t(freedom, known):
     assert t_quantile(freedom) == pytest.approx(known, rel=0.002)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "jobs", "known"),
+    [
+        (1, 1, 12.7062),
+        (2, 1, 4.30265),
+        (1, 4, 50.9235),
+        (1, 60, 763.943),
+        (2, 60, 34.6194),
+        (3, 60, 13.7450),
+        (5, 1024, 12.9557),
+        (7, 1024, 8.8147),
+        (8, 1024, 7.8766),
+        (11, 1024, 6.4288),
+    ],
+)
+def test_students_t_of_few_rows_and_many_jobs(freedom, jobs, known):
+    assert t_quantile(freedom, 1 - 0.05 / jobs) == pytest.approx(known, rel=0.005)
+
+
+def test_two_rows_seldom_show_a_gain_that_is_luck():
+    """60 jobs that learned nothing on two rows, 1,000 times."""
+    draw, surely = random.Random(11), 0
+    for _ in range(1000):
+        gains = (ratio_estimate([draw.gauss(0, 1), draw.gauss(0, 1)], []) for _ in range(60))
+        surely += any(gain.interval_for(60)[0] > 0 for gain in gains)
+    assert surely / 1000 < 0.05
+
+
 def test_the_best_of_many_by_luck_is_seldom_surely_better():
     """20 jobs that learned nothing, 500 times: the best one's interval excludes 0 in at most one of 20 searches."""
     draw, surely = random.Random(3), 0

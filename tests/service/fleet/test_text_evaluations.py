@@ -89,10 +89,10 @@ def test_what_beats_the_base_is_a_question_of_the_metric(tenant, placed):
     """Both jobs have a lower loss than the base, and write worse texts."""
     taken = placed(select_by="rouge")
     taken.report({"kind": "base_evaluated", "val_loss": 9.0})
-    finish(taken, (0.5, 0.0), (0.0, 0.0625))
+    finish(taken, (0.5, 0.0), (0.0, 0.07))
     task = tenant.get(f"/v1/tasks/{taken.given.task_id}").json()
     assert (task["selection"]["beats_base"], task["base_val_loss"]) == (False, 9.0)
-    assert task["selection"]["verdict"].startswith("nothing beat the base: the best, job 1, has rouge 0.06")
+    assert task["selection"]["verdict"].startswith("nothing beat the base: the best, job 1, has rouge 0.07")
     assert task["selection"]["verdict"].endswith("by 2 prompts, so it is worse than the base")
 
 
