@@ -10,11 +10,14 @@ from worker.policy.job_record import Stage
 def certain_ranks(task: PlacementRun) -> list[tuple[JobRun, Verdict | None]]:
     """Jobs at a rung on which the policy decides now: None continues. A rank is decided once for each rung, and none before the
     base is known, nor at the boundary before the texts of all who stand there are scored, so that decisions do not depend on
-    when that happens."""
+    when that happens. Jobs of a search in which a cut can stop nobody are not compared with the base either: whether they have
+    scores depends on how many rows their trend has."""
     waiting = [run for run in task.runs if run.record.awaits_rank]
     if not waiting or not (task.base_known and task.base_texts_known):
         return []
-    decided = task.policy.decide_ranks(standings(task), task.base_scores, task.base_text_scores)
+    spec = task.placement.spec
+    base = task.base_scores if spec.early_exit.ranks(spec.search_space.size) else None
+    decided = task.policy.decide_ranks(standings(task), base, task.base_text_scores)
     if any(run.boundary_texts_due for run in waiting):
         waiting = [run for run in waiting if run.record.rungs_decided > 0]
     return [(run, decided[run.index]) for run in waiting if run.index in decided]

@@ -96,6 +96,16 @@ def test_the_best_of_a_search_that_only_harms_has_its_scores_though_it_waited_pa
     assert kept.scores.surely_worse_than(base.scores)
 
 
+@pytest.mark.parametrize("share", [0.15, None])
+def test_a_job_without_rivals_passes_its_boundary_however_many_rows_its_trend_has(searched, share):
+    """It is surely worse than the base there, which all rows of its trend would show where it has all."""
+    space = SPACE | {"learning_rate": [3.0], "batch_size": [8]}
+    _, reported = searched(space=space, warmup_fraction=0.05, tau_gap=1e5, tau_slope=1e5, max_evaluation_share=share)
+    (base,) = reported.of(BaseEvaluated)
+    assert reported.warmup_losses[0] > base.val_loss
+    assert (reported.ended[0].kind, reported.ended[0].step) == ("job_completed", 27)
+
+
 def test_a_search_over_beta_is_scored_by_its_errors(fleet, placing, tmp_path):
     pairs = [{"prompt": f"{n} and one", "chosen": f" make {n + 1}.", "rejected": f" cost {n} pounds."} for n in range(60)]
     space = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4], "beta": [0.1, 0.5]}
