@@ -117,13 +117,14 @@ def _gain(name: str, own: float, neighbour: float, tried: Sequence[Tried]) -> Me
 
 def _lowest(name: str, value: float, tried: Sequence[Tried]) -> RowScores | None:
     """Of the best job with this value; None where none has scores, or one without had a lower loss by the time it stopped: the
-    others tell little of the value then."""
+    others tell little of the value then. Losses of one beta alone can be compared."""
     own = [one for one in tried if getattr(one.config, name) == value]
-    scored = [(one.scores, one.lowest) for one in own if one.scores is not None]
+    scored = [(one.scores, one) for one in own if one.scores is not None]
     if not scored:
         return None
-    best, lowest = min(scored, key=lambda pair: pair[0].mean)
-    return None if any(one.scores is None and one.lowest < lowest for one in own) else best
+    scores, best = min(scored, key=lambda pair: pair[0].mean)
+    stopped = [one.lowest for one in own if one.scores is None and one.config.beta == best.config.beta]
+    return None if any(lowest < best.lowest for lowest in stopped) else scores
 
 
 def _sure(gain: MeanEstimate) -> str:

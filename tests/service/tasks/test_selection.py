@@ -224,6 +224,15 @@ def test_an_edge_whose_best_neighbour_was_stopped_suggests_nothing():
     assert said.startswith("the best rank, 16, is the largest you gave, and better than 4 by 7.3")
 
 
+def test_a_stopped_jobs_loss_by_another_beta_hides_no_suggestion():
+    good, bad = (RowScores(metric="error", totals=[0.0] * right + [1.0] * (ROWS - right)) for right in (90, 50))
+    scored = [Tried(config(1e-3, beta=0.1), good, lowest=0.60), Tried(config(1e-4, beta=0.1), bad, lowest=0.68)]
+    other, same = Tried(config(1e-3, beta=0.5), None, lowest=0.30), Tried(config(1e-3, beta=0.1, seed=1), None, lowest=0.30)
+    [said] = suggestions([*scored, other], scored[0].config, 50, 100)
+    assert said.startswith("the best learning rate, 0.001, is the largest you gave")
+    assert suggestions([*scored, same], scored[0].config, 50, 100) == []
+
+
 def test_the_inside_of_the_grid_suggests_nothing():
     assert suggestions(by_rate({1e-4: 2.0, 1e-3: 1.0, 1e-2: 2.0}), config(1e-3), 50, 100) == []
     sizes = tried({config(batch_size=size): size for size in (1, 2)})
