@@ -1,4 +1,5 @@
 // Patches the page in place from the server's own HTML: elements marked data-live, and rows of a data-live-rows body by their ids.
+// What is around such a body is marked data-live-list, and replaced where it gets its first rows or loses its last.
 
 const banner = document.getElementById("connection");
 let lost = false;
@@ -48,8 +49,10 @@ export const over = () => ended;
 
 export function patch(fresh, without = []) {
   let changed = false;
-  for (const old of document.querySelectorAll("[data-live]")) {
+  const listed = (block) => block.querySelector("[data-live-rows]") !== null;
+  for (const old of document.querySelectorAll("[data-live], [data-live-list]")) {
     const next = without.includes(old.id) ? null : fresh.getElementById(old.id);
+    if (next && "liveList" in old.dataset && listed(old) && listed(next)) continue;
     if (next) keepOpen(old, next);
     if (next && !old.contains(document.activeElement) && old.innerHTML !== next.innerHTML) {
       old.replaceChildren(...next.childNodes);

@@ -189,6 +189,24 @@ def test_an_opened_question_of_a_row_stays_open_while_the_list_follows_the_servi
     assert page.locator("#rows details").evaluate_all("all => all.map((one) => one.open)").count(True) == 1
 
 
+def test_a_list_that_was_empty_follows_the_service_too(visitor, tenant):
+    page = visitor.open("/files")
+    page.wait_for_selector("text=No files yet")
+    file = tenant.file()
+    page.wait_for_selector(f"#rows > #{file}")
+    assert page.get_by_text("No files yet").count() == 0
+    assert tenant.delete(f"/v1/files/{file}").status_code == 204
+    page.wait_for_selector("text=No files yet")
+    page = visitor.open("/tasks")
+    page.wait_for_selector("text=No tasks yet")
+    task = tenant.task(name="by the command line")["id"]
+    page.check(f"#{task} input")
+    page.locator("h1").click()
+    later = tenant.task(name="and another")["id"]
+    page.wait_for_selector(f"#{later}")
+    assert page.is_checked(f"#{task} input"), "rows are patched one by one"
+
+
 def test_an_adapter_is_merged_from_its_task_and_the_model_downloaded_and_deleted(visitor, tenant, database, storage):
     task = tenant.task(name="to be merged")
     with database.begin() as session:
