@@ -14,7 +14,7 @@ RESTAURANTS = Path(__file__).parent / "restaurants"
 def main() -> None:
     parser = argparse.ArgumentParser(description="Search learning rates on restaurants, and download the adapter.")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of each job")
-    parser.add_argument("--out", type=Path, default=Path("my-adapter"), help="folder for the adapter")
+    parser.add_argument("--out", type=Path, help="folder for the adapter (default: adapters/ and its id)")
     arguments = parser.parse_args()
 
     with Client() as client:  # MOTET_API_URL and MOTET_API_KEY, else the stack on this machine
@@ -40,7 +40,8 @@ def main() -> None:
             raise SystemExit(f"no adapter: {task.error or task.status}")
         for curve in client.tasks.metrics(task.id, jobs=[task.winner.index], series="val_loss"):
             print("the winner's validation losses:", dict(zip(curve.steps, curve.values, strict=True)))
-        print("saved to", client.adapters.download(task.winner.adapter_id, arguments.out))
+        folder = arguments.out or Path("adapters", task.winner.adapter_id)
+        print("saved to", client.adapters.download(task.winner.adapter_id, folder))
 
 
 if __name__ == "__main__":

@@ -168,10 +168,17 @@ def restored_and_runs(state: Path, environment: dict[str, str]) -> None:
 
 
 def test_the_python(running: dict[str, str], folder: Path) -> None:
+    an_adapter_of_another_task(folder)
     (script,) = blocks("python", "README.md")
     said = run([sys.executable, "-c", script], folder, running)
     assert said.startswith("succeeded")
-    assert (folder / "my-adapter" / "adapter_config.json").is_file()
+    assert (folder / said.split()[-1] / "adapter_config.json").is_file()
+
+
+def an_adapter_of_another_task(folder: Path) -> None:
+    """What `motet download last -o my-adapter`, a step before, has left there."""
+    (folder / "my-adapter").mkdir(exist_ok=True)
+    (folder / "my-adapter" / "adapter_config.json").write_text("{}")
 
 
 def test_the_openai_code(running: dict[str, str], folder: Path) -> None:
@@ -242,9 +249,11 @@ def test_the_example_with_the_openai_sdk(running: dict[str, str], folder: Path) 
 
 
 def test_the_example_in_python_and_its_adapter(running: dict[str, str], folder: Path) -> None:
+    an_adapter_of_another_task(folder)
     swept = run([sys.executable, "examples/sweep.py", "--steps", "4"], folder, running)
     assert "the winner's validation losses:" in swept
-    asked = ["examples/use_adapter.py", "my-adapter", "--rows", "examples/restaurants/validation.jsonl", "--show", "1"]
+    saved = re.findall(r"^saved to (.+)$", swept, re.MULTILINE)[-1]
+    asked = ["examples/use_adapter.py", saved, "--rows", "examples/restaurants/validation.jsonl", "--show", "1"]
     assert "adapter facts said: " in run([sys.executable, *asked], folder, running)
 
 
