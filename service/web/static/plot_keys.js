@@ -1,4 +1,4 @@
-// The plots by keyboard: what dragging does with a pointer. Focus a plot with Tab.
+// The plots by keyboard: what dragging does with a pointer. Focus a plot with Tab. And the button that undoes either.
 
 // + and - zoom about the middle, left and right move, Escape shows the whole range
 export function zoomByKeys(plot) {
@@ -22,6 +22,11 @@ export function zoomByKeys(plot) {
     plot.redraw();
   };
   focusable(plot.canvas, "plus and minus zoom, left and right move, Escape shows all", act);
+}
+
+export function wholeRange(plot, button) {
+  plot.figure.addEventListener("zoomed", () => { button.disabled = plot.range === null; });
+  button.addEventListener("click", () => { plot.range = null; button.disabled = true; plot.redraw(); });
 }
 
 // left and right choose an axis; down cuts from above, up cuts from below, with Shift they give back; Escape keeps all again

@@ -2,7 +2,7 @@
 import { connected, over, refresh, say } from "./live.js";
 import { Parallel } from "./parallel.js";
 import { Plot } from "./plot.js";
-import { brushByKeys, zoomByKeys } from "./plot_keys.js";
+import { brushByKeys, wholeRange, zoomByKeys } from "./plot_keys.js";
 
 const head = document.getElementById("task");
 const id = head.dataset.task;
@@ -130,9 +130,7 @@ for (const [box, name] of [["show-train", "train"], ["show-val", "val"], ["log-a
   const input = document.getElementById(box);
   input.addEventListener("change", () => { plot.shows[name] = input.checked; plot.redraw(); });
 }
-const out = document.getElementById("zoom-out");
-document.getElementById("plot").addEventListener("zoomed", () => { out.disabled = plot.range === null; });
-out.addEventListener("click", () => { plot.range = null; out.disabled = true; plot.redraw(); });
+wholeRange(plot, document.getElementById("zoom-out"));
 
 readTable();
 const begun = load().then(() => requestAnimationFrame(() => { performance.mark("drawn"); document.documentElement.dataset.drawn = "1"; }), () => say("The curves could not be read; reload the page."));

@@ -4,7 +4,7 @@ import re
 
 from tests.browser import eventually
 from tests.service.web import sweeps
-from tests.service.web.page_samples import drawn, picture, redrawn
+from tests.service.web.page_samples import GRID, drawn, picture, redrawn
 
 
 def test_hovering_links_plot_and_table(visitor, sweep):
@@ -86,4 +86,37 @@ def test_the_plots_are_worked_by_keyboard(visitor, sweep):
         before = picture(page)
     assert page.locator("#zoom-out").is_enabled()
     page.keyboard.press("Escape")
+    assert page.locator("#zoom-out").is_disabled()
+
+
+def test_eight_tasks_beside_each_other_are_told_apart_by_colour_and_caption(visitor, tenant, database):
+    tasks = [tenant.task(name=f"{number}_{'long' * 30}"[:128], search_space=GRID)["id"] for number in range(8)]
+    for task in tasks:
+        sweeps.begin(database, task, steps=20)
+    page = visitor.open("/compare?" + "&".join(f"task={task}" for task in tasks))
+    drawn(page)
+    captions = page.locator("#captions > span:has(.swatch)")
+    assert [caption.split("_")[0] for caption in captions.all_text_contents()] == list("01234567")
+    colours = captions.locator(".swatch").evaluate_all("all => all.map((one) => getComputedStyle(one).backgroundColor)")
+    assert len(set(colours)) == 8
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width + 1
+
+
+def test_what_a_pointer_zooms_a_pointer_undoes(visitor, tenant, database):
+    task = tenant.task(search_space=GRID)["id"]
+    sweeps.begin(database, task)
+    page = visitor.open(f"/compare?task={task}")
+    drawn(page)
+    whole = picture(page)
+    page.locator("#plot canvas").scroll_into_view_if_needed()
+    box = page.locator("#plot canvas").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 100)
+    page.mouse.up()
+    page.click("#zoom-out")
+    page.mouse.move(0, 0)
+    eventually(page, "whole => document.querySelector('#plot canvas').toDataURL() === whole", whole)
     assert page.locator("#zoom-out").is_disabled()
