@@ -98,6 +98,14 @@ document.addEventListener("keydown", (event) => {
 const lanes = document.getElementById("lanes");
 if (lanes) lanes.scrollLeft = lanes.scrollWidth * Number(lanes.dataset.now) - lanes.clientWidth * 0.7;
 
+// what a bar says stands below the timeline, too: keys and fingers are never shown a title
+for (const happening of ["pointerover", "focusin"]) {
+  lanes?.addEventListener(happening, (event) => {
+    const title = event.target.closest("a, rect")?.querySelector("title");
+    if (title) document.getElementById("told").textContent = title.textContent.replaceAll("\n", " · ");
+  });
+}
+
 // lists follow the service; a task's page has its own stream of events, and the form asks when it is changed
 const SECONDS = 4;
 const follows = document.querySelector("[data-live], [data-live-rows]") && !document.querySelector("[data-task], #new-task");

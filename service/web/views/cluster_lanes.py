@@ -23,6 +23,7 @@ WIDTH, LEFT, LANE, GAP, AXIS = 1000.0, 150.0, 20.0, 6.0, 24.0
 _PAST = timedelta(hours=1)
 _LEAST_AHEAD, _MOST_AHEAD = timedelta(minutes=20), timedelta(days=7)
 _COLOURS = 7
+_LETTERS = 19  # of a lane's name, left of LEFT
 _MOST = 2000  # blocks
 
 
@@ -43,7 +44,10 @@ class Block:
 
 @dataclass
 class Lane:
+    """`words` is the title, its node's name cut in the middle where the whole would run into the bars."""
+
     title: str
+    words: str
     y: float
     height: float
     first: bool  # of its node
@@ -151,7 +155,9 @@ class _Drawing:
                 if (asked.node_id, asked.device_index) == (node.id, device):
                     self._answers(asked, y)
             height = LANE * (1 + max(rows, default=0))
-            self.made.lanes.append(Lane(f"{node.name} · {device}" if len(node.devices) > 1 else node.name, y, height, first))
+            number = f" · {device}" if len(node.devices) > 1 else ""
+            words = _cut(node.name, _LETTERS - len(number)) + number
+            self.made.lanes.append(Lane(node.name + number, words, y, height, first))
             for run, row in zip(mine, rows, strict=True):
                 beside = [one for one in mine if one is not run and _overlap(one.placement, run.placement)]
                 self._run(run, beside, device_word([node.device_type]), y + LANE * row)
@@ -159,7 +165,7 @@ class _Drawing:
         if planned:
             rows = _stacked([(one.expected_start, one.expected_end) for one in planned])  # type: ignore[misc]
             height = LANE * (1 + max(rows, default=0))
-            self.made.lanes.append(Lane("planned", y, height, False))
+            self.made.lanes.append(Lane("planned", "planned", y, height, False))
             for one, row in zip(planned, rows, strict=True):
                 self._planned(one, y + LANE * row)
             y += height + 2
@@ -242,6 +248,12 @@ class _Drawing:
             words = "now" if at == 0 else f"in {duration(at)}" if at > 0 else f"{duration(-at)} ago"
             self.made.ticks.append(Tick(self._x(self._now + timedelta(seconds=at)), words))
             at += step
+
+
+def _cut(name: str, letters: int) -> str:
+    """Its beginning and its end: pools' nodes differ in the last letters."""
+    before = letters // 2
+    return name if len(name) <= letters else f"{name[:before]}…{name[len(name) - (letters - before - 1) :]}"
 
 
 def _overlap(one: Placement, other: Placement) -> bool:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from service.fleet.models import Node
 from service.merges.models import READY, MergedModel
 from service.tasks.models import Task
+from service.web.views.cluster_lanes import LEFT
 from tests.browser import eventually
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.api import chat_rows, jsonl
@@ -60,12 +61,23 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(
     run_on(database, node, other.task()["id"], [0])
     page = visitor.open("/cluster")
     assert "shared with 1 other task" in page.text_content("#nodes")
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if "another tenant's task · since" in page.text_content("#told"):
+            break
+    assert page.evaluate("document.activeElement.matches('rect.others')")
+    page.locator("#lanes rect.t0").hover()
+    assert page.text_content("#told").startswith("mine · since")
     visitor.follow(f"#lanes a[href='/tasks/{mine}']", to=f"**/tasks/{mine}")
     ruler = admin_visitor.open("/cluster")
     assert "not to be read" in ruler.content()
     assert "shares this GPU with not to be read" in ruler.content()
     row = ruler.locator(f"#nodes tr:has-text('{node.name}')")
     assert "80.0 GiB" in row.text_content()
+    lanes = ruler.locator("#lanes text:not([text-anchor])")
+    ends = lanes.evaluate_all("all => all.map((one) => one.getBBox().x + one.getBBox().width)")
+    assert max(ends) <= LEFT, "a lane's name runs into its bars"
+    assert [text.split(" · ")[1][0] for text in lanes.all_text_contents()] == ["0", "1"]
     admin_visitor.follow(row.locator("text=Drain").first)
     ruler.wait_for_selector(f"#nodes tr:has-text('{node.name}') >> text=Undrain")
 
@@ -177,34 +189,6 @@ def test_files_and_adapters_are_listed_and_deleted(visitor, tenant, database, st
     page.click("summary")
     visitor.follow("text=Delete “train.jsonl”")
     page.wait_for_selector("text=No files yet")
-
-
-def test_an_opened_question_of_a_row_stays_open_while_the_list_follows_the_service(visitor, tenant):
-    tenant.file()
-    page = visitor.open("/files")
-    page.click("#rows summary")
-    page.locator("h1").click()  # what has the focus is not patched
-    tenant.file(chat_rows(30))
-    eventually(page, "document.querySelectorAll('#rows > tr').length === 2")
-    assert page.locator("#rows details").evaluate_all("all => all.map((one) => one.open)").count(True) == 1
-
-
-def test_a_list_that_was_empty_follows_the_service_too(visitor, tenant):
-    page = visitor.open("/files")
-    page.wait_for_selector("text=No files yet")
-    file = tenant.file()
-    page.wait_for_selector(f"#rows > #{file}")
-    assert page.get_by_text("No files yet").count() == 0
-    assert tenant.delete(f"/v1/files/{file}").status_code == 204
-    page.wait_for_selector("text=No files yet")
-    page = visitor.open("/tasks")
-    page.wait_for_selector("text=No tasks yet")
-    task = tenant.task(name="by the command line")["id"]
-    page.check(f"#{task} input")
-    page.locator("h1").click()
-    later = tenant.task(name="and another")["id"]
-    page.wait_for_selector(f"#{later}")
-    assert page.is_checked(f"#{task} input"), "rows are patched one by one"
 
 
 def test_an_adapter_is_merged_from_its_task_and_the_model_downloaded_and_deleted(visitor, tenant, database, storage):

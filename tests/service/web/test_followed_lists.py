@@ -1,0 +1,32 @@
+"""Lists that follow the service while they are open."""
+
+from tests.browser import eventually
+from tests.service.api import chat_rows
+
+
+def test_an_opened_question_of_a_row_stays_open_while_the_list_follows_the_service(visitor, tenant):
+    tenant.file()
+    page = visitor.open("/files")
+    page.click("#rows summary")
+    page.locator("h1").click()  # what has the focus is not patched
+    tenant.file(chat_rows(30))
+    eventually(page, "document.querySelectorAll('#rows > tr').length === 2")
+    assert page.locator("#rows details").evaluate_all("all => all.map((one) => one.open)").count(True) == 1
+
+
+def test_a_list_that_was_empty_follows_the_service_too(visitor, tenant):
+    page = visitor.open("/files")
+    page.wait_for_selector("text=No files yet")
+    file = tenant.file()
+    page.wait_for_selector(f"#rows > #{file}")
+    assert page.get_by_text("No files yet").count() == 0
+    assert tenant.delete(f"/v1/files/{file}").status_code == 204
+    page.wait_for_selector("text=No files yet")
+    page = visitor.open("/tasks")
+    page.wait_for_selector("text=No tasks yet")
+    task = tenant.task(name="by the command line")["id"]
+    page.check(f"#{task} input")
+    page.locator("h1").click()
+    later = tenant.task(name="and another")["id"]
+    page.wait_for_selector(f"#{later}")
+    assert page.is_checked(f"#{task} input"), "rows are patched one by one"
