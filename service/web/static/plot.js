@@ -22,6 +22,7 @@ export class Plot {
     this.shows = { train: true, val: true, log: true };
     this.range = null; // [from, to] in steps
     this.loaded = false;
+    this.ended = false; // no more losses will come
     this.asked = false;
     this.layer = document.createElement("canvas");
     this.stale = true; // the layer
@@ -80,8 +81,8 @@ export class Plot {
       g.fillStyle = this.css("--quiet");
       g.textAlign = "center";
       g.font = "14px system-ui, sans-serif";
-      const words = this.lines.length ? "Nothing is chosen to be shown" : this.loaded ? "No losses yet; they appear here as they come" : "Reading the curves…";
-      g.fillText(words, (this.box.left + this.box.right) / 2, height / 2);
+      const words = this.lines.length ? "Nothing is chosen to be shown" : !this.loaded ? "Reading the curves…" : this.ended ? "No losses came before the end" : "No losses yet; they appear here as they come";
+      g.fillText(words, width / 2, height / 2, width - 20);
       return;
     }
     this.scale(shown);

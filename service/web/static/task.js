@@ -15,6 +15,7 @@ const plot = new Plot(document.getElementById("plot"), {
   label: (job) => `job ${job}: ${labels.get(job) ?? ""}`,
   chosen: (job) => light(job),
 });
+plot.ended = !head.dataset.open;
 const figure = document.getElementById("parallel");
 zoomByKeys(plot);
 const parallel = figure ? new Parallel(figure, { kept: (jobs) => keep(jobs), chosen: () => {} }) : null;

@@ -106,11 +106,13 @@ def test_a_deleted_tasks_use_stays_and_leads_nowhere(visitor, tenant, database):
 
 def test_usage_is_shown_and_downloaded(visitor, tenant, database):
     task = tenant.task(name="=1+1 costly")["id"]
+    assert "the tallest bar" not in visitor.open("/usage").text_content("main")
     with database.begin() as session:
         placement(session, task, tokens=123_456, gpu_seconds=3600.0)
     page = visitor.open("/usage")
     assert "123,456" in page.text_content("main")
     assert "1 h" in page.text_content(".facts")
+    assert "the tallest bar is 1 h" in page.text_content("main")
     assert page.locator(".days rect").count() >= 28
     assert any("1 h" in title for title in page.locator(".days title").all_text_contents())
     with page.expect_download() as download:

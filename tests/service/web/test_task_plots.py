@@ -2,7 +2,9 @@
 
 import re
 
+from service.tasks.models import Task
 from tests.browser import eventually
+from tests.service.sample_tasks import jobs_of
 from tests.service.web import sweeps
 from tests.service.web.page_samples import GRID, drawn, picture, redrawn
 
@@ -120,3 +122,19 @@ def test_what_a_pointer_zooms_a_pointer_undoes(visitor, tenant, database):
     page.mouse.move(0, 0)
     eventually(page, "whole => document.querySelector('#plot canvas').toDataURL() === whole", whole)
     assert page.locator("#zoom-out").is_disabled()
+
+
+def test_a_task_that_failed_says_what_became_of_its_jobs_and_awaits_no_losses(visitor, tenant, database):
+    task = tenant.task()["id"]
+    with database.begin() as session:
+        session.get_one(Task, task).status = "failed"
+        for job, status in zip(jobs_of(session, task), ("failed", "cancelled"), strict=True):
+            job.status = status
+    visitor.page.add_init_script(
+        "const write = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (words, ...where) {"
+        " document.documentElement.dataset.said = words; write.call(this, words, ...where); };"
+    )
+    page = visitor.open(f"/tasks/{task}")
+    page.wait_for_selector("html[data-said='No losses came before the end']")
+    assert "1 failed, 1 cancelled" in page.text_content("#facts")
