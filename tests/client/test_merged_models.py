@@ -76,6 +76,11 @@ def test_the_commands(served: Served, tmp_path: Path, monkeypatch: pytest.Monkey
     merging = Script(ASKED, READY, READY, (200, {}, README), (200, {}, WEIGHTS))
     assert "merged_1 is in" in run(merging, "merge", "adapter_1", "-o", str(tmp_path / "model"))
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == WEIGHTS
+    taken = Script()
+    monkeypatch.setenv("MOTET_API_URL", served(taken).api_url)
+    refused = CliRunner().invoke(app, ["merge", "adapter_1", "-o", str(tmp_path / "model")])
+    assert "exists and is not an empty folder" in str(refused.exception)
+    assert taken.asked == [], "a model that cannot be kept is not merged"
     assert json.loads(run(Script(ASKED), "merge", "adapter_1", "--no-wait", "--json"))["status"] == "queued"
     page = (200, {}, body(object="list", data=[MERGED], next_cursor=None))
     assert "merged_1" in run(Script(page), "merged")

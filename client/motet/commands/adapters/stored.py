@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from motet.api.client import Client
+from motet.api.errors import MotetError
 from motet.api.resources import MergedModel
 from motet.commands.common import Json, Limit, Output, first, winner_of
 from motet.display.tables.adapter_tables import adapters_table, merged_models_table
@@ -48,6 +49,8 @@ def merge(
 ) -> None:
     """Add an adapter to its base: a model in bf16 that needs no adapter to be loaded."""
     output = Output(json)
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):  # a merge takes minutes and gigabytes
+        raise MotetError(f"{out} exists and is not an empty folder; name another with -o, or remove it. Nothing was merged")
     with Client() as client:
         adapter_id = task if task.startswith("adapter_") else winner_of(client, task, output)
         made = client.merged_models.create(adapter_id, max_shard_bytes)
