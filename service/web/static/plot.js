@@ -90,8 +90,11 @@ export class Plot {
     g.save();
     this.clip(g);
     this.boundary(g);
-    const grey = this.css("--quiet"), faint = this.lit !== null || this.best !== null ? 0.42 : 0.7;
-    for (const line of shown) this.line(g, line, line.colour ?? grey, 1, line.kind === "train" ? faint * 0.5 : faint);
+    const grey = this.css("--quiet"), behind = this.lit !== null || this.best !== null;
+    for (const line of shown) { // those with a colour of their own are few, and all of them matter
+      const alpha = behind ? 0.42 : line.colour ? 1 : 0.7;
+      this.line(g, line, line.colour ?? grey, line.colour ? 2 : 1, line.kind === "train" ? alpha * 0.5 : alpha);
+    }
     if (this.shows.val) for (const line of shown) if (line.kind === "val") this.exit(g, line, 1.8);
     g.restore();
   }

@@ -8,6 +8,11 @@ from tests.service.sample_tasks import jobs_of
 from tests.service.web import sweeps
 from tests.service.web.page_samples import GRID, drawn, picture, redrawn
 
+OPAQUE = """(() => { const canvas = document.querySelector("#plot canvas"), found = new Set();
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) found.add(`rgb(${data.slice(at, at + 3).join(", ")})`);
+  return [...found]; })()"""  # the colours of the plot's opaque pixels
+
 
 def test_hovering_links_plot_and_table(visitor, sweep):
     page = visitor.open(f"/tasks/{sweep}")
@@ -111,6 +116,8 @@ def test_what_a_pointer_zooms_a_pointer_undoes(visitor, tenant, database):
     sweeps.begin(database, task)
     page = visitor.open(f"/compare?task={task}")
     drawn(page)
+    colour = page.locator("#captions .swatch").evaluate("(one) => getComputedStyle(one).backgroundColor")
+    assert colour in page.evaluate(OPAQUE), "the curve is as strong as its caption"
     whole = picture(page)
     page.locator("#plot canvas").scroll_into_view_if_needed()
     box = page.locator("#plot canvas").bounding_box()
