@@ -117,6 +117,11 @@ class Leased(Message):
     base: BaseModelRef
     leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        """Tells it from all others: a merge comes again under the same id, with another fence."""
+        return self.placement_id, self.fence
+
 
 class AnswersOnly(Leased):
     """A placement without a task: its executor answers completions of the base, on devices that no task wants."""

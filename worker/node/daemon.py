@@ -48,7 +48,7 @@ class Daemon:
         self._asked_to_end = False
         self._host_lost: str | None = None  # why the node ends, where a host of it is lost
         self._wanted: Wanted = {}
-        self._ended_ids: set[str] = set()  # placements that ended here, though an older answer may still list them
+        self._over: set[tuple[str, int]] = set()  # identities that ended here, though an older answer may still list them
         self._version = -1
         self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
 
@@ -66,7 +66,7 @@ class Daemon:
                 member.close()
                 self._pool.kill()
                 self._wanted.clear()
-                self._ended_ids.clear()
+                self._over.clear()
             if self._notice.given and not self._asked_to_end:
                 self._stop_requested(_PREEMPTED_SECONDS)
         finally:
@@ -131,7 +131,7 @@ class Daemon:
             case Desired(node_id=node_id) if node_id == member.welcome.node_id:
                 self._version = event.state.version
                 self._wanted = wanted_of(event.state, event.sent_at, self._wanted)
-                self._ended_ids &= self._wanted.keys()
+                self._over &= {placement.identity for placement, _ in self._wanted.values()}
             case ChildMessage(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
                 self._renew(member, beat)
             case ChildMessage(child=child, message=ExecutorProgress() as progress):
@@ -171,7 +171,7 @@ class Daemon:
         held = executor.held[ended.placement_id]
         log.info("placement %s has left its executor%s", ended.placement_id, f": {ended.detail}" if ended.detail else "")
         self._pool.release(executor, ended.placement_id, boot_now())
-        self._ended_ids.add(ended.placement_id)
+        self._over.add(held.placement.identity)
         if ended.lost:
             self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
             if not executor.held:
@@ -190,7 +190,7 @@ class Daemon:
         if executor is None:
             return
         lost = [held.placement for held in executor.held.values() if held.detaching_since is None]
-        self._ended_ids.update(executor.held)
+        self._over.update(held.placement.identity for held in executor.held.values())
         if lost:
             detail = f"the executor ({executor.child.name}) {how}"
             log.error("%s and took %d placement(s) with it", detail, len(lost))
@@ -214,7 +214,7 @@ class Daemon:
         started = [
             self._attach(placement, deadline, now)
             for placement_id, (placement, deadline) in self._wanted.items()
-            if placement_id not in self._ended_ids and placement_id not in self._pool.held
+            if placement.identity not in self._over and placement_id not in self._pool.held
         ]
         if any(started):
             self._pulse(member)
@@ -225,11 +225,11 @@ class Daemon:
         """Have executors checkpoint the jobs of placements that are asked to leave. The service no longer renews their leases,
         which bounds the time. A placement that has not arrived yet is given back at once."""
         for placement_id, (placement, _) in self._wanted.items():
-            if not placement.leave or placement_id in self._ended_ids:
+            if not placement.leave or placement.identity in self._over:
                 continue
             executor = self._pool.holder(placement_id)
             if executor is None:
-                self._ended_ids.add(placement_id)
+                self._over.add(placement.identity)
                 self._lose(member, [placement], RequeueReason.PREEMPTED, "it was asked to leave before it had come")
             elif not executor.held[placement_id].leaving:
                 executor.held[placement_id].leaving = True
@@ -237,9 +237,9 @@ class Daemon:
 
     def _detach(self, executor: ExecutorProcess, now: float) -> float | None:
         """Ask the executor to drop ended placements, and kill it after _DETACH_SECONDS. Returns that deadline, if any."""
-        deadlines = []
+        deadlines, listed = [], {placement.identity for placement, _ in self._wanted.values()}
         for placement_id, held in executor.held.items():
-            if placement_id in self._wanted:
+            if held.placement.identity in listed:
                 continue
             if held.detaching_since is None:
                 for_nobody = executor.loads_for_nobody([wanted for wanted, _ in self._wanted.values()])
