@@ -59,7 +59,8 @@ def read_folder(name: str, source: str) -> BaseModel:
 
 def allow(session: Session, found: BaseModel, files: Sequence[BaseModelFile] = (), store: bool | None = None) -> BaseModel:
     """Add the model to the list, or update its entry. `files`: of one that nodes fetch. `store`: whether they are kept in
-    storage, where an uploaded one already is; None: as before. Raises RevisionInUse while tasks need the previous bytes."""
+    storage, where an uploaded one already is; None: as before. Raises RevisionInUse while tasks or merges need the previous
+    bytes."""
     known = session.scalar(select(BaseModel).where(BaseModel.name == found.name).with_for_update())
     if known is None:
         session.add(found)
@@ -91,12 +92,6 @@ def remove(session: Session, name: str) -> None:
     if known is None:
         raise NotFound(f"There is no base model {shown(name)!r}; GET /v1/models lists what there is.")
     _refuse_in_use(session, known, "Wait for them, or cancel them.")
-    row = MergedModel
-    merges = select(row.id).where(row.base_model == name, row.status.in_(OPEN), row.deleted_at.is_(None))
-    if (merged := session.scalar(merges.limit(1))) is not None:
-        raise RevisionInUse(
-            f"{name} is needed by the merge {merged}, which has not ended. Wait for it, or delete it.", tasks=[]
-        )
     known.enabled = False
     session.execute(delete(BaseModelFile).where(BaseModelFile.base_model == name))
     session.execute(delete(BaseCopy).where(BaseCopy.base_model == name))
@@ -155,6 +150,12 @@ def _refuse_in_use(session: Session, known: BaseModel, way_out: str) -> None:
         raise RevisionInUse(
             f"{known.name} is pinned at revision {known.revision[:12]} by tasks that have not ended: {named}. {way_out}",
             tasks=tasks,
+        )
+    row = MergedModel
+    merges = select(row.id).where(row.base_model == known.name, row.base_revision == known.revision, row.status.in_(OPEN))
+    if (merged := session.scalar(merges.where(row.deleted_at.is_(None)).limit(1))) is not None:
+        raise RevisionInUse(
+            f"{known.name} is needed by the merge {merged}, which has not ended. Wait for it, or delete it.", tasks=[]
         )
 
 

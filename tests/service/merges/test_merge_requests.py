@@ -7,8 +7,10 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
 from service.adapters.models import Adapter
+from service.fleet.base_models import model_catalog
 from service.fleet.models import BaseModel
 from service.merges.merge_requests import MOST_OPEN, NewMergedModel, begin
+from service.merges.models import MergedModel
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
 from tests.service.live_server import until
@@ -59,3 +61,32 @@ def test_requests_that_cannot_be_met_say_so(tenant, new_tenant, adapter_of, merg
     for _ in range(MOST_OPEN):
         merge(tenant)
     assert refusal() == (403, "quota_exceeded")
+
+
+def test_a_base_is_neither_changed_nor_removed_under_a_merge_of_it(tenant, merge, database):
+    parts = {"name": "own", "source": "/nowhere/own", "architecture": "LlamaForCausalLM", "parameters": 1, "max_position": 128}
+
+    def allowed(revision):
+        with database.begin() as session:
+            model_catalog.allow(session, BaseModel(**parts, revision=revision * 64, enabled=True, gated=False))
+
+    def removed():
+        with database.begin() as session:
+            model_catalog.remove(session, "own")
+
+    def change(row, which, **values):
+        with database.begin() as session:
+            session.execute(update(row).where(which).values(**values))
+
+    merged_id = merge(tenant)
+    allowed("a")
+    change(MergedModel, MergedModel.id == merged_id, base_model="own")
+    allowed("a")
+    for attempt in (lambda: allowed("b"), removed):
+        with pytest.raises(model_catalog.RevisionInUse, match=f"needed by the merge {merged_id}, which has not ended"):
+            attempt()
+    change(BaseModel, BaseModel.name == "own", revision="b" * 64)
+    allowed("a")  # which the merge waits for
+    assert tenant.delete(f"/v1/merged-models/{merged_id}").is_success
+    allowed("c")
+    removed()
