@@ -85,9 +85,10 @@ class _Run:
         """Store all files, and report each. What can never be merged is reported as the end. Raises LeaseNotHeld, Refused."""
         try:
             model = MergedModel(self._base(), self._adapter(), self._work.max_shard_bytes)
+            texts = {**model.texts(), README: self._work.readme.encode()}  # their faults are told before hours of work
             for shard in model.shards:
                 self._store(shard.name, partial(model.write, shard, check=self._check))
-            for name, content in {**model.texts(), README: self._work.readme.encode()}.items():
+            for name, content in texts.items():
                 self._store(name, partial(Path.write_bytes, data=content))
             self._report(MergeReport(done=True))
         except (MergeError, BaseError) as error:

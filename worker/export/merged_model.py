@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,17 +76,18 @@ class MergedModel:
                 file.write(self._tensor(name).contiguous().view(torch.uint8).numpy().data)
 
     def texts(self) -> dict[str, bytes]:
-        """The files beside the shards, by name: configuration, the index of several shards, the tokenizer's, the licence."""
+        """The files beside the shards, by name: configuration, the index of several shards, the tokenizer's, the licence.
+        Raises OSError, and MergeError where one of the base's cannot be read."""
         found = {name: (self._base / name).read_bytes() for name in BESIDE if (self._base / name).is_file()}
         if named_templates := sorted((self._base / TEMPLATES).glob("*.jinja")):
             # a merged model has no folders, so all are listed where transformers reads them without the files
-            texts = {file.stem: file.read_text() for file in named_templates}
+            texts = {file.stem: _text(f"{TEMPLATES}/{file.name}", file.read_bytes()) for file in named_templates}
             if TEMPLATE in found:
-                texts["default"] = found.pop(TEMPLATE).decode()
-            said = json.loads(found.get(TOKENIZER_CONFIG, b"{}"))
+                texts["default"] = _text(TEMPLATE, found.pop(TEMPLATE))
+            said = _object(TOKENIZER_CONFIG, found.get(TOKENIZER_CONFIG, b"{}"))
             listed = [{"name": name, "template": text} for name, text in texts.items()]
             found[TOKENIZER_CONFIG] = _json(said | {"chat_template": listed})
-        config = json.loads((self._base / CONFIG).read_text())
+        config = _object(CONFIG, (self._base / CONFIG).read_bytes())
         named = [name for name in ("dtype", "torch_dtype") if name in config] or ["torch_dtype"]
         found[CONFIG] = _json(config | dict.fromkeys(named, "bfloat16"))
         if len(self.shards) > 1:
@@ -136,6 +138,23 @@ def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     text = json.dumps(said, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise MergeError(f"the base: {name} is not UTF-8: {error}") from None
+
+
+def _object(name: str, content: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(_text(name, content))
+    except json.JSONDecodeError as error:
+        raise MergeError(f"the base: {name} is not JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise MergeError(f"the base: {name} is no JSON object")
+    return said
 
 
 def _json(value: object) -> bytes:

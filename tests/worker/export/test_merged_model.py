@@ -158,3 +158,21 @@ def test_templates_beside_the_default_one_are_taken_over(tmp_path: Path) -> None
     theirs, ours = (AutoTokenizer.from_pretrained(folder) for folder in (base, tmp_path / "merged"))
     assert ours.chat_template == theirs.chat_template == {"default": "plain", "tool_use": "with tools"}
     assert all("/" not in name for name in MergedModel(base, adapter).texts())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("additional_chat_templates/tool_use.jinja", b"\xff", "is not UTF-8"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8"),
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[]", "is no JSON object"),
+    ],
+)
+def test_a_file_of_the_base_that_cannot_be_read_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    base, adapter = base_of("llama", tmp_path / "base"), adapter_of("llama", tmp_path / "adapter")
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    (base / name).write_bytes(content)
+    with pytest.raises(MergeError, match=f"the base: {name} {says}"):
+        MergedModel(base, adapter).texts()
