@@ -16,6 +16,7 @@ from contract.messages.completion_messages import (
     CompletionWork,
     PiecesTaken,
 )
+from contract.messages.merge_messages import MergeReport
 from contract.messages.node_messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -46,6 +47,7 @@ class Fleet:
         self.desired: list[Placement] = []
         self.sessions: list[AnswersOnly] = []
         self.merges: list[MergeWork] = []
+        self.merge_reports: list[MergeReport] = []
         self.away: set[str] = set()  # sha256 of objects that storage does not answer for
         self.newer: list[dict[str, Any]] = []  # placements as only a newer worker reads them
         self.unchanged = False  # whether the service can describe no placement
@@ -256,6 +258,10 @@ class Fleet:
         assert request_id in self.pieces
         return 200, self.objects[sha256]
 
+    def _merge(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
+        self.merge_reports.append(MergeReport.model_validate_json(body))
+        return 204, b""
+
     def _put(self, bearer: str, body: bytes, sha256: str, size: str) -> tuple[int, bytes]:
         assert hashlib.sha256(body).hexdigest() == sha256
         assert len(body) == int(size)
@@ -275,5 +281,6 @@ class Fleet:
         r"POST /internal/v1/placements/(\w+)/completion-pieces": _pieces,
         r"GET /internal/v1/placements/(\w+)/completions/(\w+)/objects/(\w+)": _completion_object,
         r"POST /internal/v1/placements/(\w+)/uploads": _grant,
+        r"POST /internal/v1/placements/(\w+)/merge": _merge,
         r"PUT /internal/v1/objects/(\w+)\.(\d+)": _put,
     }

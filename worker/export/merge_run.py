@@ -113,9 +113,10 @@ class _Run:
 
     def _fetch(self, file: AdapterFile) -> Path:
         try:
-            return self._scratch.fetch(
-                file.sha256, lambda: self._link.object(self._work.placement_id, self._lease.token, file.sha256)
-            )
+            with self._cache.relief():
+                return self._scratch.fetch(
+                    file.sha256, lambda: self._link.object(self._work.placement_id, self._lease.token, file.sha256)
+                )
         except WrongBytes as error:
             raise Unreachable(str(error)) from None
 
