@@ -21,6 +21,7 @@ from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.executor.preparation.executor_base import ExecutorBase
+from worker.executor.preparation.object_fetch import DamagedObject
 from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared, capacities_of
 from worker.executor.preparation.resumed_files import ResumedFiles
 from worker.executor.reporter import Reporter
@@ -145,7 +146,7 @@ class AttachedPlacements:
         try:
             preparation = Preparation(self._link, self._folders, placement, task.lease, task.phases, self._settings)
             prepared = preparation.prepare(self._base, devices)
-        except (CannotTrain, BaseError, DataError, CheckpointError) as error:
+        except (CannotTrain, BaseError, DataError, CheckpointError, DamagedObject) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except Crowded as error:
             self._hand_over(partial(self.leave, task, True, str(error)))

@@ -15,13 +15,14 @@ from contract.messages.merge_messages import MergeReport
 from contract.messages.placement_messages import MergeWork
 from contract.model_revision import NoWeights, revision_of
 from contract.strict import Message
-from worker.api_client import FenceStale, PlacementLink, Refused, Unreachable
+from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
-from worker.data.object_cache import Kept, WrongBytes
+from worker.data.object_cache import Kept
 from worker.executor.artifact_uploader import upload
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.preparation.base_fetch import BaseFetch
+from worker.executor.preparation.object_fetch import DamagedObject, ObjectFetch
 from worker.executor.retry import persist
 from worker.export.merged_model import MergedModel, MergeError
 from worker.pipe_messages import Detach, ExecutorProgress, Merge, Phase, PlacementEnded, Renew, Stop
@@ -77,7 +78,7 @@ class _Run:
     ) -> None:
         self._settings, self._link, self._lease, self._work, self._tell = settings, link, lease, work, tell
         self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
-        self._scratch = self._cache.objects(work.tenant_id)
+        self._scratch, self._objects = self._cache.objects(work.tenant_id), ObjectFetch(self._cache)
         self._stored = {file.path for file in work.stored}
         self._told_at = float("-inf")
 
@@ -91,7 +92,7 @@ class _Run:
             for name, content in texts.items():
                 self._store(name, partial(Path.write_bytes, data=content))
             self._report(MergeReport(done=True))
-        except (MergeError, BaseError) as error:
+        except (MergeError, BaseError, DamagedObject) as error:
             log.error("merge %s failed: %s", self._work.placement_id, error)
             self._report(MergeReport(error=str(error)[:2000]))
 
@@ -112,13 +113,8 @@ class _Run:
         return {file.path: persist(self._lease, "an adapter", partial(self._fetch, file)) for file in self._work.adapter}
 
     def _fetch(self, file: AdapterFile) -> Path:
-        try:
-            with self._cache.relief():
-                return self._scratch.fetch(
-                    file.sha256, lambda: self._link.object(self._work.placement_id, self._lease.token, file.sha256)
-                )
-        except WrongBytes as error:
-            raise Unreachable(str(error)) from None
+        id, lease = self._work.placement_id, self._lease
+        return self._objects.fetch(self._scratch, file.sha256, lambda: self._link.object(id, lease.token, file.sha256))
 
     def _store(self, name: str, write: Callable[[Path], object]) -> None:
         if name in self._stored:

@@ -20,7 +20,7 @@ from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet, TokenRows, split
 from worker.data.evaluation_prompts import PromptFile, prompt_reading
 from worker.data.executor_folders import ExecutorFolders
-from worker.data.object_cache import ObjectCache, WrongBytes
+from worker.data.object_cache import ObjectCache
 from worker.data.token_cache import stream_of
 from worker.data.token_stream import TokenStream
 from worker.data.tokenising.file_tokeniser import DataError, Reading
@@ -28,6 +28,7 @@ from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
 from worker.executor.preparation.executor_base import ExecutorBase
 from worker.executor.preparation.first_weights import first_weights
+from worker.executor.preparation.object_fetch import ObjectFetch
 from worker.executor.preparation.placement_wants import ranks_of, unfinished, wants_of
 from worker.executor.preparation.resumed_files import ResumedFiles
 from worker.executor.retry import persist
@@ -137,10 +138,11 @@ class Preparation:
     ) -> None:
         self._link, self._placement, self._lease, self._phases, self._settings = link, placement, lease, phases, settings
         self._scratch, self._cache, self._resumed = folders.scratch, folders.cache, ResumedFiles(folders.own, placement)
+        self._objects = ObjectFetch(folders.cache)
 
     def prepare(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
-        """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, LeaseNotHeld, and Refused if the service does not
-        serve a file."""
+        """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, DamagedObject, LeaseNotHeld, and Refused if the
+        service does not serve a file."""
         try:
             with self._resumed.kept_if_done():
                 return self._prepared(held, devices)
@@ -239,8 +241,7 @@ class Preparation:
 
         def fetch() -> Path:
             blocks = partial(link.file, key, file_id=ref.file_id)
-            with self._cache.relief():
-                return self._got(file.content, ref.sha256, blocks)
+            return self._objects.fetch(file.content, ref.sha256, lambda: blocks(token=self._lease.token))
 
         def attempt() -> TokenStream:
             try:
@@ -256,16 +257,10 @@ class Preparation:
         """The tenant's object of this sha256 as a local file. `blocks` downloads, given a token."""
 
         def attempt() -> Path:
-            with self._cache.relief():
-                return self._got(self._cache.objects(self._placement.tenant_id), sha256, blocks)
+            folder = self._cache.objects(self._placement.tenant_id)
+            return self._objects.fetch(folder, sha256, lambda: blocks(token=self._lease.token))
 
         return persist(self._lease, "a download", attempt)
-
-    def _got(self, scratch: ObjectCache, sha256: str, blocks: Callable[..., Iterable[bytes]]) -> Path:
-        try:
-            return scratch.fetch(sha256, lambda: blocks(token=self._lease.token))
-        except WrongBytes as error:
-            raise Unreachable(str(error)) from None
 
 
 def _memory_profiles(base: DeviceBase, longest: int, scratch: ObjectCache) -> Profiles:
