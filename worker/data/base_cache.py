@@ -21,7 +21,7 @@ from pathlib import Path
 
 from contract.messages.placement_messages import BaseFile
 from contract.model_revision import content_key
-from worker.data.disk_full import DiskFull
+from worker.data.disk_full import DiskFull, room_needed
 from worker.data.disk_sync import sync
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,12 @@ class BaseCache:
     def hold(self, files: Iterable[BaseFile], fetch: Callable[[BaseFile, Path], None], wait: Callable[[int], None]) -> HeldBase:
         """The base of these files, held. `fetch` completes one file at a path; `wait` is called, with the bytes that are there,
         while another process fetches, and may raise. Raises BaseTooLarge, DiskFull, and what `fetch` and `wait` raise."""
-        files = tuple(files)
+        with room_needed(self.folder):
+            return self._hold(tuple(files), fetch, wait)
+
+    def _hold(
+        self, files: tuple[BaseFile, ...], fetch: Callable[[BaseFile, Path], None], wait: Callable[[int], None]
+    ) -> HeldBase:
         key = key_of(files)
         lock = os.open(self.folder / (key + _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -91,10 +96,10 @@ class BaseCache:
         whole, partial = self.folder / key, self.folder / (key + _PARTIAL)
         if whole.is_dir():
             return
-        partial.mkdir(mode=0o700, exist_ok=True)
         needed = sum(file.bytes for file in files)
         missing, began = needed - _size(partial), time.monotonic()
         self._make_room(key, needed, missing)
+        partial.mkdir(mode=0o700, exist_ok=True)
         for file in files:
             (partial / file.path).parent.mkdir(mode=0o700, exist_ok=True)
             fetch(file, partial / file.path)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.data.disk_full import DiskFull
+from worker.data.disk_full import DiskFull, room_needed
 from worker.data.object_cache import ObjectCache
 
 log = logging.getLogger(__name__)
@@ -143,9 +143,11 @@ class FileCache:
 
     @property
     def streams(self) -> Path:
-        folder = self.folder / "streams"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder
+        """Made with the folder of references: the loop, which uses that, does not wait for a full disk. Raises DiskFull."""
+        with room_needed(self.folder):
+            for name in ("references", "streams"):
+                (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.folder / "streams"
 
 
 def _kept(file: Path) -> Iterator[Path]:

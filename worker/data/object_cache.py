@@ -38,8 +38,10 @@ class Kept:
 
 class ObjectCache:
     def __init__(self, folder: Path) -> None:
+        """Makes the folder. Raises DiskFull."""
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with room_needed(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def find(self, name: str) -> Path | None:
         path = self.folder / name

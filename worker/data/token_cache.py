@@ -27,7 +27,8 @@ def stream_of(file: FileCache, reading: Reading, fetch: Callable[[], Path], on_p
     """The file's stream, opened; tokenised from the file that `fetch` brings where it is not cached. `on_progress` is called
     again and again, and may raise to end it. Raises DataError, DiskFull, and FileNotFoundError if the file is erased
     meanwhile."""
-    folder = file.streams / reading.key
+    with file.cache.relief():
+        folder = file.streams / reading.key
     found = _open(folder)
     if found is not None:
         return found
@@ -73,7 +74,9 @@ def _open(folder: Path) -> TokenStream | None:
 @contextmanager
 def _alone(folder: Path, on_progress: Tick) -> Iterator[None]:
     """Hold the lock under which a stream is made; other processes wait for it."""
-    with folder.with_suffix(LOCK).open("ab") as lock:
+    with room_needed(folder):
+        file = folder.with_suffix(LOCK).open("ab")
+    with file as lock:
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

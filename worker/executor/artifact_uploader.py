@@ -108,25 +108,23 @@ class ArtifactUploader:
         run, base = best.run, best.base
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
-        scratch = self._cache.objects(task.placement.tenant_id)
+        tenant = task.placement.tenant_id
 
         def write() -> dict[str, Kept]:
-            with (
-                self._cache.relief(),
-                room_needed(scratch.folder),
-                TemporaryDirectory(prefix="new-", dir=scratch.folder) as new,
-            ):
-                targets = layout.split(best.weights)
-                paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
-                # by names of its own: another executor may have exported the same bytes, and drop them
-                return {path.name: scratch.adopt(path, f"export-{uuid4()}") for path in paths}
+            with self._cache.relief():
+                scratch = self._cache.objects(tenant)
+                with room_needed(scratch.folder), TemporaryDirectory(prefix="new-", dir=scratch.folder) as new:
+                    targets = layout.split(best.weights)
+                    paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
+                    # by names of its own: another executor may have exported the same bytes, and drop them
+                    return {path.name: scratch.adopt(path, f"export-{uuid4()}") for path in paths}
 
         began = time.time()
         kept = persist(task.lease, f"the adapter of job {run.index}", write)
         began = task.phases.over("export adapter", began, run.index)
         for file in kept.values():
             upload(self._link, task.lease, file)
-            scratch.drop(file.path.name)
+            self._cache.objects(tenant).drop(file.path.name)
         task.phases.over("upload adapter", began, run.index, bytes=sum(file.bytes for file in kept.values()))
         manifest = AdapterManifest(
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
@@ -147,12 +145,12 @@ class ArtifactUploader:
 
     def _save(self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
         made: dict[int, CheckpointRef] = {}
-        scratch = self._cache.objects(task.placement.tenant_id)
+        tenant = task.placement.tenant_id
 
         def write(snapshot: JobSnapshot) -> Kept:
             with self._cache.relief():
                 # by a name of its own: another executor may have the same bytes, and drop them
-                return scratch.keep(
+                return self._cache.objects(tenant).keep(
                     partial(save, progress=snapshot.progress, tensors=snapshot.tensors), f"checkpoint-{uuid4()}"
                 )
 
@@ -168,7 +166,7 @@ class ArtifactUploader:
                     kept.path.rename(kept.path.with_name(kept.sha256))  # by which it is found when its task comes again
         except (LeaseNotHeld, FenceStale, Refused):  # the placement leaves, or has left: nothing points to them
             for ref in made.values():
-                scratch.drop(ref.sha256)
+                self._cache.objects(tenant).drop(ref.sha256)
             raise
         self._hand_over(partial(then, made))
 

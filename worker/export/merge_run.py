@@ -18,7 +18,7 @@ from contract.strict import Message
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
-from worker.data.object_cache import Kept
+from worker.data.object_cache import Kept, ObjectCache
 from worker.executor.artifact_uploader import upload
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.preparation.base_fetch import BaseFetch
@@ -78,9 +78,13 @@ class _Run:
     ) -> None:
         self._settings, self._link, self._lease, self._work, self._tell = settings, link, lease, work, tell
         self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
-        self._scratch, self._objects = self._cache.objects(work.tenant_id), ObjectFetch(self._cache)
+        self._objects = ObjectFetch(self._cache)
         self._stored = {file.path for file in work.stored}
         self._told_at = float("-inf")
+
+    @property
+    def _scratch(self) -> ObjectCache:
+        return self._cache.objects(self._work.tenant_id)
 
     def merge(self) -> None:
         """Store all files, and report each. What can never be merged is reported as the end. Raises LeaseNotHeld, Refused."""
@@ -114,7 +118,7 @@ class _Run:
 
     def _fetch(self, file: AdapterFile) -> Path:
         id, lease = self._work.placement_id, self._lease
-        return self._objects.fetch(self._scratch, file.sha256, lambda: self._link.object(id, lease.token, file.sha256))
+        return self._objects.fetch(lambda: self._scratch, file.sha256, lambda: self._link.object(id, lease.token, file.sha256))
 
     def _store(self, name: str, write: Callable[[Path], object]) -> None:
         if name in self._stored:

@@ -94,3 +94,18 @@ def test_a_full_disk_is_told_and_unused_bases_make_room_first(small_disk):
     with pytest.raises(DiskFull, match=r"make room there, and the work goes on by itself"):
         cache.hold(made("more", 2 * size), write, nobody)
     assert room.folder.is_dir()
+
+
+def test_a_disk_that_is_full_once_all_is_fetched_is_waited_for(small_disk, monkeypatch):
+    monkeypatch.setattr("worker.data.base_cache._LEAST", 0)  # so that its rate is noted
+    cache, files = BaseCache(small_disk.folder / "bases", budget=2**30), made("a", 1000)
+
+    def fills(file: BaseFile, path: Path) -> None:
+        write(file, path)
+        small_disk.fill()
+
+    with pytest.raises(DiskFull):
+        cache.hold(files, fills, nobody)
+    small_disk.free()
+    cache.hold(files, write, nobody).release()
+    assert held_bases(small_disk.folder / "bases") == [key_of(files)]

@@ -1,13 +1,17 @@
 """A full disk on a node: checkpoints, adapters, downloads and token streams wait for room; nothing is lost, and all of it goes
 on by itself once there is room."""
 
+import contextlib
+import itertools
 import logging
+import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
 
+from contract.messages.report_messages import PlacementFailed
 from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
 from worker.boot_clock import boot_now
@@ -48,6 +52,23 @@ def freeing(disk, waits) -> threading.Thread:
     thread = threading.Thread(target=free)
     thread.start()
     return thread
+
+
+class FewFiles:
+    """A disk that has bytes, and takes neither a file nor a folder until `free`."""
+
+    def __init__(self, folder, files: int) -> None:
+        self.folder, self._fillers = folder, folder / "filler"
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={files}", str(folder)], check=True)
+
+    def fill(self) -> None:
+        self._fillers.mkdir()
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (self._fillers / str(number)).touch()
+
+    def free(self) -> None:
+        shutil.rmtree(self._fillers)
 
 
 def waits_for_disk(news: ExecutorProgress | PlacementEnded) -> bool:
@@ -136,3 +157,13 @@ def test_a_download_onto_a_full_disk_is_whole_later(small_disk):
     small_disk.free()
     kept = scratch.keep(lambda path: path.write_bytes(content))
     assert kept.path.read_bytes() == content
+
+
+def test_a_disk_that_takes_no_folder_is_waited_for_as_a_full_one(fleet, placing, small_disk, waits):
+    disk = FewFiles(small_disk.folder, 100)
+    thread = freeing(disk, waits)
+    (reported,) = Inside(fleet, disk.folder).run(placing(SPACE, training=SHORT), prepare=lambda executor: disk.fill())
+    thread.join()
+    assert waits.is_set()
+    assert reported.ended
+    assert not reported.of(PlacementFailed)

@@ -24,7 +24,7 @@ def test_wrong_bytes_are_asked_for_once_more(tmp_path):
     objects, folder = ObjectFetch(cache), cache.objects("tenant")
     for sha256 in ("a" * 64, "b" * 64):
         with pytest.raises(Unreachable, match="fetched 3 bytes"):
-            objects.fetch(folder, sha256, lambda: [b"cut"])
+            objects.fetch(lambda: folder, sha256, lambda: [b"cut"])
     with pytest.raises(DamagedObject, match=f"2 times: .* asked was for {'a' * 64}"):
-        objects.fetch(folder, "a" * 64, lambda: [b"cut"])
+        objects.fetch(lambda: folder, "a" * 64, lambda: [b"cut"])
     assert not list(folder.folder.iterdir())

@@ -21,12 +21,12 @@ class ObjectFetch:
     def __init__(self, cache: NodeCache) -> None:
         self._cache, self._wrong = cache, Counter[str]()
 
-    def fetch(self, folder: ObjectCache, sha256: str, blocks: Callable[[], Iterable[bytes]]) -> Path:
-        """The object in `folder`. Raises Unreachable and DiskFull, after which another attempt may succeed, and
+    def fetch(self, folder: Callable[[], ObjectCache], sha256: str, blocks: Callable[[], Iterable[bytes]]) -> Path:
+        """The object in `folder()`. Raises Unreachable and DiskFull, after which another attempt may succeed, and
         DamagedObject."""
         try:
             with self._cache.relief():
-                return folder.fetch(sha256, blocks)
+                return folder().fetch(sha256, blocks)
         except WrongBytes as error:
             self._wrong[sha256] += 1
             if self._wrong[sha256] >= _WRONG:

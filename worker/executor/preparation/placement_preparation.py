@@ -241,7 +241,7 @@ class Preparation:
 
         def fetch() -> Path:
             blocks = partial(link.file, key, file_id=ref.file_id)
-            return self._objects.fetch(file.content, ref.sha256, lambda: blocks(token=self._lease.token))
+            return self._objects.fetch(lambda: file.content, ref.sha256, lambda: blocks(token=self._lease.token))
 
         def attempt() -> TokenStream:
             try:
@@ -257,7 +257,7 @@ class Preparation:
         """The tenant's object of this sha256 as a local file. `blocks` downloads, given a token."""
 
         def attempt() -> Path:
-            folder = self._cache.objects(self._placement.tenant_id)
+            folder = partial(self._cache.objects, self._placement.tenant_id)
             return self._objects.fetch(folder, sha256, lambda: blocks(token=self._lease.token))
 
         return persist(self._lease, "a download", attempt)
