@@ -201,8 +201,7 @@ class NodeLink(_Link):
 
     def unwanted(self, node_id: str, credential: str, kept: CachedFiles) -> CachedFiles:
         """Which of the files cached on this node it must erase."""
-        answer = self._send("POST", f"nodes/{node_id}/cached-files", credential, kept)
-        return CachedFiles.model_validate_json(answer.content)
+        return _read(CachedFiles, self._send("POST", f"nodes/{node_id}/cached-files", credential, kept).content)
 
     def lost(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
         self._send("POST", f"nodes/{node_id}/lost", credential, lost)

@@ -1,13 +1,17 @@
 """The worker's HTTP client where another thread closes it: requests fail as if nobody answered, and end with their leases."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+from contract.messages.cached_file_list import CachedFiles
 from contract.messages.upload_messages import UploadGrant, UploadRequest
+from tests.http_server import HangUpServer, read_body
 from tests.worker.fleet import Fleet
-from worker.api_client import PlacementLink, Unreachable, _desired
+from worker.api_client import NodeLink, PlacementLink, Unreachable, Unreadable, _desired
 from worker.boot_clock import boot_now
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.retry import persist
@@ -46,6 +50,30 @@ def test_a_session_that_cannot_be_read_blocks_no_other() -> None:
     assert [(one.placement_id, one.fence) for one in unread] == [("strange", 3)]
     assert "precision" in unread[0].why
     assert _desired(json.dumps(said).encode())[0].sessions is None, "a service from before sessions says nothing of them"
+
+
+class _Page(BaseHTTPRequestHandler):
+    """A proxy's page in place of the service's answer."""
+
+    def do_POST(self) -> None:
+        read_body(self)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>back soon</html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_page_in_place_of_an_answer_is_told_as_one_that_cannot_be_read() -> None:
+    server = HangUpServer(("127.0.0.1", 0), _Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with NodeLink(f"http://127.0.0.1:{server.server_port}") as link, pytest.raises(Unreadable, match="CachedFiles"):
+            link.unwanted("node_1", "c", CachedFiles(files=[]))
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_what_a_thread_sends_when_the_link_is_closed_ends_with_its_lease(closed: PlacementLink) -> None:
