@@ -33,6 +33,14 @@ def test_tasks_beside_each_other(visitor, tenant, database):
     assert "differ in dataset" not in page.text_content("#comparable")
     assert "the same validation rows" in page.text_content("#comparable")
     assert "file_id" not in page.text_content("main"), "two uploads of the same bytes"
+    assert page.locator("#trend-rows").count() == 0
+    with database.begin() as session:
+        task = session.get_one(Task, tasks[1])
+        task.validation_rows, task.trend_rows = 16, 9
+    page = visitor.open(f"/compare?task={tasks[0]}&task={tasks[1]}")
+    said = page.text_content("#trend-rows")
+    assert said.startswith("Each validation point of sweep 1 reads the first 9 of its 16 validation rows.")
+    assert "sweep 0" not in said
     other = tenant.task(dataset={"file_id": tenant.file(chat_rows(30)), "validation_fraction": 0.5})["id"]
     page = visitor.open(f"/compare?task={tasks[0]}&task={other}")
     assert "differ in dataset.file_id and dataset.validation_fraction." in page.text_content("#comparable")
