@@ -37,6 +37,17 @@ def user_of(caller) -> str:
     return caller.get("/v1/me").json()["user_id"]
 
 
+def beside(database, change, call):
+    """The call's result, or its exception: it comes while a transaction that has begun with `change` is open."""
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            change(session)
+            session.flush()
+            called = pool.submit(call)
+            until(lambda: called.done() or waiting_for_locks(database))
+        return called.result(PATIENCE)
+
+
 def while_removed(member, database, call):
     """The call's result, or its exception: it comes when a change of the tenant's members has begun, which then is the member's
     removal."""
@@ -54,13 +65,8 @@ def while_removed(member, database, call):
 def test_an_owner_who_is_just_removed_or_lowered_invites_nobody(going, database, lose):
     """Else the link would be their way back: it is made too late to be taken back with their others."""
     user_id = user_of(going)
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            lose(session, going.tenant_id, user_id)
-            session.flush()
-            made = pool.submit(going.post, "/v1/invitations", json={"role": "owner"})
-            until(lambda: made.done() or waiting_for_locks(database))
-        refused = made.result(PATIENCE)
+    invites = partial(going.post, "/v1/invitations", json={"role": "owner"})
+    refused = beside(database, lambda session: lose(session, going.tenant_id, user_id), invites)
     assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
     with database.begin() as session:
         assert session.scalars(select(Invitation).where(Invitation.inviter_id == user_id)).all() == []
@@ -86,13 +92,8 @@ def test_an_owner_who_is_just_removed_manages_nothing(going, owner, new_member, 
         "invitation": owner.post("/v1/invitations", json={"role": "viewer"}).json()["id"],
     }
     user_id = user_of(going)
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            end_membership(session, going.tenant_id, user_id)
-            session.flush()
-            asked = pool.submit(going.request, method, f"/v1/{path.format(**made)}", json=body)
-            until(lambda: asked.done() or waiting_for_locks(database))
-        refused = asked.result(PATIENCE)
+    asks = partial(going.request, method, f"/v1/{path.format(**made)}", json=body)
+    refused = beside(database, lambda session: end_membership(session, going.tenant_id, user_id), asks)
     assert (refused.status_code, refused.json()["code"]) == (403, "role_missing")
 
 
@@ -105,13 +106,11 @@ def test_a_member_who_is_just_removed_makes_no_key(going, owner, database):
 
 def test_a_key_that_is_just_revoked_makes_no_other(tenant, database):
     me = tenant.get("/v1/me").json()
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as session:
-            revoke(session, session.get_one(ApiKey, me["key_id"], with_for_update=True))
-            session.flush()
-            asked = pool.submit(tenant.post, "/v1/keys", json={"name": "left behind"})
-            until(lambda: asked.done() or waiting_for_locks(database))
-        refused = asked.result(PATIENCE)
+
+    def revoked(session) -> None:
+        revoke(session, session.get_one(ApiKey, me["key_id"], with_for_update=True))
+
+    refused = beside(database, revoked, partial(tenant.post, "/v1/keys", json={"name": "left behind"}))
     assert (refused.status_code, refused.json()["reason"]) == (401, "revoked")
     with database.begin() as session:
         assert session.scalars(select(ApiKey.id).where(ApiKey.tenant_id == me["tenant_id"])).all() == [me["key_id"]]
