@@ -36,9 +36,11 @@ class CheckpointWeights(Message):
 
 class CompletionWork(Message):
     """One request. prompts: texts, or tokens; with `messages` the base's chat template makes the one prompt. Each prompt is
-    answered `n` times, choice i with seed + i. adapter: files of a PEFT folder; None with no checkpoint: the base alone."""
+    answered `n` times, choice i with seed + i. adapter: files of a PEFT folder; None with no checkpoint: the base alone.
+    attempt: how often the request was given to an executor, this time included; its pieces say the same."""
 
     request_id: str
+    attempt: int = 1
     tenant_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
     messages: list[ChatTurn] | None = None
     prompts: list[str | list[int]] = Field(default=[])
@@ -99,9 +101,10 @@ class CompletionFailed(Message):
 
 class CompletionPiece(Message):
     """Pieces of a request's choices; `over`: its last, which tells what to bill. `number` counts a request's pieces from 1, so
-    that a piece that is sent again changes nothing. failed: in place of what is left."""
+    that a piece that is sent again changes nothing. failed: in place of what is left. attempt: of the work that it answers."""
 
     request_id: str
+    attempt: int | None = None  # earlier workers do not say
     number: Annotated[int, Field(ge=1)]
     choices: list[ChoicePiece] = Field(default=[])
     over: bool = False

@@ -28,6 +28,8 @@ def take(session: Session, carrier: Carrier, said: CompletionPieces) -> PiecesTa
         if row is None or row.executor != said.executor or not carrier.audience.has(row.tenant_id, row.dedicated):
             gone.append(piece.request_id)
             continue
+        if piece.attempt not in (None, row.attempts):  # the executor lost the request, and was given it again since
+            continue
         waited_for = row.state == RUNNING
         if not waited_for:
             gone.append(row.id)

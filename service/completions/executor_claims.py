@@ -121,7 +121,7 @@ def claim(session: Session, carrier: Carrier, said: CompletionsWanted) -> list[C
             continue
         request.state, request.executor, request.placement_id = RUNNING, said.executor, carrier.placement_id
         request.claimed_until, request.attempts = now + timedelta(seconds=CLAIM_SECONDS), request.attempts + 1
-        given.append(work)
+        given.append(work.model_copy(update={"attempt": request.attempts}))
     if given:
         _used(session, carrier, now)
     return given

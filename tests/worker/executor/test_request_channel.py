@@ -7,7 +7,7 @@ import pytest
 from contract.messages.completion_messages import ChoicePiece, CompletionPiece, CompletionsGiven, PiecesTaken
 from worker.api_client import Refused, Unreachable, Unreadable
 from worker.executor.completions import request_channel
-from worker.executor.completions.request_channel import RequestChannel
+from worker.executor.completions.request_channel import RequestChannel, merged
 from worker.executor.placement.placement_lease import Lease
 
 PATIENCE = 120.0
@@ -111,6 +111,15 @@ def test_a_first_and_a_last_piece_are_sent_at_once_and_those_between_gather(chan
     channel.send(piece("a", 5, ", five", over=True))
     link.until(lambda: link.last["a"] == 5)
     assert link.sendings == 3
+
+
+def test_what_is_left_of_one_attempt_is_not_merged_with_the_next():
+    first, ending, anew = (
+        piece("a", number, text, over).model_copy(update={"attempt": attempt})
+        for number, text, over, attempt in ((2, "late", False, 1), (3, "", True, 1), (1, "whole", False, 2))
+    )
+    told = [(one.attempt, one.number, one.over, one.choices[0].text) for one in merged([first, ending, anew])]
+    assert told == [(1, 3, True, "late"), (2, 1, False, "whole")]
 
 
 @pytest.mark.parametrize("status", [401, 409])

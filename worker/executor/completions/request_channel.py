@@ -189,11 +189,11 @@ def _passes(error: LinkError) -> bool:
 
 
 def merged(pieces: list[CompletionPiece]) -> Iterator[CompletionPiece]:
-    """Pieces of one request as one, which has the number of the last."""
-    by_request: dict[str, list[CompletionPiece]] = {}
+    """Pieces of one request and attempt as one, which has the number of the last."""
+    by_attempt: dict[tuple[str, int | None], list[CompletionPiece]] = {}
     for piece in pieces:
-        by_request.setdefault(piece.request_id, []).append(piece)
-    for own in by_request.values():
+        by_attempt.setdefault((piece.request_id, piece.attempt), []).append(piece)
+    for own in by_attempt.values():
         choices: dict[int, ChoicePiece] = {}
         for choice in (choice for piece in own for choice in piece.choices):
             before = choices.get(choice.index, ChoicePiece(index=choice.index))

@@ -100,6 +100,7 @@ class RequestRun:
         begun = any(one.generated for one in self.sequences)
         return CompletionPiece(
             request_id=self.id,
+            attempt=self.prepared.work.attempt,
             number=self._number,
             choices=list(choices),
             over=over,

@@ -61,12 +61,30 @@ def test_an_executor_that_ends_before_it_sent_anything_has_another_answer(ask, e
         )
     other = Executor(executor.placement, "executor-2")
     again = other.next()
-    assert again == work
+    assert again == work | {"attempt": 2}
     assert executor.sends(piece(work, 2, text("st", finish_reason="stop"), over=True)) == [work["request_id"]]
     assert executor.wants(held=(work["request_id"],))["gone"] == [work["request_id"]]
     other.sends(piece(again, 1, text("whole", finish_reason="stop"), over=True))
     said = answer.result()
     assert said.choices[0].message.content == "whole"
+
+
+def test_an_executor_that_was_away_and_answers_anew_sends_nothing_of_its_first_attempt(ask, executor, database) -> None:
+    answer = ask("chat", messages=USER)
+    work = executor.next()
+    executor.sends(piece(work, 1, text("lo")))
+    with database.begin() as session:
+        own = CompletionRequest.id == work["request_id"]
+        session.execute(update(CompletionRequest).where(own).values(claimed_until=func.now()))
+    again = executor.next()
+    assert again["request_id"] == work["request_id"]
+    # what its first attempt still had to send
+    late = piece(work, 2, text("st"), attempt=work["attempt"]), piece(work, 3, over=True, attempt=work["attempt"])
+    assert [executor.sends(one) for one in late] == [[], []]
+    executor.sends(piece(again, 1, text("who"), attempt=again["attempt"]))
+    executor.sends(piece(again, 2, text("le", finish_reason="stop"), over=True, attempt=again["attempt"]))
+    said = answer.result().choices[0]
+    assert (said.message.content, said.finish_reason) == ("whole", "stop")
 
 
 def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
