@@ -54,8 +54,8 @@ class DeviceBase:
     checked: Future[None]  # its revision, which is being checked still: raises BaseError where the weights are others
     tokenizer: str = ""  # sha256 of the tokenizer with its template, as `fingerprint_of` takes it
     reads_date: bool = False  # whether the template may write the date
-    decode: Decode = str  # tokens as text, without special tokens
-    token_text: Decode = str  # the same with special tokens, for one token by itself
+    decode: Decode = str  # tokens as text, without special tokens and end tokens
+    token_text: Decode = str  # the same with both, for one token by itself
     end_tokens: frozenset[int] = frozenset()  # each ends a generated text
 
     @property
@@ -97,7 +97,7 @@ def load_base(
     except (TokenizerError, OSError, ValueError) as error:
         checked.result()
         raise BaseError(f"base model {ref.name}: {error}") from None
-    decode, token_text = partial(_decoded, tokenizer, True), partial(_decoded, tokenizer, False)
+    decode, token_text = partial(_text, tokenizer, ends), partial(_decoded, tokenizer, False)
     return DeviceBase(ref, trainer, reader, checked, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
 
 
@@ -153,6 +153,11 @@ def load_trainer(
         f"base model {ref.name}: no memory for its weights ({need >> 20} MiB), though this worker may use "
         f"{'more' if memory is None else f'{memory >> 20} MiB'}; something else has it"
     )
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], tokens: Sequence[int]) -> str:
+    """Without end tokens, which not every tokenizer takes for special ones."""
+    return _decoded(tokenizer, True, [token for token in tokens if token not in ends])
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, without_special: bool, tokens: Sequence[int]) -> str:

@@ -1,11 +1,12 @@
 """The prompts of text evaluations: from a file, from rows, and rows that have none."""
 
+import re
 import shutil
 
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
@@ -16,6 +17,7 @@ from tests.worker.inside import Inside
 from tests.worker.placer import placer
 from worker.data.dataset import load
 from worker.data.evaluation_prompts import prompts_of
+from worker.generate.sequence import Sampling, Sequence
 from worker.replicas.base_loader import load_base
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -114,3 +116,25 @@ def test_prompts_end_where_the_last_answer_begins(tiny_base, tmp_path):
         assert prompt.reference.strip().startswith("second")
         assert "first" in prompt.text
         assert "second" not in prompt.text
+
+
+def test_an_end_token_that_is_no_special_one_is_in_no_text_and_no_reference(tiny_base, tmp_path):
+    folder = tmp_path / "base"
+    shutil.copytree(tiny_base.source, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|end|>", "~"))
+    (end,) = AutoTokenizer.from_pretrained(folder)("~", add_special_tokens=False)["input_ids"]
+    GenerationConfig(eos_token_id=[end]).save_pretrained(folder)
+    base = load_base(BaseModelRef(name="tilde", source=str(folder), revision=revision_of(folder)), torch.device("cpu"))
+    assert end in base.end_tokens
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"a {n}"}]} for n in range(12)]
+    path = tmp_path / "talks.jsonl"
+    path.write_bytes(jsonl(rows))
+    spec = TaskSpec.model_validate({"base_model": "tilde", "dataset": {"file_id": "f"}, "search_space": SPACE})
+    found = prompts_of(load(spec, path, None, base.reader).validation, 8, base.decode)
+    assert all(re.fullmatch(r"a \d+", prompt.reference.strip()) for prompt in found)
+    one = Sequence((7,), Sampling(max_new_tokens=9))
+    for token in (*base.reader.text_prompt("a 4"), end):
+        one.append(token, None, base.end_tokens, base.decode)
+    assert one.completion is not None
+    assert (one.completion.text.strip(), one.completion.finish_reason) == ("a 4", "stop")
