@@ -51,8 +51,8 @@ class Selection(BaseModel):
         description="one_standard_error: among jobs within one standard error of the best, by paired differences, the smallest "
         "rank; where none of these surely beats the base, among those that do. not_surely_worse: of a text metric, whose "
         "prompts are few: among jobs that a paired test at 95 % does not part from the best, the lowest validation loss. "
-        "lowest_loss: where a worker of another version reported no losses by row. highest_score: the highest mean of a text "
-        "metric, where adapters answered different numbers of prompts"
+        "lowest_loss: where no adapter has losses by row, as of a worker of another version, or of different rows. "
+        "highest_score: the highest mean of a text metric, where adapters answered different numbers of prompts"
     )
     rows: int | None = Field(description="Validation rows that it was judged on; prompts, of a text metric")
     value: Interval | None = Field(description="The winner's metric")
@@ -64,7 +64,8 @@ class Selection(BaseModel):
     tied: list[int] = Field(description="Indexes of the jobs that the rule counts as equal to the best, the winner among them")
     unscored: list[int] = Field(
         default=[],
-        description="Indexes of jobs that kept an adapter whose texts could not be scored, and so could not win by them",
+        description="Indexes of jobs that kept an adapter without scores, whose texts could not be scored or whose last "
+        "evaluation found no memory, and that could not win beside those that have some",
     )
     verdict: str = Field(description="The same in a sentence")
     suggestions: list[str] = Field(default=[], description="What to try next, in sentences")
@@ -89,14 +90,15 @@ class _Comparison:
 
 
 def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str | None = None) -> tuple[Candidate, Selection]:
-    """The winner, and what is known of it. metric: the text metric that the scores are of, by which only those that have some
-    can win; None: they are of validation rows. Of at least one candidate, of a text metric one with scores."""
+    """The winner, and what is known of it. Only those that have scores can win, if any has: the loss of one without them is of
+    fewer rows. metric: the text metric that the scores are of; None: they are of validation rows. Of at least one candidate, of
+    a text metric one with scores."""
     scored = [one for one in candidates if one.scores is not None]
-    judged = scored if metric is not None else candidates
+    judged = scored or candidates
     unscored = sorted({one.index for one in candidates} - {one.index for one in judged})
     scores = [_scored(one) for one in scored]
     compared = _Comparison(metric, base, len(judged), unscored)
-    if len(scores) < len(judged) or not all(one.comparable(scores[0]) for one in scores):
+    if not scores or not all(one.comparable(scores[0]) for one in scores):
         winner = min(judged, key=_order if metric is not None else _by_loss)
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
     tied = _tied(judged, metric)
@@ -199,11 +201,11 @@ def _bounded(end: float, mean: float) -> float:
 
 
 def _verdict(winner: Candidate, made: Selection) -> str:
-    left_out = len(made.unscored)
-    lacking = f"; {left_out} other{'s' * (left_out > 1)} could not be scored by {made.metric}" if left_out else ""
+    left_out, name = len(made.unscored), _NAMES.get(made.metric, made.metric)
+    lacking = f"; {left_out} other{'s' * (left_out > 1)} could not be scored by {name}" if left_out else ""
     if made.value is None:
         return f"job {winner.index} won: the lowest validation loss, {winner.val_loss:.4f}"
-    value = f"{_NAMES.get(made.metric, made.metric)} {_words(made.value)}"
+    value = f"{name} {_words(made.value)}"
     if made.gain is None:
         return f"job {winner.index} won: {value}{lacking}"
     if made.beats_base is False:

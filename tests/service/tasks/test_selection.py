@@ -76,10 +76,17 @@ def test_a_small_sure_gain_wins_over_a_large_one_that_may_be_luck():
     assert said.verdict.endswith("; job 0 has a better mean, whose gain over the base may be chance")
 
 
-def test_without_scores_of_all_the_lowest_loss_wins():
-    winner, said = choose([Candidate(0, 8, 1.5, scores(0.0)), Candidate(1, 8, 1.2, None)], scores(1.0))
+def test_without_any_scores_the_lowest_loss_wins():
+    winner, said = choose([Candidate(0, 8, 1.5, None), Candidate(1, 8, 1.2, None)], scores(1.0))
     assert (winner.index, said.rule, said.value, said.beats_base) == (1, "lowest_loss", None, None)
-    assert said.verdict == "job 1 won: the lowest validation loss, 1.2000"
+    assert (said.verdict, said.unscored) == ("job 1 won: the lowest validation loss, 1.2000", [])
+
+
+def test_a_job_without_scores_leaves_the_choice_to_those_that_have_them():
+    """Its loss is of fewer rows, and in a search over beta of another scale."""
+    winner, said = choose([candidate(0, 0.0), candidate(1, 0.5), Candidate(2, 4, 0.01, None)], scores(1.0, 9))
+    assert (winner.index, said.rule, said.unscored, said.beats_base) == (0, "one_standard_error", [2], True)
+    assert said.verdict.endswith("; 1 other could not be scored by validation loss")
 
 
 def test_a_search_over_beta_compares_accuracies():

@@ -75,7 +75,7 @@ class Selection(Message):
     gain: Interval | None = None
     beats_base: bool | None = None
     tied: list[int] = Field(default=[])
-    unscored: list[int] = Field(default=[])  # kept an adapter whose texts could not be scored
+    unscored: list[int] = Field(default=[])  # kept an adapter that has no scores
     verdict: str = ""
     suggestions: list[str] = Field(default=[])
     pairwise: list[PairwiseWins] = Field(default=[])  # where the task's evaluation scored texts of the base and the winner
