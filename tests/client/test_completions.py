@@ -107,6 +107,22 @@ def test_a_stream_that_ends_in_the_middle_is_no_answer(served: Served) -> None:
             next(parts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "code", "status"),
+    [
+        ("authentication_error", "key_refused", 401),
+        ("invalid_request_error", "not_finite", 400),
+        ("server_error", "completion_lost", 503),
+        (None, "completion_lost", 503),
+    ],
+)
+def test_an_error_in_a_stream_has_the_status_of_its_kind(served: Served, kind: str | None, code: str, status: int) -> None:
+    said = {"error": {"message": "It ended.", "type": kind, "code": code, "param": None}}
+    with pytest.raises(ApiError) as caught:
+        list(served(Script(events(chunk(content="fo"), said))).completions.stream("b", "x"))
+    assert (caught.value.status, caught.value.code) == (status, code)
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,14 @@ Prompt = str | Sequence[Mapping[str, str]]
 _PREFIX = "/openai/v1"
 _LONGEST = 660.0  # seconds of silence; the service ends a request after 600, unless it is set otherwise
 _DONE = b"[DONE]"
+# by an error's type, where a stream that has begun cannot have it any more; of others 503
+_STATUSES = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "rate_limit_error": 429,
+}
 
 
 def create(
@@ -72,7 +80,7 @@ def stream(
 def _part(said: Mapping[str, Any], plain: bool) -> CompletionPart | None:
     """What a chunk adds; None where that is nothing. Raises ApiError where it says an error."""
     if "error" in said:
-        raise ApiError(503, problem_of(said["error"]))
+        raise ApiError(_STATUSES.get(said["error"].get("type"), 503), problem_of(said["error"]))
     if not said["choices"]:
         return CompletionPart(usage=said["usage"])
     (choice,) = said["choices"]
