@@ -13,6 +13,7 @@ from contract.messages.placement_messages import CheckpointRef
 from contract.strict import Message
 
 MOST_CHOICES = 16  # texts of one request: prompts times n
+MOST_TOP_LOGPROBS = 20  # alternatives that a token's log-probability comes with
 ExecutorName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 

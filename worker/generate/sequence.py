@@ -7,11 +7,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from contract.messages.completion_messages import MOST_TOP_LOGPROBS
 from worker.generate.stop_matcher import StopMatcher
 from worker.generate.text_decoder import Decode, TextDecoder
 
 FinishReason = Literal["stop", "length"]  # an end token or a stop string; max_new_tokens
-MOST_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, field_validator, model_validator
 
-from contract.messages.completion_messages import MOST_CHOICES, ChatTurn, CompletionWork
+from contract.messages.completion_messages import MOST_CHOICES, MOST_TOP_LOGPROBS, ChatTurn, CompletionWork
 from contract.strict import NO_BOOL, STORABLE, Strict
 from service.openai.openai_names import ModelName
 
 _SEEDS = 2**63
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MOST_TOP_LOGPROBS = 20
 MOST_PROMPT_CHARACTERS = 400_000
 
 Text = Annotated[str, Field(max_length=MOST_PROMPT_CHARACTERS), STORABLE]
