@@ -7,7 +7,7 @@ of its answer. Holds neither a thread nor a database connection between two read
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -52,6 +52,7 @@ class Following:
         self._settings, self._db, self._queue, self._listener = settings, db, queue, listener
         self._id, self._gone = request_id, gone
         self._last = 0
+        self._offered_at: datetime | None = None  # again, to other executors
         self.attempt = 1  # rises where the request is given to another executor: its answer begins anew
         self.read = False  # whether any of the answer has been handed on, so that it cannot begin anew
 
@@ -105,7 +106,7 @@ class Following:
             return _Read(found, True, CompletionLost("The adapter was deleted, or the request ended elsewhere."))
         lapsed = not found and row.state == RUNNING and row.claimed_until is not None and row.claimed_until < now
         aging = row.asker_until < now + timedelta(seconds=ASKER_SECONDS / 2)
-        waited = (now - row.created_at).total_seconds()
+        waited = (now - (self._offered_at or row.created_at)).total_seconds()
         unanswered = row.state == WAITING and (row.refusal is not None or waited > self._settings.completion_wait_seconds)
         if not lapsed and not aging and now < row.deadline and not unanswered:
             return _Read(found, False)  # without a lock, which an executor that claims it would skip
@@ -117,7 +118,8 @@ class Following:
         if lapsed and row.claimed_until is not None and row.claimed_until < now:
             if self.read or not requests.give_again(session, self._queue, row):
                 return _Read([], True, CompletionLost("The executor ended before the answer did; ask again."))
-            self._last, self.attempt = 0, self.attempt + 1
+            self._last, self.attempt, self._offered_at = 0, self.attempt + 1, now
+            return _Read([], False)
         if row.state == WAITING and row.refusal is not None:
             return _Read([], True, Refusal.model_validate(row.refusal).problem())
         if row.state == WAITING and waited > self._settings.completion_wait_seconds:

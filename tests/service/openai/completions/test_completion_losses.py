@@ -4,6 +4,7 @@ import http.client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import httpx
 import openai
@@ -85,6 +86,20 @@ def test_an_executor_that_was_away_and_answers_anew_sends_nothing_of_its_first_a
     executor.sends(piece(again, 2, text("le", finish_reason="stop"), over=True, attempt=again["attempt"]))
     said = answer.result().choices[0]
     assert (said.message.content, said.finish_reason) == ("whole", "stop")
+
+
+def test_a_long_answer_whose_executor_ends_is_offered_as_long_as_a_new_one(ask, executor, server, database) -> None:
+    answer = ask("chat", messages=USER)
+    work = executor.next()
+    asked_at = func.now() - timedelta(seconds=2 * server.state.settings.completion_wait_seconds)
+    with database.begin() as session:
+        own = CompletionRequest.id == work["request_id"]
+        session.execute(update(CompletionRequest).where(own).values(created_at=asked_at, claimed_until=func.now()))
+    other, given = Executor(executor.placement, "executor-2"), []
+    until(lambda: given.extend(other.wants(room=1)["requests"]) or given or answer.done())
+    for again in given:
+        other.sends(piece(again, 1, text("whole", finish_reason="stop"), over=True, attempt=again["attempt"]))
+    assert answer.result().choices[0].message.content == "whole"
 
 
 def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
