@@ -1,9 +1,9 @@
 """`python -m deploy.backup FOLDER`: copies a running stack's data to a folder from which another stack can start. Stops
 nothing.
 
-FOLDER gets database.dump, secrets.json and storage/; a second run updates it. The database is dumped before storage is copied:
-objects are immutable and outlive the rows that refer to them by a day, so every dumped row finds its object. `python -m
-deploy.backup --restore FOLDER` creates the state folder from it, if there is none yet.
+FOLDER gets database.dump, secrets.json and storage/; a second run updates it. Storage is copied before the database is dumped,
+since the collector removes old objects with the last row that refers to them, and once more for what came meanwhile: so every
+dumped row finds its object. `python -m deploy.backup --restore FOLDER` creates the state folder from it, if there is none yet.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import create_engine, text
@@ -41,19 +41,26 @@ def back_up(state: State, target: Path) -> None:
         raise StackError("nothing runs there", "start it with `motet up`, or copy the whole folder of a stack that is stopped")
     private_folder(target)
     _check_own(state, target)
+    _copy_objects(state, target)
     draft = target / f"{_DUMP}.new"
     postgres, words = postgres_of(state, choose_account()), ("--format=custom", f"--lock-wait-timeout={_LOCK_SECONDS}s")
     _tool(postgres, "pg_dump", *words, f"--file={draft}", grows=draft)
+    _copy_objects(state, target)
     draft.replace(target / _DUMP)
     shutil.copy2(state.folder / "secrets.json", target / "secrets.json")
+
+
+def _copy_objects(state: State, target: Path) -> None:
+    """Copy the objects that the backup lacks. What the collector removes meanwhile is passed over."""
     if in_bucket() is not None:
         return
     for path in sorted((state.folder / "storage" / "objects").glob("??/*")):
         copy = target / "storage" / "objects" / path.parent.name / path.name
-        if not copy.exists() or copy.stat().st_size != path.stat().st_size:
-            private_folder(copy.parent)
-            shutil.copy2(path, copy.with_suffix(".new"))
-            copy.with_suffix(".new").replace(copy)
+        with suppress(FileNotFoundError):
+            if not copy.exists() or copy.stat().st_size != path.stat().st_size:
+                private_folder(copy.parent)
+                shutil.copy2(path, copy.with_suffix(".new"))
+                copy.with_suffix(".new").replace(copy)
 
 
 def _check_own(state: State, target: Path) -> None:

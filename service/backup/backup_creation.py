@@ -1,16 +1,16 @@
 """The command `backup`: copies database and objects to MOTET_BACKUP_URL while the service runs, and removes surplus backups.
 
-Objects are copied, then the database is dumped in one snapshot, then the objects that came meanwhile are copied: objects never
-change, and outlive the rows that refer to them by a day, so each row of the dump finds its object.
+Objects are copied, then the database is dumped in one snapshot, then the objects that came meanwhile are copied. A backup has
+those of both copies: the collector removes an object that is older than a day with the last row that refers to it, and the dump
+may have that row.
 """
 
 import hashlib
 import hmac
+import io
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import IO
 
 import psycopg
 from psycopg import sql
@@ -80,7 +80,8 @@ def fingerprint(settings: Settings) -> str:
 
 def back_up(owner: str, source: Storage, target: Storage, catalogue: Catalogue, settings: Settings) -> Manifest:
     """One backup. Nothing of it counts until its manifest is written, last."""
-    _copy(source, target)
+    listed: dict[str, int] = {}  # bytes by sha256
+    _copy(source, target, listed)
     with psycopg.connect(driver_url(owner), connect_timeout=10) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
@@ -89,14 +90,19 @@ def back_up(owner: str, source: Storage, target: Storage, catalogue: Catalogue, 
         (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone() or ("",)
         with dumping(owner, snapshot, settings.pg_programs) as dump:
             dumped = _store(target, lambda: dump.read(BLOCK))
-    with tempfile.TemporaryFile() as listing:
-        objects, size = _copy(source, target, listing)
-        listing.seek(0)
-        listed = _store(target, lambda: listing.read(BLOCK))
+    _copy(source, target, listed)
+    listing = io.BytesIO("".join(f"{sha256} {size}\n" for sha256, size in listed.items()).encode())
     made = Manifest(
-        name=name, motet=VERSION, revision=revision, dump=dumped, listing=listed, objects=objects, object_bytes=size, rows=rows,
+        name=name,
+        motet=VERSION,
+        revision=revision,
+        dump=dumped,
+        listing=_store(target, lambda: listing.read(BLOCK)),
+        objects=len(listed),
+        object_bytes=sum(listed.values()),
+        rows=rows,
         secret_key=fingerprint(settings),
-    )  # fmt: skip
+    )
     catalogue.write(made)
     return made
 
@@ -111,22 +117,14 @@ def count_rows(connection: psycopg.Connection[tuple[object, ...]]) -> dict[str, 
     return counted
 
 
-def _copy(source: Storage, target: Storage, listing: IO[bytes] | None = None) -> tuple[int, int]:
-    """Copy what the target lacks, and list what it has of the source; returns the number of these and their bytes. Raises
-    SettingsError where an object is damaged: the backup would not be whole."""
-    listed = [0, 0]
-
-    def note(sha256: str, size: int) -> None:
-        listed[0], listed[1] = listed[0] + 1, listed[1] + size
-        if listing is not None:
-            listing.write(f"{sha256} {size}\n".encode())
-
-    moved = copy_all(source, target, note)
+def _copy(source: Storage, target: Storage, listed: dict[str, int]) -> None:
+    """Copy what the target lacks, and list what it has of the source. Raises SettingsError where an object is damaged: the
+    backup would not be whole."""
+    moved = copy_all(source, target, listed.__setitem__)
     if moved.damaged:
         raise SettingsError(
             f"{len(moved.damaged)} objects are damaged, so nothing was backed up: {', '.join(moved.damaged[:10])}"
         )
-    return listed[0], listed[1]
 
 
 def _store(target: Storage, read: Callable[[], bytes]) -> StoredPart:

@@ -47,3 +47,13 @@ def test_a_backup_of_another_stack_is_not_replaced(tmp_path):
     assert kept.read_bytes() == (other.folder / "secrets.json").read_bytes()
     mine.take_secrets(kept)  # as one that was restored from it
     backup._check_own(mine, target)
+
+
+def test_an_object_that_the_collector_removes_meanwhile_is_passed_over(tmp_path):
+    state, objects = State(tmp_path / "state"), tmp_path / "state" / "storage" / "objects" / "ab"
+    objects.mkdir(parents=True)
+    (objects / "ab1").symlink_to(tmp_path / "removed")  # listed, and gone as it is opened
+    (objects / "ab2").write_bytes(b"kept")
+    backup._copy_objects(state, tmp_path / "backup")
+    copies = tmp_path / "backup" / "storage" / "objects" / "ab"
+    assert [(path.name, path.read_bytes()) for path in copies.iterdir()] == [("ab2", b"kept")]

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
+from service.background.garbage_collection import sweep
+from service.backup.backup_creation import back_up, required
+from service.backup.catalogue import catalogue_at
 from service.database.engine import Database, driver_url
 from service.files.models import File
 from service.fleet.models import BaseModel
@@ -21,7 +24,8 @@ from service.metrics.fleet_metrics import FleetMetrics
 from service.metrics.models import NewestBackup
 from service.schema import roles
 from service.settings import Settings
-from service.storage.connect import storage_of
+from service.storage.connect import storage_at, storage_of
+from service.storage.object_store import Storage
 from service.webhooks.factories import box_of
 from service.webhooks.models import Webhook
 from tests.service.api import Caller
@@ -234,3 +238,41 @@ def test_a_secret_key_is_replaced_and_then_forgotten(in_folders, new_database_ur
     newest = in_folders.settings.model_copy(update={"secret_key": SecretStr(NEWER)})
     with Database(new_database_url, pool_size=1).begin() as session:
         assert box_of(newest).open(session.get_one(Webhook, made["id"]).secret) == made["secret"]
+
+
+class CollectedMeanwhile:
+    """The backups' storage, beside which the collector works as the dump is stored."""
+
+    def __init__(self, target: Any, collect: Callable[[], None]) -> None:
+        self._target, self._collect, self._once = target, collect, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def receive(self) -> Any:
+        if not self._once:
+            self._once = True
+            self._collect()
+        return self._target.receive()
+
+
+def test_what_is_deleted_while_a_backup_is_made_is_in_it_as_its_rows_are(stack, in_folders, tmp_path):
+    """The collector removes old objects at once with the rows that refer to them."""
+    file = in_folders.upload(ROWS)
+    settings = in_folders.settings.model_copy(update={"owner_database_url": in_folders.environment["MOTET_OWNER_DATABASE_URL"]})
+    owner, url = required(settings)
+    db = Database(settings.database_url, pool_size=2)
+    source = storage_of(settings, db)
+    stored = tmp_path / "storage" / "objects" / file["sha256"][:2] / file["sha256"]
+    os.utime(stored, (0, 0))  # it was uploaded long ago
+
+    def collect() -> None:
+        assert in_folders.caller.delete(f"/v1/files/{file['id']}").status_code == 204
+        sweep(db, source)
+        assert not stored.exists()
+
+    target = CollectedMeanwhile(storage_at(url, settings, db), collect)
+    back_up(owner, source, cast(Storage, target), catalogue_at(url, settings), settings)
+    db.engine.dispose()
+    restored = restore(stack, in_folders, tmp_path)
+    assert restored.returncode == 0, restored.stderr
