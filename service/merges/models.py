@@ -35,7 +35,7 @@ class MergedModel(Base):
     acknowledged_at: Mapped[At | None]  # when its node first said that it merges it, under this fence
     attempts: Mapped[int] = mapped_column(default=0)  # that ended since a file was last stored
     next_at: Mapped[Now]  # no node gets it before then
-    waits_for: Mapped[str | None] = mapped_column(Text)  # why no node has it, in a sentence
+    waits_for: Mapped[str | None] = mapped_column(Text)  # why no node has it, or what its node waits for
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[Now]
     ended_at: Mapped[At | None]

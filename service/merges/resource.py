@@ -21,7 +21,7 @@ class MergedModelResource(BaseModel):
     files: list[AdapterFile] = Field(description="That are stored; all of them once it is ready")
     bytes: int = Field(description="Of its files; before it is ready, of what they are expected to be. Counts as stored bytes")
     max_shard_bytes: int
-    waits_for: str | None = Field(description="Of a queued one: why no node has it")
+    waits_for: str | None = Field(description="Why no node has it, or what its node waits for")
     error: str | None = Field(description="Why it failed, or why the last node did not finish it")
     created_at: datetime
     ended_at: datetime | None

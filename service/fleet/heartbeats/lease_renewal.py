@@ -24,6 +24,7 @@ from service.tasks.lifecycle.placements import lock_placement
 from service.tasks.lifecycle.task_trace import pulled
 
 _STALL_STEPS = 20
+_STORING_SECONDS = 6 * 3600.0  # a merge is silent while it stores a file: it syncs, hashes and sends some 5 GB
 _SILENT_SECONDS = 600.0  # at least, while it loads; its loop reports each second then, once its process has begun
 
 
@@ -76,8 +77,8 @@ def _stalls(settings: Settings, placement: HeldPlacement, pulse: Pulse) -> bool:
 
 def _hangs(settings: Settings, pulse: Pulse, per_step: float) -> bool:
     if pulse.phase == "loading":
-        silent = pulse.progress_age > max(settings.stall_seconds, _SILENT_SECONDS)
-        return silent and not merge_leases.is_merge(pulse.placement_id)  # a merge is silent while it stores a file
+        longest = _STORING_SECONDS if merge_leases.is_merge(pulse.placement_id) else _SILENT_SECONDS
+        return pulse.progress_age > max(settings.stall_seconds, longest)
     return pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
 
@@ -131,8 +132,9 @@ def _record(
         request_plan(session, dependencies.queue, "node_disk_full")  # those that wait are told
     if not beside:
         return []
-    live = [one for one in others if one.waits_for is None and not _hangs(dependencies.settings, one, 0.0)]
-    leases = answer_sessions.renew(session, dependencies.settings, node.id, live, now)
+    live = [one for one in others if not _hangs(dependencies.settings, one, 0.0)]
+    able = [one for one in live if one.waits_for is None]
+    leases = answer_sessions.renew(session, dependencies.settings, node.id, able, now)
     return leases + merge_leases.renew(session, dependencies.settings, node.id, live, now)
 
 

@@ -72,12 +72,16 @@ def wanted(session: Session, settings: Settings, node: Node) -> list[MergeWork]:
 
 
 def renew(session: Session, settings: Settings, node_id: str, pulses: Collection[Pulse], now: datetime) -> list[LeaseGrant]:
-    """Renew the node's merges among these pulses, which make progress. The caller holds the node's lock."""
-    said = {pulse.placement_id: pulse.fence for pulse in pulses if is_merge(pulse.placement_id)}
+    """Renew the node's merges among these pulses, which do not hang. One that waits for its node is noted and not renewed:
+    another node may do it. The caller holds the node's lock."""
+    said = {pulse.placement_id: pulse for pulse in pulses if is_merge(pulse.placement_id)}
     own = select(MergedModel).where(MergedModel.id.in_(said), MergedModel.node_id == node_id, *_LIVE)
     grants = []
     for merged in session.scalars(own.order_by(MergedModel.id).with_for_update()):
-        if merged.fence == said[merged.id]:
+        if merged.fence == said[merged.id].fence:
+            merged.waits_for = said[merged.id].waits_for
+            if merged.waits_for is not None:
+                continue
             merged.lease_until, merged.acknowledged_at = lease_until(now, settings), merged.acknowledged_at or now
             token = placement_token(settings, merged.id, merged.fence)
             grants.append(LeaseGrant(placement_id=merged.id, fence=merged.fence, seconds=settings.lease_seconds, token=token))
@@ -113,12 +117,12 @@ def give_back_untaken(session: Session, node_id: str, detail: str) -> None:
 
 
 def end_expired_merges(dependencies: Dependencies) -> None:
-    """Queue merges anew whose lease is over."""
+    """Queue merges anew whose lease is over. What waited for room on its node's disk has used up no attempt."""
     with dependencies.db.begin() as session:
         now = clock(session)
         over = select(MergedModel).where(MergedModel.lease_until < now, *_LIVE).order_by(MergedModel.id)
         for merged in session.scalars(over.with_for_update(skip_locked=True)):
-            _requeue(merged, now, "its node did not renew its lease", counted=True)
+            _requeue(merged, now, merged.waits_for or "its node did not renew its lease", counted=merged.waits_for is None)
 
 
 def _requeue(merged: MergedModel, now: datetime, detail: str, counted: bool) -> None:
@@ -134,5 +138,5 @@ def _requeue(merged: MergedModel, now: datetime, detail: str, counted: bool) -> 
 
 def fail(merged: MergedModel, now: datetime, why: str) -> None:
     """End a merge without a model. What it stored is nobody's."""
-    merged.status, merged.error, merged.ended_at = FAILED, why, now
+    merged.status, merged.error, merged.ended_at, merged.waits_for = FAILED, why, now, None
     merged.files, merged.bytes = [], 0

@@ -23,6 +23,6 @@ def accept(dependencies: Dependencies, merged_id: str, bearer: str | None, said:
         held = {file["path"]: file for file in merged.files} | {f.path: f.model_dump(mode="json") for f in said.files}
         merged.files, merged.attempts, merged.error = [held[path] for path in sorted(held)], 0, None
         if said.done:
-            merged.status, merged.ended_at, merged.lease_until = READY, now, None
+            merged.status, merged.ended_at, merged.lease_until, merged.waits_for = READY, now, None, None
             merged.bytes = sum(file["bytes"] for file in merged.files)
             merged.expires_at = now + timedelta(days=dependencies.settings.merged_model_days)

@@ -72,7 +72,8 @@ def test_heartbeats_renew_and_a_lost_process_loses_nothing_stored(tenant, merge,
     assert (lease.placement_id, lease.fence, lease.token) == (merged_id, work.fence, work.token)
     assert node.leases(pulse(work, fence=work.fence - 1)).leases == []
     assert node.leases(pulse(work, progress_age=10_000)).leases == [], "it hangs"
-    assert node.leases(pulse(work, progress_age=10_000, phase="loading")).leases != []
+    assert node.leases(pulse(work, progress_age=10_000, phase="loading")).leases != [], "it stores a file"
+    assert node.leases(pulse(work, progress_age=100_000, phase="loading")).leases == [], "its disk hangs"
     assert upload(node, work, SHARD) == 200
     assert report(node, work, files=[file("model-1.safetensors", SHARD)]) == (204, None)
     lost(node, work)
@@ -104,6 +105,26 @@ def test_attempts_that_store_nothing_are_bounded(tenant, merge, merging_node, gi
     failed = tenant.get(f"/v1/merged-models/{merged_id}").json()
     assert (failed["status"], failed["bytes"]) == ("failed", 0)
     assert failed["error"] == f"given up after {ATTEMPTS} attempts; the last one: out of memory"
+
+
+def test_a_full_disk_uses_up_no_attempt(tenant, merge, merging_node, given, database, dependencies):
+    merged_id, node = merge(tenant), merging_node()
+    wait = "model.safetensors waits for room in MOTET_WORKER_DIR"
+    for _ in range(ATTEMPTS + 1):
+        (work,) = given(node)
+        assert node.leases(pulse(work)).leases != []
+        assert node.leases(pulse(work, waits_for=wait)).leases == []
+        assert tenant.get(f"/v1/merged-models/{merged_id}").json()["waits_for"] == wait
+        with database.begin() as session:
+            session.execute(update(MergedModel).values(lease_until=MergedModel.created_at))
+        end_expired_merges(dependencies)
+    waiting = tenant.get(f"/v1/merged-models/{merged_id}").json()
+    assert (waiting["status"], waiting["error"]) == ("queued", wait)
+    (work,) = given(node)
+    node.leases(pulse(work, waits_for=wait))
+    node.leases(pulse(work))
+    finish(node, work)
+    assert tenant.get(f"/v1/merged-models/{merged_id}").json()["waits_for"] is None
 
 
 def test_a_worker_that_stops_gives_back_what_it_has_not_taken_up_and_gets_none(
