@@ -93,10 +93,10 @@ class Child:
         self._outbox.put(message)
 
     def kill(self) -> None:
-        """Kill the process and wait for its end. ChildEnded still follows."""
+        """Kill the process; returns at once. ChildEnded follows, only when a hanging system call of it lets go (a driver's, a
+        disk's)."""
         self._process.kill()
         self._outbox.put(None)
-        self._process.wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -71,6 +71,10 @@ class Daemon:
                 self._stop_requested(_PREEMPTED_SECONDS)
         finally:
             self._pool.kill()
+            deadline = boot_now() + _STOP_GRACE
+            while self._pool.executors and (left := deadline - boot_now()) > 0:  # whoever starts next wants their devices
+                if isinstance(event := self._next(left), ChildEnded):
+                    self._reap(event.child)
             self._hosts.close()
             self._link.close()
         return 1 if self._host_lost is not None else 0
@@ -245,7 +249,7 @@ class Daemon:
                 for_nobody = executor.loads_for_nobody([wanted for wanted, _ in self._wanted.values()])
                 held.detaching_since, held.phase = now, "detaching"
                 if for_nobody and not executor.stopping:
-                    self._kill(executor)
+                    executor.kill()
                     return None
                 executor.child.send(Detach(placement_id=placement_id))
             deadlines.append(held.detaching_since + _DETACH_SECONDS)
@@ -253,13 +257,9 @@ class Daemon:
             return None
         if min(deadlines) <= now:
             log.error("executor %s did not detach within %.0f s; killing it", executor.child.name, _DETACH_SECONDS)
-            self._kill(executor)
+            executor.kill()
             return None
         return min(deadlines)
-
-    def _kill(self, executor: ExecutorProcess) -> None:
-        executor.stopping = True
-        executor.child.kill()
 
     def _attach(self, placement: Leased, deadline: float, now: float) -> bool:
         executor = self._pool.assign(placement, now)

@@ -4,6 +4,7 @@ Importing torch takes seconds, so a placement gets a process that has already im
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,7 +60,7 @@ class ExecutorProcess:
     held: dict[str, HeldPlacement] = field(default_factory=dict)
     idle_since: float = 0.0
     stopping: bool = False
-    end_until: float | None = None  # it was asked to end by then
+    end_until: float | None = None  # it was asked to end by then; infinite once it was killed
 
     @property
     def drops_some(self) -> bool:
@@ -76,6 +77,11 @@ class ExecutorProcess:
         )
         alone = all(isinstance(held.placement, AnswersOnly) and held.phase == "loading" for held in self.held.values())
         return bool(self.held) and alone and not same
+
+    def kill(self) -> None:
+        """Kill its process, once: it keeps its devices until it has ended."""
+        self.stopping, self.end_until = True, math.inf
+        self.child.kill()
 
 
 class ExecutorPool:
@@ -143,7 +149,7 @@ class ExecutorPool:
         for executor in self.executors:
             if executor.end_until is not None and executor.end_until <= now and executor.child.alive:
                 log.error("executor %s was asked to end and did not; killing it", executor.child.name)
-                executor.child.kill()
+                executor.kill()
             if (
                 executor.devices is not None
                 and not executor.held
@@ -172,9 +178,8 @@ class ExecutorPool:
     def kill(self) -> None:
         """Kill all executors at once and drop their placements."""
         for executor in self.executors:
-            executor.stopping = True
             executor.held.clear()
-            executor.child.kill()
+            executor.kill()
 
     def _spare(self) -> ExecutorProcess | None:
         return next((executor for executor in self.executors if executor.devices is None and not executor.stopping), None)

@@ -1,0 +1,27 @@
+"""The daemon's loop, which renews the leases of all executors, does not wait for one that cannot be ended."""
+
+import os
+import queue
+import signal
+import threading
+from typing import Any
+
+from worker.node.child_process import Child, ChildEnded
+from worker.pipe_messages import EXECUTOR_NEWS
+
+_PATIENCE = 60.0  # seconds
+
+
+def test_a_child_that_does_not_end_is_killed_without_waiting_for_it():
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    child = Child("tests.worker.node.unseen_end", EXECUTOR_NEWS, events.put)
+    tracer = int(events.get(timeout=_PATIENCE).message.placement_id)
+    try:
+        killing = threading.Thread(target=child.kill, daemon=True)
+        killing.start()
+        killing.join(_PATIENCE / 4)
+        assert not killing.is_alive()
+        assert child.alive
+    finally:
+        os.kill(tracer, signal.SIGKILL)
+    assert events.get(timeout=_PATIENCE) == ChildEnded(child, -signal.SIGKILL)
