@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from typing import Annotated, Literal, cast
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -16,6 +17,7 @@ from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.secret_box import SecretBox
+from service.tenants.api_keys import Principal, Scope
 from service.tenants.tenant_scope import scoped
 from service.webhooks import actions
 from service.webhooks.factories import box_of, outbound_of
@@ -54,7 +56,7 @@ class WebhookChange(Strict):
 class WebhookResource(BaseModel):
     object: Literal["webhook"] = "webhook"
     id: str
-    url: str
+    url: str = Field(description="Slack's is a secret: a key that may only read is told its host alone")
     format: Format
     description: str | None
     events: list[str]
@@ -64,10 +66,10 @@ class WebhookResource(BaseModel):
     secret: str | None = Field(default=None, description="Shown in the answer that makes it and never again")
 
     @classmethod
-    def of(cls, webhook: Webhook, secret: str | None = None) -> "WebhookResource":
+    def of(cls, webhook: Webhook, caller: Principal, secret: str | None = None) -> "WebhookResource":
         return cls(
             id=webhook.id,
-            url=webhook.url,
+            url=_shown_url(webhook, caller),
             format=cast(Format, webhook.format),
             description=webhook.description,
             events=webhook.events,
@@ -76,6 +78,14 @@ class WebhookResource(BaseModel):
             created_at=webhook.created_at,
             secret=secret if webhook.format == "standard" else None,
         )
+
+
+def _shown_url(webhook: Webhook, caller: Principal) -> str:
+    """The URL; but who knows Slack's may post there, so those who may not change it see where it leads alone."""
+    if webhook.format != "slack" or Scope.WRITE in caller.scopes:
+        return webhook.url
+    parts = urlsplit(webhook.url)
+    return f"{parts.scheme}://{parts.hostname}/…"
 
 
 class DeliveryResource(BaseModel):
@@ -133,7 +143,7 @@ def create_webhook(
     actions.check_url(outbound, new.url, new.format, settings.smtp_url is not None)
     with db.begin() as session:
         webhook, secret = actions.create(session, box, writer, new.url, new.events, new.description, new.format)
-        made = WebhookResource.of(webhook, secret)
+        made = WebhookResource.of(webhook, writer, secret)
         claim.store_answer(session, 201, made, {}, box=answers)
     return made
 
@@ -142,13 +152,13 @@ def create_webhook(
 def list_webhooks(reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[WebhookResource]:
     with db.begin() as session:
         own = scoped(select(Webhook), Webhook, reader)
-        return page(session, own, Webhook, cursor, limit, lambda rows: [WebhookResource.of(w) for w in rows])
+        return page(session, own, Webhook, cursor, limit, lambda rows: [WebhookResource.of(w, reader) for w in rows])
 
 
 @router.get("/{webhook_id}", operation_id="get_webhook", summary="Get a webhook", responses=problems(404))
 def get_webhook(webhook_id: str, reader: Reader, db: Db) -> WebhookResource:
     with db.begin() as session:
-        return WebhookResource.of(actions.find_webhook(session, reader, webhook_id))
+        return WebhookResource.of(actions.find_webhook(session, reader, webhook_id), reader)
 
 
 @router.patch("/{webhook_id}", operation_id="change_webhook", summary="Change a webhook", responses=problems(400, 404, 422))
@@ -167,7 +177,7 @@ def change_webhook(
             webhook.description = change.description
         if change.enabled is not None:
             actions.set_enabled(webhook, change.enabled)
-        return WebhookResource.of(webhook)
+        return WebhookResource.of(webhook, writer)
 
 
 @router.delete(
@@ -193,7 +203,7 @@ def delete_webhook(webhook_id: str, writer: Writer, db: Db) -> None:
 def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: ClaimedKey, answers: AnswerBox) -> WebhookResource:
     with db.begin() as session:
         webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
-        changed = WebhookResource.of(webhook, actions.rotate(session, box, webhook))
+        changed = WebhookResource.of(webhook, writer, actions.rotate(session, box, webhook))
         claim.store_answer(session, 200, changed, {}, box=answers)
     return changed
 

@@ -13,11 +13,13 @@ from standardwebhooks.webhooks import Webhook as Standard
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from service.database.engine import clock
+from service.tenants.api_keys import Scope, mint_key
 from service.webhooks import courier as courier_module
 from service.webhooks.courier import WAITS, Courier
 from service.webhooks.factories import box_of, outbound_of
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.webhook_messages import EventType
+from tests.service.api import Caller
 from tests.service.webhooks.receiver import Receiver
 from tests.service.webhooks.serving import serving
 
@@ -109,6 +111,16 @@ def test_slacks_format_is_text_without_a_signature(tenant, receiver, courier):
     without = said | {"url": "mailto:a@b.example", "format": "email"}
     refused = tenant.post("/v1/webhooks", json=without)
     assert (refused.status_code, refused.json()["errors"][0]["code"]) == (422, "email_not_set_up")
+
+
+def test_slacks_url_is_told_to_those_alone_who_may_change_it(tenant, database):
+    url = "https://1.1.1.1/services/T0/B0/secret"
+    hook = tenant.post("/v1/webhooks", json={"url": url, "events": ["task.failed"], "format": "slack"}).json()
+    with database.begin() as session:
+        reading = Caller(tenant.client, tenant.tenant_id, mint_key(session, tenant.tenant_id, "looks", (Scope.READ,))[1])
+    for caller, told in ((tenant, url), (reading, "https://1.1.1.1/…")):
+        shown = [caller.get(f"/v1/webhooks/{hook['id']}").json(), *caller.get("/v1/webhooks").json()["data"]]
+        assert [one["url"] for one in shown] == [told, told]
 
 
 def test_the_secret_is_shown_once_and_kept_sealed(tenant, hook, database):
