@@ -120,6 +120,11 @@ def test_every_variable_is_a_setting_and_every_required_setting_is_there(name: s
     assert given >= variables(settings, required=True)
 
 
+def test_all_who_call_the_hub_call_the_same_one() -> None:
+    given = {name for name, service in SERVICES.items() if "HF_ENDPOINT" in service.get("environment", {})}
+    assert {"api", "reconcile", "worker"} <= given, "the reconciler copies bases, imports and pushes"
+
+
 def test_every_secret_setting_can_be_given() -> None:
     """The other optional settings are added where they are wanted; what holds a secret is not left to be found out."""
     given = {name for service in OURS.values() for name in service["environment"]}

@@ -59,9 +59,9 @@ def test_a_worker_is_killed_only_after_it_could_store_its_jobs() -> None:
     assert pod["terminationGracePeriodSeconds"] >= int(env_of(pod["containers"][0])["MOTET_WORKER_STOP_SECONDS"]) + 10
 
 
-def test_with_a_hub_no_folder_of_bases_is_mounted_and_its_token_reaches_api_and_workers_alone() -> None:
+def test_with_a_hub_no_folder_of_bases_is_mounted_and_its_token_reaches_those_alone_who_call_it() -> None:
     tokens = {name for name, container, _ in containers(A_HUB) if "HF_TOKEN" in env_of(container)}
-    assert tokens == {"motet-api", "motet-worker"}
+    assert tokens == {"motet-api", "motet-reconcile", "motet-worker"}, "the reconciler copies bases, imports and pushes"
     for name, container, pod in containers(A_HUB):
         assert "models" not in {volume["name"] for volume in pod["volumes"]}, name
         if name in tokens:

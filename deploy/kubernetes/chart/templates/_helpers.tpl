@@ -171,6 +171,16 @@ redis
 {{- end }}
 
 {{/* Not empty where the API's pods have a transfer port. */}}
+{{- define "motet.hub.env" -}}
+{{- with .Values.hub.endpoint }}
+- {name: HF_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.hub.tokenSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
+{{- end }}
+{{- end -}}
+
 {{- define "motet.transfers" -}}
 {{- if .Values.storage.url }}
 {{- else }}
