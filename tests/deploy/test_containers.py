@@ -14,7 +14,9 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from deploy.devstack import valkey
+from service import prefork
 from service.settings import Settings as ServiceSettings
+from service.webhooks import mail
 from tests.deploy.settings_variables import secret_variables, variables
 from worker.settings import Settings as WorkerSettings
 
@@ -123,6 +125,12 @@ def test_every_variable_is_a_setting_and_every_required_setting_is_there(name: s
 def test_all_who_call_the_hub_call_the_same_one() -> None:
     given = {name for name, service in SERVICES.items() if "HF_ENDPOINT" in service.get("environment", {})}
     assert {"api", "reconcile", "worker"} <= given, "the reconciler copies bases, imports and pushes"
+
+
+@pytest.mark.parametrize("name", ["api", "queue", "reconcile"])
+def test_a_program_is_killed_only_after_its_calls_in_flight_have_ended(name: str) -> None:
+    longest = max(prefork._PATIENCE_SECONDS, mail._ALL_SECONDS)
+    assert int(SERVICES[name].get("stop_grace_period", "10s").removesuffix("s")) > longest  # 10 s is Docker's
 
 
 def test_every_secret_setting_can_be_given() -> None:

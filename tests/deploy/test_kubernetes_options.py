@@ -1,6 +1,8 @@
 """What single values of the chart add: a bucket, a hub, sign-in, servers of one's own, backups."""
 
 from deploy.kubernetes.chart import render_chart
+from service import prefork
+from service.webhooks import mail
 from tests.deploy.chart_objects import (
     A_BUCKET,
     A_HUB,
@@ -57,6 +59,12 @@ def test_a_service_account_is_of_the_services_pods_alone() -> None:
 def test_a_worker_is_killed_only_after_it_could_store_its_jobs() -> None:
     pod = find("StatefulSet", "motet-worker")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= int(env_of(pod["containers"][0])["MOTET_WORKER_STOP_SECONDS"]) + 10
+
+
+def test_the_service_is_killed_only_after_its_calls_in_flight_have_ended() -> None:
+    for name in ("motet-api", "motet-queue", "motet-reconcile"):
+        pod = find("Deployment", name)["spec"]["template"]["spec"]
+        assert pod.get("terminationGracePeriodSeconds", 30) > max(prefork._PATIENCE_SECONDS, mail._ALL_SECONDS), name
 
 
 def test_with_a_hub_no_folder_of_bases_is_mounted_and_its_token_reaches_those_alone_who_call_it() -> None:
