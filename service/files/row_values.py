@@ -2,6 +2,7 @@
 
 import json
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,8 @@ def decoded(source: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UnreadableJson("duplicate_key", f"has the key {twice!r} twice in one object")
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]  # in one pass: an object may have 400,000 keys
+        raise UnreadableJson("duplicate_key", f"has the key {twice!r:.60} twice in one object")
     return made
 
 

@@ -1,6 +1,7 @@
 """Rows of a data set: what each mistake is called and where it stands. In milliseconds, no file."""
 
 import json
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -227,3 +228,16 @@ def test_the_prompt_of_a_preference_is_what_its_answers_leave_of_the_line(prompt
 def test_only_preferences_have_prompts_that_are_read_twice() -> None:
     for row in ({"prompt": "x", "completion": "y"}, {"text": "x"}, CHAT, {"prompt": "x" * 99, "chosen": "y", "rejected": "y"}):
         assert check_row(json.dumps(row).encode()).prompt_bytes == 0
+
+
+def test_a_key_that_comes_twice_is_found_in_one_pass_and_named_shortly() -> None:
+    def seconds(keys: int) -> float:
+        began = thread_time()
+        held = ", ".join(f'"k{key}": 1' for key in range(keys))
+        (mistake,) = check_row(f'{{{held}, "long{"x" * 1000}": 1, "long{"x" * 1000}": 2}}'.encode()).mistakes
+        assert mistake.code == "duplicate_key"
+        assert "'longxx" in mistake.message
+        assert len(mistake.message) < 200
+        return thread_time() - began
+
+    assert seconds(16_000) < 60 * min(seconds(1_000) for _ in range(5)), "16 times the keys, 256 times the pairs"
