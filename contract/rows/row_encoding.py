@@ -8,6 +8,7 @@ the same conversation with the preferred and with the other answer, and the answ
 characters are learned, apart from leading white space.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -164,11 +165,13 @@ def _completions(row: dict[str, Any], kind: str) -> list[tuple[str, str]]:
 
 def _learned(chat: Rendered, offsets: Offsets) -> list[bool]:
     """For each token, whether its characters, apart from leading white space, are within one of the chat's learned spans."""
-    text, found = chat.text, [False] * len(offsets)
-    for begin, stop in chat.learned:
-        for place, (start, end) in enumerate(offsets):
-            if begin < end <= stop and start < stop and (start >= begin or text[start:begin].isspace()):
-                found[place] = True
+    spans, found = sorted(chat.learned), [False] * len(offsets)
+    begins = [begin for begin, _ in spans]
+    for place, (start, end) in enumerate(offsets):
+        before = bisect_left(begins, end)
+        if before:
+            begin, stop = spans[before - 1]  # spans do not overlap
+            found[place] = end <= stop and start < stop and (start >= begin or chat.text[start:begin].isspace())
     return found
 
 

@@ -5,8 +5,10 @@ Templates tell nothing of where they write what, so it is found by rendering the
 and comparing. Knows no tokens.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from contract.rows.conversation import Conversation
 from contract.rows.tokenizer import TemplateError
@@ -15,6 +17,7 @@ Write = Callable[[Conversation, bool], str]  # the conversation as rendered, wit
 
 # Two texts that differ in their first and in their last character: where their renderings diverge, a turn's content begins.
 _MARKS = ("Amber", "Tulip")
+_BLANK = re.compile(r"\s+")
 
 
 @dataclass(frozen=True)
@@ -29,21 +32,24 @@ def render(conversation: Conversation, write: Write, after: int = 0, last: bool 
     """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
     last alone; turns of weight 0 count as none. Raises TemplateError if the template leaves out anything of a learned turn's
     text but white space."""
-    turns = _Turns(conversation, write)
     places = [
         place
         for place, message in enumerate(conversation.messages)
         if message["role"] == "assistant" and place >= after and conversation.learned[place]
     ]
-    return Rendered(turns.whole, tuple(map(turns.span, places[-1:] if last else places)))
+    places = places[-1:] if last else places
+    turns = _Turns(conversation, write, places)
+    return Rendered(turns.whole, tuple(map(turns.span, places)))
 
 
 class _Turns:
     """Finds the turns of one conversation in `whole`, its rendering, also where earlier turns are rendered differently."""
 
-    def __init__(self, conversation: Conversation, write: Write) -> None:
+    def __init__(self, conversation: Conversation, write: Write, places: Sequence[int]) -> None:
         self._all, self._write = conversation, write
         self.whole = write(conversation, False)
+        self._prompt = lru_cache(maxsize=1)(lambda place: write(conversation.before(place), True))
+        self._plain = self._plain_answers(places)
 
     def span(self, place: int) -> tuple[int, int]:
         """The learned span of the assistant's turn at index `place`."""
@@ -57,17 +63,48 @@ class _Turns:
 
     def _answer(self, place: int) -> tuple[int, int]:
         """Of a turn that is a text alone."""
-        start, end, exact = self._content(self._all, place, self.whole)
-        prompted = self._after_prompt(place, self.whole, start)
-        if prompted is None and not exact:
-            raise _unlike_others(place)
-        start = start if prompted is None else prompted
+        start, end = self._plain.get(place) or self._marked_answer(place)
         if place == len(self._all.messages) - 1:
             return start, len(self.whole)
         until = self._all.before(place + 1)
         closed = self._write(until, False)
-        closing = closed[self._content(until, place, closed)[1] :]
+        alike = self._is_bare(place) and closed.startswith(self.whole[:end])
+        closing = closed[end if alike else self._content(until, place, closed)[1] :]
         return start, end + common_prefix(self.whole[end:], closing)
+
+    def _is_bare(self, place: int) -> bool:
+        """Whether the turn is a text alone, with no white space around it, which a template might trim."""
+        message = self._all.messages[place]
+        content: str = message.get("content", "")
+        return "tool_calls" not in message and content == content.strip() != ""
+
+    def _plain_answers(self, places: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Of turns whose text stands as it is behind their generation prompt: where that prompt ends, and where the text does.
+        One rendering with markers in all their places shows that they stand there, and nowhere else."""
+        found = {place: ends for place in places if (ends := self._behind_prompt(place)) is not None}
+        mark, marked, expected, done = _MARKS[0], self._all, list[str](), 0
+        if not found or mark in self.whole:
+            return {}
+        for place, (_, end) in found.items():
+            expected += (self.whole[done : end - len(self._all.messages[place]["content"])], mark)
+            marked, done = _saying(marked, place, mark), end
+        return found if "".join([*expected, self.whole[done:]]) == self._write(marked, False) else {}
+
+    def _behind_prompt(self, place: int) -> tuple[int, int] | None:
+        if place == 0 or not self._is_bare(place) or not self.whole.startswith(prompt := self._prompt(place)):
+            return None
+        content: str = self._all.messages[place]["content"]
+        blank = _BLANK.match(self.whole, len(prompt))
+        begin = blank.end() if blank else len(prompt)
+        return (len(prompt), begin + len(content)) if self.whole.startswith(content, begin) else None
+
+    def _marked_answer(self, place: int) -> tuple[int, int]:
+        """Where the turn begins and its text ends, as markers in its place tell."""
+        start, end, exact = self._content(self._all, place, self.whole)
+        prompted = self._after_prompt(place, self.whole, start)
+        if prompted is None and not exact:
+            raise _unlike_others(place)
+        return start if prompted is None else prompted, end
 
     def _content(self, within: Conversation, place: int, whole: str) -> tuple[int, int, bool]:
         """The span of message `place`'s content in the rendering `whole`, found by rendering two marker texts in its place, and
@@ -124,7 +161,7 @@ class _Turns:
         has none: transformers renders no conversation without messages."""
         if place == 0:
             return None
-        prompt = self._write(self._all.before(place), True)
+        prompt = self._prompt(place)
         return len(prompt) if len(prompt) <= limit and text.startswith(prompt) else None
 
     def _plain_opening(self, place: int, closed: str) -> int:
