@@ -18,13 +18,25 @@ _TOLD = ("role", "content", "name", "tool_calls", "tool_call_id")
 @dataclass(frozen=True)
 class Conversation:
     """messages, tools: what the template is given. learned: of each message, whether its weight leaves it in the loss. checked:
-    the messages of whose content no template may leave anything out."""
+    the messages of whose content no template may leave anything out. answer: of a preference, the field of the row that holds
+    the last message; the others, and the tools, are its input's."""
 
     messages: Messages
     tools: Tools | None
     learned: tuple[bool, ...]
     checked: tuple[int, ...]
     text_arguments: bool = False
+    answer: str | None = None
+
+    def path(self, place: int) -> str:
+        """Where message `place` stands in its row."""
+        if self.answer is None:
+            return f"messages[{place}]"
+        return f"{self.answer}[0]" if place == len(self.learned) - 1 else f"input.messages[{place}]"
+
+    @property
+    def tools_path(self) -> str:
+        return "tools" if self.answer is None else "input.tools"
 
     @property
     def may_be_ignored(self) -> bool:
@@ -51,7 +63,7 @@ class Conversation:
 
 
 def conversation_of(
-    messages: Messages, tools: Tools | None, tokenizer: Tokenizer, text_arguments: bool = False
+    messages: Messages, tools: Tools | None, tokenizer: Tokenizer, text_arguments: bool = False, answer: str | None = None
 ) -> Conversation:
     """The row's messages and tools for this tokenizer's template; `text_arguments`: it takes arguments as JSON in a text.
     Raises TemplateError."""
@@ -64,6 +76,7 @@ def conversation_of(
         learned=tuple(message.get("weight") != 0 for message in messages),
         checked=tuple(place for place, message in enumerate(messages) if _is_checked(message)),
         text_arguments=text_arguments,
+        answer=answer,
     )
 
 

@@ -22,11 +22,13 @@ class IgnoredFields:
         self._marks: dict[str, str] = {}  # by field
         made = conversation
         for place in conversation.checked:
-            made = made.with_message(place, made.messages[place] | {"content": self._mark(f"messages[{place}].content")})
+            made = made.with_message(
+                place, made.messages[place] | {"content": self._mark(f"{conversation.path(place)}.content")}
+            )
         for place, message in enumerate(conversation.messages):
             if "tool_calls" in message:
                 made = self._marked_calls(made, place)
-        self.marked = replace(made, tools=self._marked_tools(conversation.tools))
+        self.marked = replace(made, tools=self._marked_tools(conversation))
 
     def takes_arguments(self, text: str) -> bool:
         """Whether `text`, `marked` as the template renders it, holds arguments in other than Python's notation."""
@@ -47,18 +49,18 @@ class IgnoredFields:
         message = made.messages[place]
         calls, arguments = [], []
         for index, call in enumerate(message["tool_calls"]):
-            path = f"messages[{place}].tool_calls[{index}].function"
+            path = f"{made.path(place)}.tool_calls[{index}].function"
             calls.append(call | {"function": call["function"] | {"name": self._mark(f"{path}.name")}})
             mark = self._mark(f"{path}.arguments")
             arguments.append({mark: mark})
         return made.with_message(place, message | {"tool_calls": calls}).called_with(place, arguments)
 
-    def _marked_tools(self, tools: Tools | None) -> Tools | None:
-        if tools is None:
+    def _marked_tools(self, conversation: Conversation) -> Tools | None:
+        if conversation.tools is None:
             return None
         return [
-            tool | {"function": self._marked_function(f"tools[{index}].function", tool["function"])}
-            for index, tool in enumerate(tools)
+            tool | {"function": self._marked_function(f"{conversation.tools_path}[{index}].function", tool["function"])}
+            for index, tool in enumerate(conversation.tools)
         ]
 
     def _marked_function(self, path: str, function: dict[str, Any]) -> dict[str, Any]:

@@ -89,17 +89,19 @@ class RowReader:
             return [self.render(row["messages"], tools=row.get("tools"), last=objective.turns == "last")]
         if kind == "preferred":
             asked: Messages = row["input"]["messages"]
-            answers = (row["preferred_output"], row["non_preferred_output"])
             tools = row["input"].get("tools")
-            return [self.render([*asked, *answer], tools=tools, after=len(asked)) for answer in answers]
+            names = ("preferred_output", "non_preferred_output")
+            return [self.render([*asked, *row[name]], tools=tools, after=len(asked), answer=name) for name in names]
         return []
 
-    def render(self, messages: Messages, after: int = 0, last: bool = False, tools: Tools | None = None) -> Rendered:
+    def render(
+        self, messages: Messages, after: int = 0, last: bool = False, tools: Tools | None = None, answer: str | None = None
+    ) -> Rendered:
         """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
         last alone; turns of weight 0 count as none. Raises RowError if the template drops the assistant's text, or anything of
-        tools, calls, tools' answers and a developer's words."""
+        tools, calls, tools' answers and a developer's words; `answer` names the field that a preference's answer is in."""
         conversation = checked_conversation(
-            lambda text_arguments: conversation_of(messages, tools, self._tokenizer, text_arguments), self._template
+            lambda text_arguments: conversation_of(messages, tools, self._tokenizer, text_arguments, answer), self._template
         )
         return render(conversation, self._template, after, last)
 

@@ -43,11 +43,12 @@ class TemplateError(RowError):
         )
 
     @classmethod
-    def shortened(cls, field: str) -> "TemplateError":
+    def shortened(cls, field: str, of_preference: bool) -> "TemplateError":
+        # a preference learns its answers alone, and has no weights
+        spare = "" if of_preference else "learn the last turn alone (objective.turns: last), give this one weight 0, "
         return cls(
             f"{field}: the base model's chat template leaves out a part of it, as many do with thoughts, so it cannot be "
-            "learned; learn the last turn alone (objective.turns: last), give this one weight 0, take the part out, or take a "
-            "base whose template writes it"
+            f"learned; {spare}take the part out, or take a base whose template writes it"
         )
 
 

@@ -58,7 +58,7 @@ class _Turns:
         content = message.get("content", "")
         # its beginning may be of the generation prompt, as an opened <think>
         if _letters(content) not in _letters(self.whole[max(0, start - len(content)) : end]):
-            raise TemplateError.shortened(f"messages[{place}].content")
+            raise TemplateError.shortened(f"{self._all.path(place)}.content", self._all.answer is not None)
         return start, end
 
     def _answer(self, place: int) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class _Turns:
         start, end, exact = self._content(self._all, place, self.whole)
         prompted = self._after_prompt(place, self.whole, start)
         if prompted is None and not exact:
-            raise _unlike_others(place)
+            raise _unlike_others(self._all.path(place))
         return start if prompted is None else prompted, end
 
     def _content(self, within: Conversation, place: int, whole: str) -> tuple[int, int, bool]:
@@ -114,7 +114,7 @@ class _Turns:
         before, after = common_prefix(one, other), common_prefix(one[::-1], other[::-1])
         first, rest = _unlike(whole, others)
         if one == other or rest < after or first + rest > len(whole):
-            raise _unlike_others(place)
+            raise _unlike_others(self._all.path(place))
         return first, len(whole) - rest, first == before
 
     def _calls(self, place: int) -> tuple[int, int]:
@@ -126,14 +126,14 @@ class _Turns:
         closed = whole if ends else self._write(until, False)
         first_closed, last_closed = (first, last) if ends else self._arguments(until, place, closed)
         if whole[first:last] != closed[first_closed:last_closed]:
-            raise _unclear(place)
+            raise _unclear(self._all.path(place))
         start = self._opening(self._all, place, whole, first)
         if start is None:
             opened = self._opening(until, place, closed, first_closed)
             if opened is None:
                 opened = self._plain_opening(place, closed)
             if opened > first_closed or not whole[:first].endswith(closed[opened:first_closed]):
-                raise _unclear(place)
+                raise _unclear(self._all.path(place))
             start = first - (first_closed - opened)
         return start, len(whole) if ends else last + common_prefix(whole[last:], closed[last_closed:])
 
@@ -142,7 +142,7 @@ class _Turns:
         calls = len(within.messages[place]["tool_calls"])
         others = [self._write(within.called_with(place, [{mark: mark}] * calls), False) for mark in _MARKS]
         if others[0] == others[1]:
-            raise TemplateError.ignored(f"messages[{place}].tool_calls")
+            raise TemplateError.ignored(f"{self._all.path(place)}.tool_calls")
         first, rest = _unlike(text, others)
         return first, max(first, len(text) - rest)
 
@@ -198,12 +198,12 @@ def _letters(text: str) -> str:
     return "".join(text.split())
 
 
-def _unlike_others(place: int) -> TemplateError:
-    return TemplateError(f"messages[{place}]: the base model's chat template does not write this turn as it stands")
+def _unlike_others(path: str) -> TemplateError:
+    return TemplateError(f"{path}: the base model's chat template does not write this turn as it stands")
 
 
-def _unclear(place: int) -> TemplateError:
+def _unclear(path: str) -> TemplateError:
     return TemplateError(
-        f"messages[{place}].tool_calls: where this turn begins or ends cannot be told from what the base model's chat template "
+        f"{path}.tool_calls: where this turn begins or ends cannot be told from what the base model's chat template "
         "writes; take the row out, or take another base"
     )

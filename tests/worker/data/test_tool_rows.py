@@ -209,6 +209,44 @@ def test_what_a_template_does_not_write_is_refused_by_its_field(readers_of, temp
             reader.render(messages, tools=tools)
 
 
+NO_ANSWERS = PLAIN.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "asked", "answers", "field"),
+    [
+        (
+            PLAIN,
+            None,
+            [user(), ONE, result("a")],
+            [says("c"), says("d")],
+            r"input\.messages\[1\]\.tool_calls\[0\]\.function\.name",
+        ),
+        (PLAIN, TOOLS, [user()], [says("c"), says("d")], r"input\.tools\[0\]\.function\.name"),
+        (PLAIN, None, [user()], [says("c"), ONE], r"non_preferred_output\[0\]\.tool_calls\[0\]\.function\.name"),
+        (NO_ANSWERS, None, [user()], [says("c"), says("d")], r"preferred_output\[0\]"),
+    ],
+)
+def test_of_a_preference_the_field_is_named_as_its_row_has_it(readers_of, template, tools, asked, answers, field):
+    row = {"input": {"messages": asked, "tools": tools}, "preferred_output": answers[:1], "non_preferred_output": answers[1:]}
+    for reader in readers_of(template):
+        with pytest.raises(TemplateError, match=f"^{field}: the base model's chat template does not write"):
+            reader.read([row], Objective(type="dpo"))
+
+
+def test_the_way_out_of_a_thought_that_is_left_out_is_one_that_a_preference_has(readers_of):
+    template = PLAIN.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+    row = {
+        "input": {"messages": [user()]},
+        "preferred_output": [says("c")],
+        "non_preferred_output": [says("<think>a</think>d")],
+    }
+    ways = r"so it cannot be learned; take the part out, or take a base whose template writes it$"
+    for reader in readers_of(template):
+        with pytest.raises(TemplateError, match=rf"^non_preferred_output\[0\]\.content: .* {ways}"):
+            reader.read([row], Objective(type="dpo"))
+
+
 def test_arguments_in_pythons_notation_are_not_taken(readers_of):
     """A template that writes a mapping as Python does gets the row's text."""
     template = PLAIN.replace(
