@@ -150,6 +150,18 @@ def family_of(config: PreTrainedConfig) -> Family:
         )
     if getattr(config, "use_bidirectional_attention", None):
         raise UnsupportedModelError("use_bidirectional_attention is not supported; what works: causal attention")
+    if not getattr(config, "is_causal", True):
+        raise UnsupportedModelError("is_causal false is not supported; what works: causal attention")
+    if config.attention_dropout:
+        # transformers drops attention's probabilities in training
+        raise UnsupportedModelError(
+            f"attention_dropout {config.attention_dropout} is not supported; what works: 0, and an adapter's own dropout"
+        )
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    if key_heads < 1 or heads % key_heads:
+        raise UnsupportedModelError(
+            f"num_key_value_heads {key_heads} is not supported; what works: a divisor of num_attention_heads {heads}"
+        )
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModelError("quantised checkpoints are not supported; use the original weights")
     return family

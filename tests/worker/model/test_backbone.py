@@ -158,6 +158,10 @@ def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str)
         ),
         ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0 is not supported"),
         ("mistral", {"sliding_window": 0}, "sliding_window 0 is not supported; what works: 1 or more"),
+        ("qwen3", {"is_causal": False}, "is_causal false is not supported; what works: causal attention"),
+        ("gemma2", {"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported; what works: 0"),
+        ("qwen2", {"num_key_value_heads": 4}, "num_key_value_heads 4 .*a divisor of num_attention_heads 6"),
+        ("llama", {"num_key_value_heads": 12}, "num_key_value_heads 12 .*a divisor of num_attention_heads 6"),
     ],
 )
 def test_a_configuration_that_says_no_model_is_refused_in_words(
