@@ -24,7 +24,8 @@ class Family:
 
     activation: of the MLP's gate, in the field `activation_field`; no other is run.
     windows: which layers attend to the last `sliding_window` tokens only.
-    biases: as `attention_bias` and `mlp_bias` say, which two families do not read; or none; or those of q, k and v ("query").
+    biases: as `attention_bias` and `mlp_bias` say ("configured"), or the first alone ("attention"), or none, or those of
+    q, k and v ("query").
     query_norms: every head's q and k are normed.
     centred_norms: a norm's weight is stored less 1. post_norms: norms also follow attention and the MLP, before the sum.
     rope_by_layer: layers with a window have rotary frequencies of their own.
@@ -36,7 +37,7 @@ class Family:
     activation: str = "silu"
     activation_field: str = "hidden_act"
     windows: Literal["none", "all", "by layer"] = "by layer"
-    biases: Literal["configured", "none", "query"] = "configured"
+    biases: Literal["configured", "attention", "none", "query"] = "attention"
     query_norms: bool = False
     centred_norms: bool = False
     post_norms: bool = False
@@ -65,13 +66,14 @@ class Family:
 
     def biased(self, config: PreTrainedConfig) -> frozenset[str]:
         """The modules that have a bias."""
-        if self.biases != "configured":
+        if self.biases in ("none", "query"):
             return frozenset({"q_proj", "k_proj", "v_proj"} if self.biases == "query" else ())
         attention: frozenset[str] = frozenset()
         if getattr(config, "attention_bias", False):
             attention = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
-        mlp = frozenset({"gate_proj", "up_proj", "down_proj"} if getattr(config, "mlp_bias", False) else ())
-        return attention | mlp
+        if self.biases == "attention" or not getattr(config, "mlp_bias", False):
+            return attention
+        return attention | {"gate_proj", "up_proj", "down_proj"}
 
     def window(self, config: PreTrainedConfig, layer: int) -> int | None:
         """Tokens that a layer attends to, the token itself included; None: all."""
@@ -108,7 +110,7 @@ _GEMMA2 = Family(
     logit_cap="final_logit_softcapping",
 )
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(windows="none"),
+    "llama": Family(windows="none", biases="configured"),
     "mistral": Family(windows="all", biases="none"),
     "qwen2": Family(biases="query"),
     "qwen3": Family(query_norms=True),

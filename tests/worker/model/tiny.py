@@ -55,7 +55,7 @@ def configs() -> dict[str, PreTrainedConfig]:
         "llama_biases": LlamaConfig(**gqa, head_dim=8, attention_bias=True, mlp_bias=True),
         "qwen2": Qwen2Config(**gqa, tie_word_embeddings=True, attention_bias=True),  # a field that it does not read
         "qwen2_window": Qwen2Config(**gqa, use_sliding_window=True, sliding_window=5, max_window_layers=1),
-        "qwen3": Qwen3Config(**gqa, head_dim=18),
+        "qwen3": Qwen3Config(**gqa, head_dim=18, mlp_bias=True),  # as above
         "mistral": MistralConfig(**gqa, head_dim=16, sliding_window=5),
         "mistral_full": MistralConfig(**gqa, head_dim=16, sliding_window=None),
         "gemma2": Gemma2Config(
