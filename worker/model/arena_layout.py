@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from grouped_lora import Group, Part
 from torch import Tensor
 
@@ -28,14 +29,36 @@ GROUPS = {
 
 
 @dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Where a matrix stands in a larger one of the base's files. name: that one's path in the transformers model. first, order:
+    its first row there, and which of the rows from there on ours are; None: they have its order. whole: rows of the larger."""
+
+    name: str
+    first: int
+    whole: int
+    order: tuple[int, ...] | None = None
+
+    def places(self, count: int) -> Tensor:
+        """The larger one's rows that our `count` rows are, int64."""
+        return self.first + (torch.arange(count) if self.order is None else torch.tensor(self.order))
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """One matrix that adapters change. `name` is its path in the transformers model, `module` the last part of it."""
+    """One matrix that adapters change. `name` is its path in the transformers model, `module` the last part of it. stored: of
+    one that is a part of a larger there."""
 
     name: str
     layer: int
     module: str
     in_features: int
     out_features: int
+    stored: StoredRows | None = None
+
+    @property
+    def stored_name(self) -> str:
+        """The path in the transformers model of the matrix that it is, or is a part of."""
+        return self.name if self.stored is None else self.stored.name
 
 
 class Columns(NamedTuple):

@@ -27,8 +27,9 @@ from worker.model.base_weight_reader import (
     shapes_of,
 )
 from worker.model.config_reader import read_config
-from worker.model.families import Family, family_of, head_size
+from worker.model.families import Family, family_of, head_size, longest_row, turned_size
 from worker.model.flat_batch import FlatBatch
+from worker.model.joined_matrices import stored_rows, taken_apart
 from worker.model.plain.attention import Axis, causal_mask
 from worker.model.plain.decoder_block import BlockShape, BlockWeights, run_block
 from worker.model.plain.lm_head import LabelLoss, label_loss
@@ -113,7 +114,8 @@ class Backbone:
         """
         config, folder = read_config(source), Path(source)
         family = family_of(config)
-        weights = Weights(in_folder(folder), shapes_of(family, config), device, dtype, places_in(folder))
+        held = taken_apart(config, in_folder(folder))
+        weights = Weights(held, shapes_of(family, config), device, dtype, places_in(folder))
         return cls._of(config, family, weights, precision, sharding, on_progress)
 
     @classmethod
@@ -136,7 +138,7 @@ class Backbone:
         """Take over the weights of a transformers model of a known family."""
         config = model.config
         family = family_of(config)
-        weights = Weights(at_hand(model.state_dict()), shapes_of(family, config), device)
+        weights = Weights(taken_apart(config, at_hand(model.state_dict())), shapes_of(family, config), device)
         return cls._of(config, family, weights, precision, sharding)
 
     @classmethod
@@ -167,8 +169,8 @@ class Backbone:
             norm=_norm(norm, family),
             head=embedding if config.tie_word_embeddings else parts.read_end(HEAD_UNIT, head),
             shape=_shape(family, config),
-            rotaries=tuple(RotaryTable.of(config, head_size(config), kind, norm) for kind in family.rope_kinds(config)),
-            max_positions=config.max_position_embeddings,
+            rotaries=tuple(_rotary(config, kind, norm) for kind in family.rope_kinds(config)),
+            max_positions=longest_row(config),
             targets=targets_of(config),
             embedding_scale=_rounded(config.hidden_size**0.5, norm) if family.scaled_embedding else None,
             logit_cap=family.number(config, family.logit_cap),
@@ -228,6 +230,10 @@ def _shape(family: Family, config: PreTrainedConfig) -> BlockShape:
     )
 
 
+def _rotary(config: PreTrainedConfig, kind: str, like: Tensor) -> RotaryTable:
+    return RotaryTable.of(config, head_size(config), kind, like, turned_size(config))
+
+
 def _rounded(number: float, like: Tensor) -> float:
     """The number in the precision of `like`, as transformers keeps it."""
     return torch.tensor(number, dtype=like.dtype).item()
@@ -262,7 +268,8 @@ def targets_of(config: PreTrainedConfig) -> tuple[Target, ...]:
     """Every linear map of every layer, in the order a row holds them."""
     found = []
     for layer in range(config.num_hidden_layers):
+        stored = stored_rows(config, layer)
         for module, (rows, columns) in matrices_of(config).items():
             name = f"model.layers.{layer}.{PATHS[module]}"
-            found.append(Target(name, layer, module, in_features=columns, out_features=rows))
+            found.append(Target(name, layer, module, columns, rows, stored.get(module)))
     return tuple(found)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+STATIC_ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # the last up to the length it was trained at
 SLIDING = "sliding_attention"
 LAYER_TYPES = (SLIDING, "full_attention")
 
@@ -32,6 +32,7 @@ class Family:
     scaled_embedding: by the root of the hidden size.
     query_scale, attention_cap, logit_cap: fields whose number replaces the head size in the scale of q k^T (1 / its root), caps
     attention's scores, caps the logits (both by tanh).
+    partial_rotary: rotary may turn the first part of a head's numbers alone.
     """
 
     activation: str = "silu"
@@ -46,6 +47,7 @@ class Family:
     query_scale: str | None = None
     attention_cap: str | None = None
     logit_cap: str | None = None
+    partial_rotary: bool = False
 
     @property
     def norms(self) -> dict[str, str]:
@@ -116,6 +118,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(query_norms=True),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, attention_cap=None, rope_by_layer=True, query_norms=True),
+    "phi3": Family(windows="all", biases="none", partial_rotary=True),
 }
 
 
@@ -154,11 +157,11 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise UnsupportedModelError("use_bidirectional_attention is not supported; what works: causal attention")
     if not getattr(config, "is_causal", True):
         raise UnsupportedModelError("is_causal false is not supported; what works: causal attention")
-    if config.attention_dropout:
-        # transformers drops attention's probabilities in training
-        raise UnsupportedModelError(
-            f"attention_dropout {config.attention_dropout} is not supported; what works: 0, and an adapter's own dropout"
-        )
+    for field in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
+        if getattr(config, field, 0):  # transformers drops them in training
+            raise UnsupportedModelError(
+                f"{field} {getattr(config, field)} is not supported; what works: 0, and an adapter's own dropout"
+            )
     heads, key_heads = config.num_attention_heads, config.num_key_value_heads
     if key_heads < 1 or heads % key_heads:
         raise UnsupportedModelError(
@@ -172,6 +175,33 @@ def family_of(config: PreTrainedConfig) -> Family:
 def head_size(config: PreTrainedConfig) -> int:
     size: int | None = getattr(config, "head_dim", None)
     return size or config.hidden_size // config.num_attention_heads
+
+
+def turned_size(config: PreTrainedConfig) -> int:
+    """How many of a head's numbers rotary turns, the first. Raises UnsupportedModelError."""
+    size = head_size(config)
+    if not FAMILIES[config.model_type].partial_rotary:
+        return size
+    part = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    turned = int(size * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
+    if turned < 2 or turned % 2 or size % 2:
+        raise UnsupportedModelError(
+            f"partial_rotary_factor {part} is not supported; what works: a part of a head's {size} numbers that is even"
+        )
+    return turned
+
+
+def longest_row(config: PreTrainedConfig) -> int:
+    """Tokens of the longest sequence. Longrope has other angles for sequences that are longer than it was trained at, which
+    change every token before; such are not run."""
+    most: int = config.max_position_embeddings
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "longrope":
+        trained = rope.get("original_max_position_embeddings")
+        if not isinstance(trained, int) or trained < 1:
+            raise UnsupportedModelError(f"original_max_position_embeddings {trained} is not supported; what works: 1 or more")
+        most = min(most, trained)
+    return most
 
 
 def _ropes(family: Family, config: PreTrainedConfig) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -36,6 +37,15 @@ LLAMA3_ROPE = {
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
+}
+
+PHI3_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 70.0,
+    "partial_rotary_factor": 0.6,
+    "short_factor": [1.0, 1.3, 2.1],
+    "long_factor": [2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 128,
 }
 
 
@@ -77,6 +87,8 @@ def configs() -> dict[str, PreTrainedConfig]:
             layer_types=["sliding_attention", "full_attention"],
             rope_parameters=GEMMA3_ROPE,
         ),
+        "phi3": Phi3Config(**gqa, sliding_window=5, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0),
+        "phi3_part": Phi3Config(**gqa, rope_parameters=PHI3_ROPE, eos_token_id=1, pad_token_id=0),
     }
 
 
