@@ -8,6 +8,7 @@ _NONE: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 _JOINED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 }
+JOINED_MODULES = {name: parts for joined in _JOINED.values() for name, parts in joined.items()}  # of all families
 
 
 def joined_parts(model_type: str) -> Mapping[str, tuple[str, ...]]:

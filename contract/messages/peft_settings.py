@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from contract.job_config import MAX_ALPHA, MAX_RANK, MODULES
+from contract.model_types import JOINED_MODULES
 from contract.strict import Message
 
+_MODULES = (*MODULES, *JOINED_MODULES)  # an export of a base that joins some has the joined ones
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_LORA_ALPHA = MAX_ALPHA * MAX_RANK**0.5  # as a job's plain_alpha, which its export has
@@ -71,15 +73,18 @@ class PeftSettings(Message):
         if rslora not in _YES_OR_NO:
             raise _unlike(config, "use_rslora", "it must be true or false")
         rank, alpha = config.get("r"), config.get("lora_alpha")
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
-            raise _unlike(config, "r", f"it must be a whole number from 1 to {MAX_RANK}")
-        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_LORA_ALPHA:
-            raise _unlike(config, "lora_alpha", f"it must be a number above 0, at most {MAX_LORA_ALPHA:g}")
+        modules = _listed(config)
+        times = max((len(JOINED_MODULES[name]) for name in modules or () if name in JOINED_MODULES), default=1)
+        most, most_alpha = times * MAX_RANK, times * MAX_LORA_ALPHA
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= most:
+            raise _unlike(config, "r", f"it must be a whole number from 1 to {most}")
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= most_alpha:
+            raise _unlike(config, "lora_alpha", f"it must be a number above 0, at most {most_alpha:g}")
         for name, usual, of in (("rank_pattern", rank, "rank"), ("alpha_pattern", alpha, "alpha")):
             pattern = config.get(name) or {}
             if not isinstance(pattern, dict) or any(own != usual for own in pattern.values()):
                 raise _unlike(config, name, f"all its matrices must have one {of}, {usual}")
-        return cls(rank=rank, alpha=alpha, rslora=bool(rslora), target_modules=_listed(config))
+        return cls(rank=rank, alpha=alpha, rslora=bool(rslora), target_modules=modules)
 
 
 def _listed(config: Mapping[str, Any]) -> list[str] | None:
@@ -88,9 +93,9 @@ def _listed(config: Mapping[str, Any]) -> list[str] | None:
     if not isinstance(wanted, list):
         return None
     named = {str(one).rpartition(".")[2] for one in wanted}
-    if unknown := sorted(named - set(MODULES)):
-        raise _unlike(config, "target_modules", f"{unknown[0]!r:.40} is none of {', '.join(MODULES)}")
-    return [module for module in MODULES if module in named]
+    if unknown := sorted(named - set(_MODULES)):
+        raise _unlike(config, "target_modules", f"{unknown[0]!r:.40} is none of {', '.join(_MODULES)}")
+    return [module for module in _MODULES if module in named]
 
 
 def _unlike(config: Mapping[str, Any], name: str, rule: str) -> NotPlainLora:

@@ -22,6 +22,7 @@ NAME = "README.md"
 _CURVE_POINTS = 20
 _BAR = 40  # characters of the longest bar
 _SAMPLES = 3  # prompts whose texts are shown
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _LONGEST = 600  # characters shown of a prompt, a reference and a text
 _MESSAGES = """question = [{"role": "user", "content": "..."}]
 asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
@@ -59,7 +60,7 @@ def readme(
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
     ]
-    loading = _loading(lineage.base_model, adapter.id, rank, precision, rows)
+    loading = _loading(lineage.base_model, adapter.id, manifest.peft_rank or rank, precision, rows)
     parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts)]
     if task.selection is not None:
         parts.append(_chosen(Selection.model_validate(task.selection), task.winner_job_id == own.id))
@@ -109,17 +110,23 @@ tokenizer = AutoTokenizer.from_pretrained(BASE)
 print(tokenizer.decode(model.generate(**asked, max_new_tokens=100)[0][asked["input_ids"].shape[1] :]))
 ```
 
-```bash
-vllm serve BASE --enable-lora --max-lora-rank {vllm_rank(rank)} --lora-modules {folder}={folder}
-```
+{_served(folder, rank)}
 
 `{folder}` is then the `model` of requests. Where vLLM looks for adapters in a folder (docs/SERVING.md of Motet), put this one
 there; its name is the `model`."""
 
 
+def _served(folder: str, rank: int) -> str:
+    if rank > _VLLM_RANKS[-1]:
+        return f"vLLM serves no adapter of rank {rank}: at most {_VLLM_RANKS[-1]}. With it, a merged model (`motet merge`):"
+    return f"""```bash
+vllm serve BASE --enable-lora --max-lora-rank {vllm_rank(rank)} --lora-modules {folder}={folder}
+```"""
+
+
 def vllm_rank(rank: int) -> int:
     """The smallest --max-lora-rank of vLLM that fits this rank."""
-    return next(offered for offered in (8, 16, 32, 64, 128, 256, 320, 512) if offered >= rank)
+    return next(offered for offered in _VLLM_RANKS if offered >= rank)
 
 
 def _curve(curve: Curve, trend: int | None, rows: int | None) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from contract.job_config import MODULES
+from contract.model_types import joined_parts
 from service.http.json_objects import json_object
 from service.http.problems import invalid_field
 
@@ -32,6 +33,11 @@ class MatrixShapes:
     def read(cls, content: bytes, field: str) -> Self:
         """Parse a config.json. Raises Invalid, which names `field`, where it does not say them."""
         config = json_object(content, "config.json", field)
+        if joined := joined_parts(str(config.get("model_type"))):
+            message = (
+                f"has {' and '.join(joined)} in one matrix each; adapters for it come from tasks here, none can be uploaded"
+            )
+            raise invalid_field(field, "joined_matrices", message)
         hidden, inner = (_number(config, name, field) for name in ("hidden_size", "intermediate_size"))
         heads, layers = _number(config, "num_attention_heads", field), _number(config, "num_hidden_layers", field)
         if layers > _MOST_LAYERS:

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from contract.job_config import JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
+from worker.adapters.joined_adapters import by_stored_name, joined
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena_layout import Target
 
@@ -26,23 +26,27 @@ def export_peft(
 ) -> list[Path]:
     """Write `weights`, {target name: (A [r, in], B [out, r])}, to `folder` (made if missing); returns the files, written whole.
 
-    Only the targets of `config` are written. `base_model` is the name PEFT notes as the base. Raises ValueError where a
-    target is missing or has another shape.
+    Only the targets of `config` are written, joined where the base's files join them (joined_adapters.py). `base_model` is the
+    name PEFT notes as the base. Raises ValueError where a target is missing or has another shape.
     """
     targets = [target for target in targets if target.module in config.target_modules]
     rank = config.rank
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
     for target in targets:
         if target.name not in weights:
             raise ValueError(f"the adapter has no weights for {target.name}")
         a_RK, b_NR = weights[target.name]
         _check(target, "A", a_RK, (rank, target.in_features))
         _check(target, "B", b_NR, (target.out_features, rank))
-        tensors[f"base_model.model.{target.name}.lora_A.weight"] = _plain(a_RK)
-        tensors[f"base_model.model.{target.name}.lora_B.weight"] = _plain(b_NR)
+    folder.mkdir(parents=True, exist_ok=True)
+    matrices = by_stored_name(targets)
+    times, tensors = max(map(len, matrices.values())), dict[str, Tensor]()
+    for name, parts in matrices.items():
+        factors = joined(parts, weights, rank, times)
+        for factor, tensor in zip("AB", factors, strict=True):
+            tensors[f"base_model.model.{name}.lora_{factor}.weight"] = tensor
     config_path, weights_path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
-    config_path.write_text(json.dumps(_config(targets, config, base_model), indent=2, sort_keys=True) + "\n")
+    said = _config(matrices, config, times, base_model)
+    config_path.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n")
     write_tensors(tensors, weights_path, {"format": "pt"})
     return [config_path, weights_path]
 
@@ -52,21 +56,17 @@ def _check(target: Target, name: str, tensor: Tensor, shape: tuple[int, int]) ->
         raise ValueError(f"{name} of {target.name} has shape {tuple(tensor.shape)}; it should have {shape}")
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """A contiguous float32 host copy of its own, since safetensors writes whole storages."""
-    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-
-
-def _config(targets: list[Target], config: JobConfig, base_model: str) -> dict[str, object]:
-    alpha = config.plain_alpha  # not `use_rslora`, which SGLang ignores: it would serve the adapter sqrt(r) times too weak
+def _config(matrices: Iterable[str], config: JobConfig, times: int, base_model: str) -> dict[str, object]:
+    # not `use_rslora`, which SGLang ignores: it would serve the adapter sqrt(r) times too weak
+    alpha = config.plain_alpha * times
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
-        "r": config.rank,
+        "r": config.rank * times,
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "lora_dropout": config.dropout,
-        "target_modules": sorted({target.module for target in targets}),
+        "target_modules": sorted({name.rsplit(".", 1)[-1] for name in matrices}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from contract.job_config import MODULES, JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, NotPlainLora, PeftSettings
+from worker.adapters.joined_adapters import Factors, by_stored_name, parted
 from worker.model.arena_layout import Layout, Target
 
 _PREFIX = "base_model.model."
@@ -77,20 +78,29 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
         raise WarmStartError(f"cannot be read: {error}") from None
     except NotPlainLora as error:
         raise WarmStartError(str(error)) from None
-    rank = settings.rank
-    weights = torch.zeros(rank, layout.width)
-    views, named = layout.split(weights), set()
-    for target in layout.targets:
-        names = [f"{_PREFIX}{target.name}.lora_{factor}.weight" for factor in "AB"]
+    found, matrices = dict[str, Factors](), by_stored_name(layout.targets)
+    for stored_name, parts in matrices.items():
+        names = [f"{_PREFIX}{stored_name}.lora_{factor}.weight" for factor in "AB"]
         if not any(name in tensors for name in names):
             continue
-        shapes = ((rank, target.in_features), (target.out_features, rank))
-        for name, shape, view in zip(names, shapes, views[target.name], strict=True):
-            view.copy_(_checked(tensors.pop(name, None), name, shape))
-        named.add(target.name)
+        rows = parts[0].out_features if parts[0].stored is None else parts[0].stored.whole
+        shapes = ((settings.rank, parts[0].in_features), (rows, settings.rank))
+        a, b = (_checked(tensors.pop(name, None), name, shape) for name, shape in zip(names, shapes, strict=True))
+        found[stored_name] = a.float(), b.float()
     if tensors:
         raise WarmStartError(f"holds {min(tensors)}, which is no matrix of the base; was it made for another one?")
-    modules = _whole_modules(layout.targets, named)
+    held = [target for target in layout.targets if target.stored_name in found]
+    modules = _whole_modules(layout.targets, {target.name for target in held})
+    rank = settings.rank
+    if any(target.stored is not None for target in layout.targets):
+        own, rank = parted(found, held)
+    else:
+        own = {target.name: found[target.name] for target in held}
+    weights = torch.zeros(rank, layout.width)
+    views = layout.split(weights)
+    for name, factors in own.items():
+        for view, factor in zip(views[name], factors, strict=True):
+            view.copy_(factor)
     said = hashlib.sha256(b"".join(files[name].read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)))
     ordered = tuple(module for module in MODULES if module in modules)
     return StartAdapter(weights, rank, settings.scale, ordered, said.hexdigest(), layout)

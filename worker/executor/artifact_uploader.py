@@ -18,6 +18,7 @@ from torch import Tensor
 from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.messages.placement_messages import CheckpointRef
 from contract.messages.upload_messages import UploadRequest
+from contract.model_types import exported_ranks
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
@@ -108,7 +109,7 @@ class ArtifactUploader:
         run, base = best.run, best.base
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
-        tenant = task.placement.tenant_id
+        tenant, times = task.placement.tenant_id, exported_ranks(base.trainer.backbone.family, config.target_modules)
 
         def write() -> dict[str, Kept]:
             with self._cache.relief():
@@ -131,6 +132,7 @@ class ArtifactUploader:
             step=run.best.step,
             val_loss=run.best.val_loss,
             averaged_steps=best.averaged_steps,
+            peft_rank=times * config.rank if times > 1 else None,
             arena_rows=best.arena_rows,
             lineage=Lineage(
                 task_id=task.placement.task_id,

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
+from worker.adapters.joined_adapters import by_stored_name, joined
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
 from worker.model.backbone import targets_of
 from worker.model.base_weight_reader import INDEX, WHOLE, Weights, in_folder, shapes_of
 from worker.model.config_reader import read_config
 from worker.model.families import UnsupportedModelError, family_of
+from worker.model.joined_matrices import stored_shapes
 
 SHARD_BYTES = 5 * 10**9  # as save_pretrained has it, so that tools find files of the size that they know
 CONFIG = "config.json"
@@ -54,7 +56,7 @@ class MergedModel:
         try:
             config = read_config(base)
             family = family_of(config)
-            self._shapes = dict(sorted(shapes_of(family, config).items()))
+            self._shapes = dict(sorted(stored_shapes(config, shapes_of(family, config)).items()))
             self._weights = Weights(in_folder(base), self._shapes)
             start = read_peft(adapter, Layout(targets_of(config)))
         except (UnsupportedModelError, OSError) as error:
@@ -63,7 +65,11 @@ class MergedModel:
             raise MergeError(f"the adapter {error}") from None
         self._scale = start.scale
         halves = start.layout.split(start.weights)
-        self._added = {f"{t.name}.weight": halves[t.name] for t in start.layout.targets if t.module in start.modules}
+        targets = [target for target in start.layout.targets if target.module in start.modules]
+        self._added = {
+            f"{name}.weight": joined(parts, halves, start.rank, len(parts)) if parts[0].stored is not None else halves[name]
+            for name, parts in by_stored_name(targets).items()
+        }
         self.shards = _divided(self._shapes, shard_bytes)
 
     def write(self, shard: Shard, path: Path, check: Callable[[], None]) -> None:

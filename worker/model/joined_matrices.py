@@ -1,8 +1,8 @@
 """Bases whose files hold several of a layer's matrices as one: Phi-3's q, k and v, and its gate and up.
 
 They are taken apart as they are read, so a block, an arena and a shard know single matrices alone; and what leaves for PEFT is
-joined again (adapters/joined_adapters.py). Where rotary turns only the first part of a head's numbers, q's and k's rows are read
-in another order: the turned pairs lie half a head apart then, as in every other family, and the rest is turned by no angle.
+joined again (adapters/joined_adapters.py). Where rotary turns only the first part of a head's numbers, q's and k's rows are
+read in another order: the turned pairs lie half a head apart then, as in every other family, and the rest turns by no angle.
 """
 
 from collections.abc import Mapping
@@ -82,4 +82,3 @@ def _orders(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
         "q_proj": tuple(of_heads.flatten().tolist()),
         "k_proj": tuple(of_heads[: config.num_key_value_heads].flatten().tolist()),
     }
-

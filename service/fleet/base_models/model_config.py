@@ -12,6 +12,7 @@ from service.http.json_objects import json_object
 from service.http.problems import invalid_field, shown
 
 _HEADER_LIMIT = 100 * 2**20
+_LONGROPE, _TRAINED_AT = {"longrope", "su"}, "original_max_position_embeddings"  # "su": its name in early folders
 _MOST, _MOST_POSITIONS = 2**53, 2**31 - 1
 
 
@@ -35,8 +36,19 @@ class ModelConfig:
         return cls(
             architecture=_of(config, "architectures", list, lambda found: storable(str(found[0]), 64), field),
             model_type=kind,
-            max_position=_of(config, "max_position_embeddings", int, lambda found: min(found, _MOST_POSITIONS), field),
+            max_position=_of(config, "max_position_embeddings", int, lambda found: _longest_row(config, found, field), field),
         )
+
+
+def _longest_row(config: Mapping[str, Any], positions: int, field: str) -> int:
+    """Tokens of the longest row: under longrope as many as it was trained at, since longer ones have other angles."""
+    ropes = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
+    kinds = {rope.get(kind) for rope in ropes if isinstance(rope, dict) for kind in ("rope_type", "type")}
+    if not kinds.isdisjoint(_LONGROPE):
+        said = [rope.get(_TRAINED_AT) for rope in ropes if isinstance(rope, dict)]
+        trained = next((one for one in [*said, config.get(_TRAINED_AT)] if one is not None), None)
+        positions = min(positions, _of({_TRAINED_AT: trained}, _TRAINED_AT, int, int, field))
+    return min(positions, _MOST_POSITIONS)
 
 
 def storable(text: str, most: int) -> str:

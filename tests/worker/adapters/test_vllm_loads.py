@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from contract.job_config import MAX_RANK, JobConfig
+from contract.model_types import exported_ranks
 from service.adapters.adapter_readme import vllm_rank
 from tests.worker.adapters.vllm_environment import VERSION
 from tests.worker.model import tiny
+from worker.adapters.joined_adapters import by_stored_name, joined
 from worker.adapters.peft_export import export_peft
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
@@ -33,6 +35,7 @@ FAMILIES = {
     "mistral": "MistralForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 ODD: dict[str, Any] = {"rank": 5, "alpha": 7.5, "target_modules": ["v_proj", "down_proj"]}
 pytestmark = [
@@ -46,17 +49,19 @@ pytestmark = [
 
 
 def exported(folder: Path, family: str, **changes: Any) -> tuple[dict[str, Any], JobConfig, dict[str, list[list[int]]]]:
-    """What to ask of vLLM, the adapter's configuration, and its shapes of A and B by module."""
+    """What to ask of vLLM, the adapter's configuration, and its shapes of A and B by module, as its files have them."""
     said = {"learning_rate": 1e-3, "rank": 8, "alpha": 16.0, "batch_size": 1, "seed": 0, **changes}
     config = JobConfig.model_validate(said)
     backbone = Backbone.of(tiny.model(CONFIGS[family]))
     arena = Arena(backbone.targets, MAX_RANK)
     weights = arena.weights(arena.attach(config.rank, config.plain_alpha))
     export_peft(folder, backbone.targets, weights, config=config, base_model="team/base")
-    kept = {name: pair for name, pair in weights.items() if name.rsplit(".", 1)[-1] in config.target_modules}
+    matrices = by_stored_name(target for target in backbone.targets if target.module in config.target_modules)
+    times = max(map(len, matrices.values()))
+    kept = {name: joined(parts, weights, config.rank, times) for name, parts in matrices.items()}
     asked = {
         **{"parent": str(folder.parent), "name": folder.name, "base": "team/base"},
-        **{"module": family.partition("_")[0], "class": FAMILIES[family], "max_rank": vllm_rank(config.rank)},
+        **{"module": family.partition("_")[0], "class": FAMILIES[family], "max_rank": vllm_rank(times * config.rank)},
     }
     return asked, config, {name: [list(a.shape), list(b.shape)] for name, (a, b) in kept.items()}
 
@@ -92,7 +97,8 @@ def test_vllm_finds_takes_and_reads_every_adapter(tmp_path: Path) -> None:
     for (asked, config, shapes), found in zip(made, answer["adapters"], strict=False):
         assert "error" not in found, (asked, found)
         assert found["supports_lora"]
-        assert (found["rank"], found["scale"]) == (config.rank, pytest.approx(config.scale)), asked
+        times = exported_ranks(asked["module"], config.target_modules)
+        assert (found["rank"], found["scale"]) == (times * config.rank, pytest.approx(config.scale)), asked
         assert found["shapes"] == shapes, asked
     other, large = answer["adapters"][len(made) :]
     assert "finds no adapter" in other["error"], "the base's name is compared, so `serve` must be given it"

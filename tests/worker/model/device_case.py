@@ -9,6 +9,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -55,6 +57,14 @@ def gemma2() -> PreTrainedModel:
 def gemma3() -> PreTrainedModel:
     torch.manual_seed(0)
     return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, query_pre_attn_scalar=40, sliding_window=30, pad_token_id=0))
+
+
+def phi3() -> PreTrainedModel:
+    """With heads of 96 of which three quarters turn, as Phi-3's and Phi-4-mini's."""
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"hidden_size": 384}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    return Phi3ForCausalLM(Phi3Config(**sizes, rope_parameters=rope, sliding_window=30, eos_token_id=1, pad_token_id=0))
 
 
 def examples(seed: int, count: int = 2, longest: int = 150) -> list[Example]:

@@ -17,6 +17,7 @@ from tests.worker.model.device_case import (
     gemma2,
     gemma3,
     llama,
+    phi3,
     plain_trainer,
     qwen,
 )
@@ -43,6 +44,7 @@ pytestmark = pytest.mark.gpu
         (gemma2, RANKS),
         (gemma2, (128, 13, 100)),
         (gemma3, RANKS),
+        (phi3, RANKS),
     ],
 )
 def test_losses_and_gradients_are_no_worse_than_plain_bf16(make: object, ranks: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from contract.job_config import MODULES
 from tests.worker.model import tiny
+from worker.adapters.joined_adapters import by_stored_name, joined, places_of
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Dropout, FlatBatch, Segment
@@ -59,20 +60,20 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
     """PEFT's loss sum and gradients of weight * loss, laid out as one adapter's rows."""
     assert segment.slot is not None
     slot, layout = segment.slot, trainer.arena.layout
-    alpha: Any = slot.scale * slot.rank
-    config = peft.LoraConfig(
-        r=slot.rank, lora_alpha=alpha, target_modules=sorted({t.module for t in layout.targets}), bias="none"
-    )
+    matrices = by_stored_name(layout.targets)
+    times = max(map(len, matrices.values()))
+    alpha: Any = slot.scale * slot.rank * times
+    modules = sorted({name.rsplit(".", 1)[-1] for name in matrices})
+    config = peft.LoraConfig(r=slot.rank * times, lora_alpha=alpha, target_modules=modules, bias="none")
     wrapped = peft.get_peft_model(tiny.model(CONFIGS[name]), config)
-    factors = {}
-    for target, (a, b) in trainer.arena.weights(slot).items():
+    factors, weights = {}, trainer.arena.weights(slot)
+    for target, parts in matrices.items():
         module: Any = wrapped.get_submodule(f"base_model.model.{target}")
         factors[target] = (module.lora_A["default"].weight, module.lora_B["default"].weight)
-        for weight, value in zip(factors[target], (a, b), strict=True):
+        for weight, value in zip(factors[target], joined(parts, weights, slot.rank, times), strict=True):
             weight.data.copy_(value)
         if segment.dropout is not None:
-            place = next(t for t in layout.targets if t.name == target)
-            number = place.layer * len(MODULES) + MODULES.index(place.module)
+            number = parts[0].layer * len(MODULES) + MODULES.index(parts[0].module)
             module.lora_dropout["default"] = Masked(number, segment.dropout_probability)
     total = torch.zeros(())
     for at, row in enumerate(segment.examples):
@@ -81,10 +82,13 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
         total = total + tiny.label_nll(wrapped(tiny.token_rows(row)).logits, row)
     (total * segment.loss_weight).backward()
     rows = torch.zeros(slot.rank, layout.width)
-    for target, views in layout.split(rows).items():
-        for view, weight in zip(views, factors[target], strict=True):
-            assert weight.grad is not None
-            view.copy_(weight.grad)
+    views = layout.split(rows)
+    for target, parts in matrices.items():
+        a_grad, b_grad = (weight.grad for weight in factors[target])
+        for place, part in enumerate(parts):
+            ranks = slice(place * slot.rank, (place + 1) * slot.rank)
+            views[part.name][0].copy_(a_grad[ranks])
+            views[part.name][1].copy_(b_grad[places_of(part)][:, ranks])
     return total.detach(), rows
 
 

@@ -59,6 +59,7 @@ def configs() -> dict[str, PreTrainedConfig]:
         "max_position_embeddings": 256,
     }
     gqa: dict[str, Any] = {**odd, "num_attention_heads": 6, "num_key_value_heads": 2}
+    ends: dict[str, Any] = {"eos_token_id": 1, "pad_token_id": 0}  # its own are beyond this vocabulary
     return {
         "llama": LlamaConfig(**odd, num_attention_heads=6, num_key_value_heads=6, tie_word_embeddings=True),
         "llama3_rope": LlamaConfig(**gqa, head_dim=14, rope_parameters=LLAMA3_ROPE),
@@ -87,8 +88,8 @@ def configs() -> dict[str, PreTrainedConfig]:
             layer_types=["sliding_attention", "full_attention"],
             rope_parameters=GEMMA3_ROPE,
         ),
-        "phi3": Phi3Config(**gqa, sliding_window=5, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0),
-        "phi3_part": Phi3Config(**gqa, rope_parameters=PHI3_ROPE, eos_token_id=1, pad_token_id=0),
+        "phi3": Phi3Config(**gqa, **ends, sliding_window=5, tie_word_embeddings=True),
+        "phi3_part": Phi3Config(**gqa, **ends, rope_parameters=PHI3_ROPE, original_max_position_embeddings=128),
     }
 
 
