@@ -110,18 +110,19 @@ tokenizer = AutoTokenizer.from_pretrained(BASE)
 print(tokenizer.decode(model.generate(**asked, max_new_tokens=100)[0][asked["input_ids"].shape[1] :]))
 ```
 
-{_served(folder, rank)}
+{served(folder, rank)}"""
+
+
+def served(folder: str, rank: int) -> str:
+    """How vLLM serves an adapter of this rank, as Markdown."""
+    if rank > _VLLM_RANKS[-1]:
+        return f"vLLM serves no adapter of rank {rank}, only up to {_VLLM_RANKS[-1]}; take a merged model (docs/SERVING.md)."
+    return f"""```bash
+vllm serve BASE --enable-lora --max-lora-rank {vllm_rank(rank)} --lora-modules {folder}={folder}
+```
 
 `{folder}` is then the `model` of requests. Where vLLM looks for adapters in a folder (docs/SERVING.md of Motet), put this one
 there; its name is the `model`."""
-
-
-def _served(folder: str, rank: int) -> str:
-    if rank > _VLLM_RANKS[-1]:
-        return f"vLLM serves no adapter of rank {rank}: at most {_VLLM_RANKS[-1]}. With it, a merged model (`motet merge`):"
-    return f"""```bash
-vllm serve BASE --enable-lora --max-lora-rank {vllm_rank(rank)} --lora-modules {folder}={folder}
-```"""
 
 
 def vllm_rank(rank: int) -> int:

@@ -34,9 +34,8 @@ class MatrixShapes:
         """Parse a config.json. Raises Invalid, which names `field`, where it does not say them."""
         config = json_object(content, "config.json", field)
         if joined := joined_parts(str(config.get("model_type"))):
-            message = (
-                f"has {' and '.join(joined)} in one matrix each; adapters for it come from tasks here, none can be uploaded"
-            )
+            names = " and ".join(joined)
+            message = f"holds {names}, whose parts have adapters of their own here; none can be uploaded for it"
             raise invalid_field(field, "joined_matrices", message)
         hidden, inner = (_number(config, name, field) for name in ("hidden_size", "intermediate_size"))
         heads, layers = _number(config, "num_attention_heads", field), _number(config, "num_hidden_layers", field)
