@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "phi3")
 _NONE: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 _JOINED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

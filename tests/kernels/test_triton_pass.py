@@ -130,6 +130,8 @@ INTERPRETED_ALONE = pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RU
         pytest.param(tiny.configs()["llama3_rope"], 0.0, False, (8, 20), id="llama", marks=pytest.mark.slow),
         pytest.param(tiny.configs()["gemma2"], 0.0, False, (8, 20), id="gemma2"),
         pytest.param(tiny.configs()["gemma3"], 0.3, True, (8, 20), id="gemma3"),
+        pytest.param(tiny.configs()["olmo2"], 0.3, False, (8, 20), id="olmo2"),
+        pytest.param(tiny.configs()["olmo2_biases"], 0.0, True, (8, 20), id="olmo2_recomputed", marks=pytest.mark.slow),
         pytest.param(tiny.configs()["phi3_part"], 0.0, False, (8, 20), id="phi3"),
         pytest.param(tiny.configs()["qwen2_window"], 0.0, False, (8, 20), id="qwen2", marks=pytest.mark.slow),
     ],

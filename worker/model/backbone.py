@@ -227,6 +227,7 @@ def _shape(family: Family, config: PreTrainedConfig) -> BlockShape:
         scale=family.scale(config),
         cap=family.number(config, family.attention_cap),
         activation=family.activation,
+        whole_norms=family.whole_norms,
     )
 
 
@@ -254,13 +255,14 @@ def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: in
     maps: dict[str, Any] = parts.linear_maps(
         layer, {f"w_{name}": [f"{prefix}.{PATHS[module]}.weight" for module in modules] for name, modules in GROUPS.items()}
     )
-    norms: dict[str, Any] = {
+    without: dict[str, Any] = dict.fromkeys(("norm_attention", "norm_mlp", "q_norm", "k_norm"))
+    norms: dict[str, Any] = without | {
         name: _norm(weights[f"{prefix}.{path}.weight"], family) for name, path in (family.norms | family.head_norms).items()
     }
     return BlockWeights(
         window=family.window(config, layer),
         rope=family.rope_kinds(config).index(family.rope_kind(config, layer)),
-        **({"q_norm": None, "k_norm": None} | norms | biases | maps),
+        **(norms | biases | maps),
     )
 
 

@@ -122,7 +122,7 @@ class Weights:
 
 def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a base of this configuration has."""
-    hidden, size = config.hidden_size, head_size(config)
+    hidden = config.hidden_size
     found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if not config.tie_word_embeddings:
         found[HEAD] = found[EMBEDDING]
@@ -133,7 +133,8 @@ def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, 
             if module in family.biased(config):
                 found[f"{prefix}.{PATHS[module]}.bias"] = (rows,)
         found |= {f"{prefix}.{path}.weight": (hidden,) for path in family.norms.values()}
-        found |= {f"{prefix}.{path}.weight": (size,) for path in family.head_norms.values()}
+        sizes = family.head_norm_sizes(config)
+        found |= {f"{prefix}.{path}.weight": (sizes[name],) for name, path in family.head_norms.items()}
     return found
 
 

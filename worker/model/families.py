@@ -26,8 +26,9 @@ class Family:
     windows: which layers attend to the last `sliding_window` tokens only.
     biases: as `attention_bias` and `mlp_bias` say ("configured"), or the first alone ("attention"), or none, or those of
     q, k and v ("query").
-    query_norms: every head's q and k are normed.
-    centred_norms: a norm's weight is stored less 1. post_norms: norms also follow attention and the MLP, before the sum.
+    query_norms: every head's q and k are normed; whole_norms: over all heads at once.
+    centred_norms: a norm's weight is stored less 1. pre_norms: norms are before attention and the MLP. post_norms: norms follow
+    them, before the sum.
     rope_by_layer: layers with a window have rotary frequencies of their own.
     scaled_embedding: by the root of the hidden size.
     query_scale, attention_cap, logit_cap: fields whose number replaces the head size in the scale of q k^T (1 / its root), caps
@@ -40,7 +41,9 @@ class Family:
     windows: Literal["none", "all", "by layer"] = "by layer"
     biases: Literal["configured", "attention", "none", "query"] = "attention"
     query_norms: bool = False
+    whole_norms: bool = False
     centred_norms: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     rope_by_layer: bool = False
     scaled_embedding: bool = False
@@ -52,19 +55,21 @@ class Family:
     @property
     def norms(self) -> dict[str, str]:
         """The block's norms by their names in transformers."""
-        names = {"norm_attention": "input_layernorm"}
         if not self.post_norms:
-            return names | {"norm_mlp": "post_attention_layernorm"}
-        return names | {
-            "norm_mlp": "pre_feedforward_layernorm",
-            "norm_attended": "post_attention_layernorm",
-            "norm_mixed": "post_feedforward_layernorm",
-        }
+            return {"norm_attention": "input_layernorm", "norm_mlp": "post_attention_layernorm"}
+        behind = {"norm_attended": "post_attention_layernorm", "norm_mixed": "post_feedforward_layernorm"}
+        before = {"norm_attention": "input_layernorm", "norm_mlp": "pre_feedforward_layernorm"}
+        return before | behind if self.pre_norms else behind
 
     @property
     def head_norms(self) -> dict[str, str]:
-        """The norms of q and k within a head, by their names in transformers."""
+        """The norms of q and k, by their names in transformers."""
         return {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"} if self.query_norms else {}
+
+    def head_norm_sizes(self, config: PreTrainedConfig) -> dict[str, int]:
+        """Numbers of the weight of each of them."""
+        heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
+        return {name: head_size(config) * (heads[name] if self.whole_norms else 1) for name in self.head_norms}
 
     def biased(self, config: PreTrainedConfig) -> frozenset[str]:
         """The modules that have a bias."""
@@ -118,6 +123,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(query_norms=True),
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, attention_cap=None, rope_by_layer=True, query_norms=True),
+    "olmo2": Family(windows="none", query_norms=True, whole_norms=True, pre_norms=False, post_norms=True),
     "phi3": Family(windows="all", biases="none", partial_rotary=True),
 }
 

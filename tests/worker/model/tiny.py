@@ -10,6 +10,7 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -88,6 +89,8 @@ def configs() -> dict[str, PreTrainedConfig]:
             layer_types=["sliding_attention", "full_attention"],
             rope_parameters=GEMMA3_ROPE,
         ),
+        "olmo2": Olmo2Config(**gqa, **ends),
+        "olmo2_biases": Olmo2Config(**odd, **ends, num_attention_heads=6, num_key_value_heads=6, attention_bias=True),
         "phi3": Phi3Config(**gqa, **ends, sliding_window=5, tie_word_embeddings=True),
         "phi3_part": Phi3Config(**gqa, **ends, rope_parameters=PHI3_ROPE, original_max_position_embeddings=128),
     }

@@ -10,6 +10,7 @@ hidden, F ffn; C one layer's arena columns; lora [rows, C]: one layer of the com
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.post_norm import post_norm
@@ -24,6 +25,7 @@ from worker.model.cuda.base_products import linear, linear_backward
 from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.saved_activations import NormedOutput, PendingResidual, SavedActivations, SavedLayer
 from worker.model.cuda.side_streams import GradientProduct, SideStreams
+from worker.model.cuda.whole_norms import WholeNorms
 from worker.model.plain.decoder_block import BlockShape, BlockWeights
 from worker.model.sharding.weight_shards import ALL_RESIDENT, BACKWARD, FORWARD, Gathers, layer_unit
 
@@ -114,13 +116,16 @@ class FusedStack:
         return PendingResidual(x, y, normed=NormedOutput(y, rstd, norm))
 
     def _add_and_norm(
-        self, pending: PendingResidual, lora: Tensor, module: str, weight: Tensor, table: WorkTable
+        self, pending: PendingResidual, lora: Tensor, module: str, weight: Tensor | None, table: WorkTable
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add up what is pending behind `module`, with the adapters `lora` of its layer, and normalise it."""
+        """Add up what is pending behind `module`, with the adapters `lora` of its layer, and normalise it; without a weight the
+        second is the sum, too."""
         normed = pending.normed
         y_norm = (normed.rstd, normed.weight) if normed is not None else None
         b_column, eps = self.dims.columns[module][1], self.dims.eps
-        return residual_norm(pending.x, pending.y, pending.s, lora, b_column, weight, eps, table, y_norm)
+        given = weight if weight is not None else self.final_norm  # any: what it norms is not used
+        x, h, rstd = residual_norm(pending.x, pending.y, pending.s, lora, b_column, given, eps, table, y_norm)
+        return x, h if weight is not None else x, rstd
 
     def _forward_layer(
         self, index: int, pending: PendingResidual, batch: DeviceBatch, adapters: Tensor
@@ -140,7 +145,9 @@ class FusedStack:
         qkv = linear(h, w.w_qkv, w.b_qkv)
         b_qkv = dims.columns["q_proj"][1], dims.columns["k_proj"][1], dims.columns["v_proj"][1]
         self._streams.join()
-        raw = rotary(qkv, s_qkv, lora, b_qkv, *self.rotaries[w.rope], batch.positions, dims.heads, table, self._norms(w))
+        turned = qkv, s_qkv, lora, b_qkv, *self.rotaries[w.rope], batch.positions, dims.heads, table
+        whole = self._whole_norms(w)
+        raw = rotary(*turned, self._norms(w)) if whole is None else whole.rotary(*turned)
         attended, lse = self._attend(index, qkv, batch)
         s_o = shrunk(attended, "o_proj")
         y = linear(attended, w.w_o, w.b_o)
@@ -166,7 +173,16 @@ class FusedStack:
         self._streams.abandon()
 
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
-        return (w.q_norm, w.k_norm, self.dims.eps) if w.q_norm is not None and w.k_norm is not None else None
+        """Of q and k within a head."""
+        if w.q_norm is None or w.k_norm is None or self.dims.shape.whole_norms:
+            return None
+        return w.q_norm, w.k_norm, self.dims.eps
+
+    def _whole_norms(self, w: BlockWeights) -> WholeNorms | None:
+        """Of q and k over all heads."""
+        if w.q_norm is None or w.k_norm is None or not self.dims.shape.whole_norms:
+            return None
+        return WholeNorms(w.q_norm, w.k_norm, self.dims.eps)
 
     def backward(
         self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Gradient, saved_layers: list[SavedLayer]
@@ -216,9 +232,8 @@ class FusedStack:
         dh = linear_backward(dgu, w.w_gate_up)
         s_gu = saved.s["gate_up"]
         self._streams.join()
-        return norm_backward(
-            dh, ds_gu, s_gu, lora, dims.a(*modules), saved.x_mid, saved.rstd_mid, w.norm_mlp, dx, table, matrix
-        )
+        normed = self._input_norm(saved.x_mid, saved.rstd_mid, w.norm_mlp)
+        return norm_backward(dh, ds_gu, s_gu, lora, dims.a(*modules), *normed, dx, table, matrix)
 
     def _attention_backward(
         self,
@@ -246,7 +261,8 @@ class FusedStack:
         self._streams.join()
         formed = dims.heads, dims.shape.scale, w.window, incoming, dims.shape.cap
         dqkv = attention_backward(dout, saved.qkv, saved.attended, saved.lse, batch.sequences, *formed)
-        rotary_backward(dqkv, *self.rotaries[w.rope], batch.positions, dims.heads, saved.raw, self._norms(w))
+        turned, whole = (dqkv, *self.rotaries[w.rope], batch.positions, dims.heads, saved.raw), self._whole_norms(w)
+        rotary_backward(*turned, self._norms(w)) if whole is None else whole.rotary_backward(*turned)
         if adapted:
             assert saved.s["qkv"] is not None
             widths, starts = (dims.q_width, dims.kv_width, dims.kv_width), (0, dims.q_width, dims.q_width + dims.kv_width)
@@ -258,7 +274,15 @@ class FusedStack:
         dh = linear_backward(dqkv, w.w_qkv)
         self._streams.join()
         s_qkv = saved.s["qkv"]
-        return norm_backward(dh, ds_qkv, s_qkv, lora, dims.a(*modules), x, saved.rstd, w.norm_attention, dx, table, q_matrix)
+        normed = self._input_norm(x, saved.rstd, w.norm_attention)
+        return norm_backward(dh, ds_qkv, s_qkv, lora, dims.a(*modules), *normed, dx, table, q_matrix)
+
+    def _input_norm(self, x: Tensor, rstd: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x, 1 / rms and weight for a norm's backward. Without a norm those of one that changes nothing: its gradient is
+        rstd (w g - x rstd² mean(w g x)), which is g for x = 0, rstd = 1 and w = 1."""
+        if weight is None:
+            return torch.zeros_like(x), torch.ones_like(rstd), torch.ones_like(self.final_norm)
+        return x, rstd, weight
 
     def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
         """Through the final norm: dx [T, D] of dh [T, D]."""

@@ -24,7 +24,8 @@ BLOCK = 256  # query rows at a time; backward reuses the probabilities of a one-
 @dataclass(frozen=True)
 class Heads:
     """Heads of a layer. norm_SD: weights of the q and k norms, [H + G, D], or None. window: tokens seen, or None for all.
-    scale: the factor of q k^T. cap: scores become cap tanh(score / cap); None: they stay."""
+    scale: the factor of q k^T. cap: scores become cap tanh(score / cap); None: they stay. whole: the norms of q and of k are
+    over all their heads at once."""
 
     query: int
     key: int
@@ -34,6 +35,7 @@ class Heads:
     window: int | None
     scale: float
     cap: float | None = None
+    whole: bool = False
 
     @property
     def turned(self) -> int:
@@ -95,7 +97,7 @@ class _Attend(torch.autograd.Function):
         d_raw = dx[:, : heads.turned]
         apply_rotary(d_qk, axis.cos, axis.sin, d_raw, back=True)
         if heads.norm_SD is not None:
-            rms_norm_backward(d_raw, x[:, : heads.turned], heads.norm_SD, inverse, d_raw)
+            _norm_backward(d_raw, x[:, : heads.turned], heads, inverse)
         return d_qkv, None, None
 
 
@@ -113,12 +115,39 @@ def rotated(x_TSD: Tensor, axis: Axis, heads: Heads) -> tuple[Tensor, Tensor | N
     """q and k of every token, [T, H + G, D], normed where the family norms them and rotated; and the norms' 1 / rms."""
     raw, inverse = x_TSD[:, : heads.turned], None
     if heads.norm_SD is not None:
-        normed = torch.empty(raw.shape, dtype=raw.dtype, device=raw.device)
-        inverse = norm_forward(raw, heads.norm_SD, heads.eps, normed)
-        raw = normed
+        raw, inverse = _normed(raw, heads.norm_SD, heads)
     qk = torch.empty(raw.shape, dtype=raw.dtype, device=raw.device)
     apply_rotary(raw, axis.cos, axis.sin, qk)
     return qk, inverse
+
+
+def _normed(raw_TSD: Tensor, norm_SD: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
+    """q and k normed, and each one's 1 / rms [T, S, 1]; of whole norms [T, 2, 1], q's and k's."""
+    normed = torch.empty(raw_TSD.shape, dtype=raw_TSD.dtype, device=raw_TSD.device)
+    if not heads.whole:
+        return normed, norm_forward(raw_TSD, norm_SD, heads.eps, normed)
+    inverses = []
+    for part in _q_and_k(heads):
+        wide = torch.empty_like(raw_TSD[:, part].flatten(1))
+        inverses.append(norm_forward(raw_TSD[:, part].flatten(1), norm_SD[part].flatten(), heads.eps, wide))
+        normed[:, part] = wide.view_as(normed[:, part])
+    return normed, torch.stack(inverses, 1)
+
+
+def _norm_backward(d_raw_TSD: Tensor, raw_TSD: Tensor, heads: Heads, inverse: Tensor) -> None:
+    """Replace the gradient of the normed q and k by that of `raw_TSD`."""
+    assert heads.norm_SD is not None
+    if not heads.whole:
+        rms_norm_backward(d_raw_TSD, raw_TSD, heads.norm_SD, inverse, d_raw_TSD)
+        return
+    for place, part in enumerate(_q_and_k(heads)):
+        gradient = d_raw_TSD[:, part].flatten(1)
+        rms_norm_backward(gradient, raw_TSD[:, part].flatten(1), heads.norm_SD[part].flatten(), inverse[:, place], gradient)
+        d_raw_TSD[:, part] = gradient.view_as(d_raw_TSD[:, part])
+
+
+def _q_and_k(heads: Heads) -> tuple[slice, slice]:
+    return slice(0, heads.query), slice(heads.query, heads.turned)
 
 
 def _split(qk_LSD: Tensor, x_LSD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:

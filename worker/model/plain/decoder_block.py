@@ -23,14 +23,14 @@ class BlockWeights:
     """A layer's frozen weights. What a family does not have is None; window None: full attention. rope: index of its rotary
     table. norm_attended, norm_mixed: of the outputs of attention and of the MLP, before they are added."""
 
-    norm_attention: Tensor  # [K]
+    norm_attention: Tensor | None  # [K]
     w_qkv: Frozen  # [(H + 2 G) D, K]
     b_qkv: Tensor | None
-    q_norm: Tensor | None  # [D]
-    k_norm: Tensor | None
+    q_norm: Tensor | None  # [D], or over all heads [H D]
+    k_norm: Tensor | None  # [D] or [G D]
     w_o: Frozen  # [K, H D]
     b_o: Tensor | None
-    norm_mlp: Tensor  # [K]
+    norm_mlp: Tensor | None  # [K]
     w_gate_up: Frozen  # [2 I, K]
     b_gate_up: Tensor | None
     w_down: Frozen  # [K, I]
@@ -43,7 +43,8 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What all layers of a model share. scale: the factor of q k^T. cap: soft cap of attention's scores; None: no cap."""
+    """What all layers of a model share. scale: the factor of q k^T. cap: soft cap of attention's scores; None: no cap.
+    whole_norms: norms of q and k are over all heads at once."""
 
     heads: int
     key_heads: int
@@ -52,6 +53,7 @@ class BlockShape:
     scale: float
     cap: float | None = None
     activation: str = "silu"
+    whole_norms: bool = False
 
 
 def run_block(
@@ -65,14 +67,18 @@ def run_block(
     attention: Attention = attend,
 ) -> Tensor:
     """The layer's output, [T, K]. row_ranges: see gated. attention: over the flat axis, or a cache of earlier keys too."""
-    normed = rms_norm(x_TK, weights.norm_attention, shape.eps)
+    normed = _input(x_TK, weights.norm_attention, shape.eps)
     qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
     attended = attention(qkv, axis, _heads(weights, shape))
     x_TK = _joined(x_TK, attended, weights.w_o, weights.b_o, weights.norm_attended, shape.eps, adapters, groups["o"])
-    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps)
+    normed = _input(x_TK, weights.norm_mlp, shape.eps)
     gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
     mixed = gated(gate_up, row_ranges, shape.activation)
     return _joined(x_TK, mixed, weights.w_down, weights.b_down, weights.norm_mixed, shape.eps, adapters, groups["down"])
+
+
+def _input(x_TK: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    return x_TK if norm is None else rms_norm(x_TK, norm, eps)
 
 
 def _joined(
@@ -94,5 +100,7 @@ def _joined(
 def _heads(weights: BlockWeights, shape: BlockShape) -> Heads:
     norm_SD = None
     if weights.q_norm is not None and weights.k_norm is not None:
-        norm_SD = torch.cat([weights.q_norm.expand(shape.heads, -1), weights.k_norm.expand(shape.key_heads, -1)])
-    return Heads(shape.heads, shape.key_heads, shape.head_size, shape.eps, norm_SD, weights.window, shape.scale, shape.cap)
+        pairs = ((weights.q_norm, shape.heads), (weights.k_norm, shape.key_heads))
+        norm_SD = torch.cat([norm.view(-1, shape.head_size).expand(heads, -1) for norm, heads in pairs])
+    sizes = shape.heads, shape.key_heads, shape.head_size, shape.eps
+    return Heads(*sizes, norm_SD, weights.window, shape.scale, shape.cap, shape.whole_norms)
