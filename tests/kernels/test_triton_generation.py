@@ -54,6 +54,8 @@ class Compared:
         pytest.param(LlamaConfig(**SIZES), (8, 130), id="llama", marks=pytest.mark.slow),
         pytest.param(tiny.configs()["gemma2"], (8, 20), id="gemma2"),
         pytest.param(tiny.configs()["gemma3"], (8, 20), id="gemma3"),
+        pytest.param(tiny.configs()["olmo2"], (8, 20), id="olmo2"),
+        pytest.param(tiny.configs()["phi3_part"], (8, 20), id="phi3", marks=pytest.mark.slow),
     ],
 )
 def test_prompts_and_decode_steps_equal_the_plain_path(config: PreTrainedConfig, ranks: tuple[int, ...]) -> None:

@@ -19,7 +19,7 @@ from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 
-FAMILIES = ["llama3_rope", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"]
+FAMILIES = ["llama3_rope", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2"]
 NAMES = ("adapter_config.json", "adapter_model.safetensors")
 
 

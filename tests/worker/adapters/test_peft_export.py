@@ -41,7 +41,7 @@ def _exported(name: str, rank: int, alpha: float, folder: Path) -> tuple[Trainer
 
 @pytest.mark.parametrize("rank", [1, 8, 24])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama_biases", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "phi3_part"]
+    "name", ["llama", "llama_biases", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "phi3", "phi3_part"]
 )
 def test_peft_gives_the_executors_logits(name: str, rank: int, tmp_path: Path) -> None:
     trainer, segment = _exported(name, rank, 1.5 * rank, tmp_path)

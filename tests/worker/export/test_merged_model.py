@@ -20,7 +20,8 @@ from worker.export.merged_model import MergedModel, MergeError
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 
-FAMILIES = ["llama", "llama_biases", "qwen2", "qwen3", "mistral", "gemma2", "gemma2_uncapped", "gemma3", "phi3", "phi3_part"]
+FAMILIES = ["llama", "llama_biases", "qwen2", "qwen3", "mistral", "gemma2", "gemma2_uncapped", "gemma3"]
+FAMILIES += ["olmo2_biases", "phi3", "phi3_part"]
 
 
 def base_of(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:

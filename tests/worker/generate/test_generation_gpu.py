@@ -9,7 +9,18 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.worker.generate.adapted import decode
-from tests.worker.model.test_device_trainer import device_trainer, error, fill_slots, gemma2, gemma3, llama, plain_trainer, qwen
+from tests.worker.model.device_case import (
+    device_trainer,
+    error,
+    fill_slots,
+    gemma2,
+    gemma3,
+    llama,
+    olmo2,
+    phi3,
+    plain_trainer,
+    qwen,
+)
 from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import CAPTURE_AFTER, FusedRunner
 from worker.generate.generator import Generator, Runner
@@ -54,7 +65,7 @@ def forced(trainer: Trainer, runner: Runner, slots: list[Slot], like: list[Seque
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("make", [llama, qwen, gemma2, gemma3])
+@pytest.mark.parametrize("make", [llama, qwen, gemma2, gemma3, olmo2, phi3])
 def test_logits_of_every_step_are_no_worse_than_plain_bf16(make: object) -> None:
     assert callable(make)
     ours = device_trainer(make())

@@ -9,6 +9,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -57,6 +59,12 @@ def gemma2() -> PreTrainedModel:
 def gemma3() -> PreTrainedModel:
     torch.manual_seed(0)
     return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, query_pre_attn_scalar=40, sliding_window=30, pad_token_id=0))
+
+
+def olmo2() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"hidden_size": 256}
+    return Olmo2ForCausalLM(Olmo2Config(**sizes, eos_token_id=1, pad_token_id=0))
 
 
 def phi3() -> PreTrainedModel:

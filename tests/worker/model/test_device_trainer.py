@@ -17,6 +17,7 @@ from tests.worker.model.device_case import (
     gemma2,
     gemma3,
     llama,
+    olmo2,
     phi3,
     plain_trainer,
     qwen,
@@ -44,6 +45,8 @@ pytestmark = pytest.mark.gpu
         (gemma2, RANKS),
         (gemma2, (128, 13, 100)),
         (gemma3, RANKS),
+        (olmo2, RANKS),
+        (olmo2, (128, 13, 100)),
         (phi3, RANKS),
     ],
 )

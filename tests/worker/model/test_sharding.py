@@ -50,6 +50,7 @@ def compared(ranks: Ranks, case: Case) -> None:
         pytest.param(Case("llama_biases", PAIR, (1, 2, 4)), id="partly, with biases"),
         pytest.param(Case("qwen3", PAIR, (2,), alone=True), id="one layer"),
         pytest.param(Case("qwen2", PAIR, (0, 1, 2, 3, 4)), id="tied"),
+        pytest.param(Case("olmo2", PAIR, (0, 2, 3), recompute=True), id="olmo2"),
         pytest.param(Case("phi3_part", PAIR, (0, 1, 2, 3, 4), ends=True), id="joined"),
         pytest.param(Case("gemma2", PAIR, (0, 1), depth=2, recompute=True), id="gemma2"),
         pytest.param(Case("qwen3", PAIR, (0, 1, 2, 3, 4), ends=True, precision="nf4_double"), id="nf4_double"),
