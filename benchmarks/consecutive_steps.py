@@ -41,7 +41,7 @@ def count_compilations(*_: Any, **found: Any) -> None:
 
 def job_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[JobStep]:
     """The first steps of jobs of ranks 16, 32, 64 in turn over the same rows, each in its own order, with non-zero B."""
-    data = sets.DataSet(sets.TokenRows(rows.all()), sets.TokenRows(rows.take(1)), 1, 0, 0)
+    data = sets.DataSet(sets.TokenRows(rows.all()), sets.TokenRows(rows.take(1)), 1, 0, 0, 0)
     spec = TaskSpec.model_validate(
         {
             "base_model": "random",

@@ -82,7 +82,7 @@ class Motet(Contestant):
             config = JobConfig(
                 learning_rate=RATE, rank=RANK, alpha=SCALE * RANK, batch_size=work.batch, seed=adapter, weight_decay=DECAY
             )
-            data = DataSet(rows, rows, 1, 0, 0)
+            data = DataSet(rows, rows, 1, 0, 0, 0)
             job = TrainingJob(JobKey("sharded", adapter), config, data, STEPS, CLIP, activations)
             self._due.append(JobStep(job, slot, 0))
 

@@ -47,6 +47,7 @@ class Attached(Message):
     truncated_rows: int  # longer than max_seq_len, truncated
     skipped_rows: int  # skipped: no label left after truncation
     trend_rows: int | None = None  # of the validation rows, the first, which every evaluation reads; None: all
+    overlap_rows: int | None = None  # of the validation rows, those that are also trained on; None: of a worker of before
     total_steps: dict[int, int]
     warmup_steps: dict[int, int]
 

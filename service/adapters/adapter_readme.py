@@ -10,6 +10,7 @@ from contract.messages.adapter_manifest import AdapterManifest
 from contract.states import JobStatus
 from contract.task_spec import Precision
 from contract.wording.config_labels import HEADINGS, label, varying
+from contract.wording.row_words import overlap_sentence
 from service.adapters.models import Adapter
 from service.tasks.best_job import best_first
 from service.tasks.curves.curve_reader import Curve
@@ -60,6 +61,8 @@ def readme(
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
     ]
+    if said := overlap_sentence(task.overlap_rows, task.validation_rows):
+        facts.append(("validation rows", said))
     loading = _loading(lineage.base_model, adapter.id, manifest.peft_rank or rank, precision, rows)
     parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts)]
     if task.selection is not None:

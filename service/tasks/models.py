@@ -63,6 +63,7 @@ class Task(Base):
     validation_rows: Mapped[int | None]
     truncated_rows: Mapped[int | None]
     skipped_rows: Mapped[int | None]
+    overlap_rows: Mapped[int | None]  # of the validation rows, those that are also trained on
     desired_status: Mapped[str | None] = mapped_column(String(16))  # its status after its placement has left
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
     requeue_detail: Mapped[str | None] = mapped_column(Text)  # the same in words

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
+from contract.wording.row_words import overlap_sentence
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import PLACED_ON_TYPE, Node, Placement
@@ -30,11 +31,19 @@ class Rows(BaseModel):
     trend: int | None = Field(default=None, description="Of these, the first, which every other evaluation reads")
     truncated: int | None = Field(description="Longer than max_seq_len, cut")
     skipped: int | None = Field(description="Nothing left to train on after truncation")
+    overlap: int | None = Field(
+        default=None, description="Of the validation rows, those that are also trained on; null: the worker did not count them"
+    )
 
     @property
     def trend_part(self) -> int | None:
         """The trend's rows, where they are not all validation rows."""
         return self.trend if None not in (self.trend, self.validation) and self.trend != self.validation else None
+
+    @property
+    def overlap_sentence(self) -> str:
+        """Empty where no validation row is known to be trained on."""
+        return overlap_sentence(self.overlap, self.validation)
 
 
 class Progress(BaseModel):
@@ -249,6 +258,7 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
             trend=task.trend_rows,
             truncated=task.truncated_rows,
             skipped=task.skipped_rows,
+            overlap=task.overlap_rows,
         ),
         jobs={status: 0 for status in JobStatus} | {JobStatus(row.status): row.count for row in sums},
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),

@@ -68,6 +68,12 @@ def test_texts_at_a_milestone_are_told_with_the_step_of_their_weights(more, said
     assert line_of(Event(number=7, type="job", data=data, created_at=NOW)).endswith(f"job 3 wrote texts at step 7, {said}")
 
 
+def test_rows_that_validate_and_train_are_told_with_the_bases_loss():
+    data = {"val_loss": 3.0, "rows": {"validation": 5, "overlap": 4}}
+    said = line_of(Event(number=7, type="base", data=data, created_at=NOW))
+    assert "has validation loss 3.0000; 4 of 5 validation rows are also trained on, so validation losses say little" in said
+
+
 @pytest.mark.parametrize(
     ("reason", "evidence"),
     [

@@ -60,6 +60,13 @@ def test_an_ended_job_has_the_loss_it_is_judged_by_and_not_the_lowest_of_its_tre
     assert view.best(job(status="exited")) == 0.5
 
 
+def test_rows_that_validate_and_train_are_told_once() -> None:
+    counted = task(rows={"train": 9, "validation": 5, "overlap": 4})
+    said = news(TaskState(task()), (task(), [job()]), (counted, [job()]), (counted, [job()]))
+    assert said == [counted.rows.overlap_sentence]
+    assert said[0].startswith("4 of 5 validation rows are also trained on")
+
+
 @pytest.mark.parametrize(("policy", "jobs", "told"), [("alto", 2, True), ("none", 2, False), ("alto", 1, False)])
 def test_a_selection_is_told_only_where_there_is_one(policy: str, jobs: int, told: bool) -> None:
     spec = {"early_exit": {"policy": policy}}

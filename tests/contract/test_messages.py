@@ -77,6 +77,7 @@ EVENTS = {
         validation_rows=count,
         truncated_rows=count,
         skipped_rows=count,
+        overlap_rows=st.none() | count,
         total_steps=by_job,
         warmup_steps=by_job,
     ),

@@ -87,10 +87,7 @@ class TokenRows:
         """Identifies these rows: sha256 over the stream they are read from, or over their tokens."""
         if isinstance(self.sequences, StreamView):
             return self.sequences.digest
-        said = hashlib.sha256()
-        for example in self.sequences:
-            said.update(len(example.tokens).to_bytes(4, "little") + example.tokens.tobytes() + example.loss_mask.tobytes())
-        return said.hexdigest()
+        return _sha256(self.sequences).hex()
 
     def first(self, rows: int) -> "TokenRows":
         """The first so many rows."""
@@ -113,6 +110,7 @@ class DataSet:
     trend_rows: int
     truncated: int  # rows longer than max_seq_len
     skipped: int  # rows with nothing left to learn after that
+    overlap: int  # validation rows that are also trained on
 
     @cached_property
     def trend(self) -> TokenRows:
@@ -159,7 +157,7 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
     rows = _rows(train, trained)
     parts = validation_parts(spec, len(rows), len(validation), _rows(source, validation).mean_length / rows.mean_length)
     read = validation[_by_hash(source.hashes[validation], parts.full)]
-    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped)
+    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped, _overlap(train, trained, source, read))
 
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
@@ -218,6 +216,34 @@ def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.boo
     for place in np.flatnonzero(found):
         found[place] = hashes[place].tobytes() in wanted
     return found
+
+
+def _overlap(train: TokenStream, trained: NDArray[np.int64], source: TokenStream, read: NDArray[np.int64]) -> int:
+    """How many of the rows `read` of `source` equal a row `trained` of `train` in tokens and labels: rows may do so that differ
+    in bytes, as in their JSON's white space, in fields that nobody reads, or beyond max_seq_len."""
+    held = [_sha256(one) for one in _each(source, read)]
+    near = trained[np.isin(_token_sums(train)[trained], _token_sums(source)[read])]  # only these need all tokens compared
+    both = set(held).intersection(map(_sha256, _each(train, near)))
+    return sum(one in both for one in held)
+
+
+def _token_sums(stream: TokenStream) -> NDArray[np.int64]:
+    """The sum of each row's token ids."""
+    return np.add.reduceat(stream.tokens, stream.bounds[: -1 : stream.per_row], dtype=np.int64)
+
+
+def _each(stream: TokenStream, rows: NDArray[np.int64]) -> Iterator[list[Example]]:
+    """The sequences of each of these rows."""
+    for row in rows.tolist():
+        yield [stream.example(row * stream.per_row + part) for part in range(stream.per_row)]
+
+
+def _sha256(sequences: Iterable[Example]) -> bytes:
+    """sha256 over tokens and labels."""
+    said = hashlib.sha256()
+    for example in sequences:
+        said.update(len(example.tokens).to_bytes(4, "little") + example.tokens.tobytes() + example.loss_mask.tobytes())
+    return said.digest()
 
 
 def _words(hashes: NDArray[np.uint8]) -> list[NDArray[np.uint64]]:

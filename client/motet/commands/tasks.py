@@ -86,6 +86,8 @@ def finish(ended: Task, output: Output) -> None:
 
 
 def _advise(task: Task, output: Output) -> None:
+    if task.rows.overlap_sentence:
+        output.say(f"  but {task.rows.overlap_sentence}")
     for tip in task.selection.suggestions if task.selection is not None else []:
         output.say(f"  next: {tip}")
 

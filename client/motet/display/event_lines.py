@@ -4,6 +4,7 @@ from typing import Any
 
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
+from contract.wording.row_words import overlap_told
 from contract.wording.step_words import goes_on_from, mean_of_steps
 from motet.api.resources import Event
 
@@ -27,7 +28,7 @@ def _said(kind: str, data: dict[str, Any]) -> str:
             more += [str(chosen["verdict"])] if isinstance(chosen, dict) and chosen.get("verdict") else []
             return f"the task is {data.get('status')}" + (f": {', '.join(more)}" if more else "")
         case "base":
-            return f"the base alone has validation loss {_loss(data.get('val_loss'))}{_scores(data)}"
+            return f"the base alone has validation loss {_loss(data.get('val_loss'))}{_scores(data)}{overlap_told(data)}"
         case "activations":
             return str(data.get("reason", kind))
         case "job":

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from contract.wording.row_words import overlap_told
 from service.http.openai_ids import OpenAiIds
 from service.http.problems import invalid_field
 from service.openai.jobs.job_objects import accuracy_is_of_tokens
@@ -90,7 +91,9 @@ def _said(kind: EventKind, data: dict[str, Any]) -> tuple[Literal["info", "warn"
         case EventKind.ACTIVATIONS:
             return "info", data["reason"][:1].upper() + data["reason"][1:]
         case EventKind.BASE:
-            return "info", f"The base model alone has a validation loss of {_loss(data['val_loss'])}"
+            overlap = overlap_told(data)
+            said = f"The base model alone has a validation loss of {_loss(data['val_loss'])}{overlap}"
+            return "warn" if overlap else "info", said
         case EventKind.JOB:
             return _configuration(data)
         case EventKind.CURVES:

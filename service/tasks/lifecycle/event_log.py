@@ -22,7 +22,9 @@ from service.webhooks.webhook_messages import announce
 class EventKind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?, selection?}: the task has a new status
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
-    BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
+    # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts; where validation rows are also
+    # trained on: {rows: {validation, overlap}}
+    BASE = "base"
     # {job, job_id, status, step}: a job's status changed; and if it ended, {best_step, best_val_loss, averaged_steps?,
     # exit_reason?, exit_evidence?, error?}; or its texts were scored at a milestone: {milestone, evaluated_step, scores,
     # evaluation_error?}; or its configuration was proposed (tpe): {config}

@@ -130,7 +130,7 @@ class ReportReducer:
             case BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
                 self._task.base_scores = event.scores.model_dump(mode="json") if event.scores is not None else None
-                self._events.add(EventKind.BASE, {"val_loss": event.val_loss})
+                self._events.add(EventKind.BASE, {"val_loss": event.val_loss} | self._overlap())
             case TextsEvaluated():
                 self._texts(event)
             case JobProposed():
@@ -187,10 +187,17 @@ class ReportReducer:
         task.train_rows, task.validation_rows = event.train_rows, event.validation_rows
         task.trend_rows = event.trend_rows
         task.truncated_rows, task.skipped_rows = event.truncated_rows, event.skipped_rows
+        if event.overlap_rows is not None:  # a worker of before does not count them
+            task.overlap_rows = event.overlap_rows
         for index, steps in event.total_steps.items():
             job = self._job(index)
             if job.status not in JOB_TERMINAL:
                 job.total_steps, job.warmup_steps = steps, event.warmup_steps.get(index)
+
+    def _overlap(self) -> dict[str, Any]:
+        """What the event of the first validation loss tells of rows that are also trained on; of none nothing."""
+        rows = {"validation": self._task.validation_rows, "overlap": self._task.overlap_rows}
+        return {"rows": rows} if self._task.overlap_rows else {}
 
     def _proposed(self, event: JobProposed) -> None:
         job, config = self._unfinished(event.job), event.config.model_dump(mode="json") | sent(event.config)

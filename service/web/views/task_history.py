@@ -7,6 +7,7 @@ from typing import Any
 
 from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
+from contract.wording.row_words import overlap_told
 from contract.wording.step_words import goes_on_from
 from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.models import TaskEvent
@@ -46,7 +47,8 @@ def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
             return data["status"], f"{data['status']}{why}" + (f": {chosen}" if chosen else "")
         case EventKind.BASE:
             scores = "".join(f", {name} {score:.3f}" for name, score in data.get("scores", {}).items())
-            return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}{scores}"
+            more = scores + overlap_told(data)
+            return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}{more}"
         case EventKind.REWIND:
             return "paused", f"{job} {goes_on_from(data.get('step', -1))}"
         case EventKind.ACTIVATIONS:

@@ -35,7 +35,7 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
     task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
     assert task["status"] == "succeeded"
     assert task["winner"]["index"] == 1
-    assert task["rows"] == {"train": 18, "validation": 2, "trend": None, "truncated": 0, "skipped": 0}
+    assert task["rows"] == {"train": 18, "validation": 2, "trend": None, "truncated": 0, "skipped": 0, "overlap": None}
     assert task["selection"]["rule"] == "lowest_loss"  # its worker reported no scores
     assert placement.node.desired().placements == []
     # what the executor still had to say once the last job ended is neither lost nor an error

@@ -104,6 +104,46 @@ def test_a_validation_file_is_taken_whole(reader, tmp_path):
     assert (len(data.train), len(data.validation)) == (10, 5)
 
 
+def test_validation_rows_that_are_trained_on_are_counted_whatever_their_bytes(reader, tmp_path):
+    train, held = tmp_path / "t.jsonl", tmp_path / "v.jsonl"
+    shared, apart = rows(10), rows(2, seed=1)
+    train.write_bytes(jsonl(shared))
+    held.write_bytes(b"".join(json.dumps(row | {"id": 1}, indent=None).encode() + b"\r\n" for row in [*shared[:3], *apart]))
+    data = load(spec(validation_file_id="v"), train, held, reader)
+    assert (len(data.train), len(data.validation), data.overlap) == (10, 5, 3)
+    held.write_bytes(jsonl(apart))
+    assert load(spec(validation_file_id="v"), train, held, reader).overlap == 0
+
+
+def test_the_same_text_with_other_labels_is_another_row(reader, tmp_path):
+    train, held = tmp_path / "t.jsonl", tmp_path / "v.jsonl"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    train.write_bytes(jsonl([{"messages": turns}]))
+    all_learned, last_learned = [*turns[:3], turns[3] | {"weight": 1}], [turns[0], turns[1] | {"weight": 0}, *turns[2:]]
+    held.write_bytes(jsonl([{"messages": all_learned}, {"messages": last_learned}]))
+    assert load(spec(validation_file_id="v"), train, held, reader).overlap == 1
+
+
+def test_pairs_that_share_one_answer_are_different_rows(reader, tmp_path):
+    train, held = tmp_path / "t.jsonl", tmp_path / "v.jsonl"
+    pair = {"prompt": "one", "chosen": " two", "rejected": " three"}
+    train.write_bytes(jsonl([pair]))
+    held.write_bytes(jsonl([pair | {"rejected": " four"}, pair, {**pair, "chosen": " three", "rejected": " two"}]))
+    preferences = spec(validation_file_id="v").model_copy(update={"objective": Objective(type="dpo")})
+    assert load(preferences, train, held, reader).overlap == 1
+
+
+def test_rows_of_one_file_that_differ_in_bytes_alone_are_counted_too(reader, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl([row | {"id": copy} for copy in range(2) for row in rows(20)]))
+    data = load(spec(validation_fraction=0.1), path, None, reader)
+    assert 1 <= data.overlap <= len(data.validation)
+    held = text(data.validation.sequences)
+    assert data.overlap == sum(one in text(data.train.sequences) for one in held)
+    path.write_bytes(jsonl(rows(20)))
+    assert load(spec(validation_fraction=0.1), path, None, reader).overlap == 0
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -17,7 +17,7 @@ from contract.messages.report_messages import (
     Throughput,
 )
 from contract.states import ExitReason, JobStatus
-from tests.worker.corpus import rows
+from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
 from tests.worker.placer import placer
 from worker.api_client import PlacementLink
@@ -37,6 +37,15 @@ def fates(reported) -> dict[int, str]:
 
 def adapter(reported, job: int = 0) -> dict[str, str]:
     return {file.path: file.sha256 for file in reported.manifests[job].files}
+
+
+def test_validation_rows_that_are_trained_on_are_reported(fleet, placing, tmp_path):
+    one = {"learning_rate": [1e-3], "rank": [4], "batch_size": [4]}
+    held = fleet.add_file("held", jsonl([*rows(40)[:4], *rows(1, seed=1)]))
+    placement = placing(one, dataset={"validation_file_id": "held"}, training={"max_steps": 2}, early_exit=CALM)
+    (reported,) = Inside(fleet, tmp_path).run(placement.model_copy(update={"validation_file": held}))
+    attached = reported.events[0]
+    assert (attached.train_rows, attached.validation_rows, attached.overlap_rows) == (40, 5, 4)
 
 
 def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):

@@ -143,6 +143,7 @@ class PlacementRun:
                 truncated_rows=data.truncated,
                 skipped_rows=data.skipped,
                 trend_rows=data.trend_rows,
+                overlap_rows=data.overlap,
                 total_steps={index: one.total_steps for index, one in schedules.items()},
                 warmup_steps={index: one.warmup_steps for index, one in schedules.items()},
             )

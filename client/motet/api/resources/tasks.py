@@ -9,17 +9,24 @@ from contract.compatibility.lenient_documents import ShownConfig
 from contract.gpu_counts import device_word, devices
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
+from contract.wording.row_words import overlap_sentence
 
 
 class Rows(Message):
     """How many rows train and validate; None until a worker has read the file. `trend`: how many of the validation rows, the
-    first, evaluations read but for those at the cut and at a job's end."""
+    first, evaluations read but for those at the cut and at a job's end. `overlap`: how many of them are also trained on."""
 
     train: int | None = None
     validation: int | None = None
     trend: int | None = None
     truncated: int | None = None
     skipped: int | None = None
+    overlap: int | None = None
+
+    @property
+    def overlap_sentence(self) -> str:
+        """Empty where no validation row is known to be trained on."""
+        return overlap_sentence(self.overlap, self.validation)
 
 
 class Progress(Message):
