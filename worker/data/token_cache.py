@@ -1,6 +1,6 @@
 """Token streams of a node's files, made once for each (file, tokenizer, template, objective, truncation) and cached.
 
-Tokenising runs beside the training loop, large files in a process of their own, and can be ended. Knows no split and no jobs.
+Tokenising runs beside the training loop, what takes long in a process of its own, and can be ended. Knows no split and no jobs.
 """
 
 import fcntl
@@ -8,18 +8,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from worker.data.disk_full import room_needed
 from worker.data.node_cache import LOCK, FileCache, remove
 from worker.data.token_stream import StreamDamaged, TokenStream, create
-from worker.data.tokenising.file_tokeniser import Reading, Tick, tokenise
+from worker.data.tokenising.file_tokeniser import Reading, Tick, tokenise, work_of
 from worker.data.tokenising.tokenising_process import tokenise_apart
 
 log = logging.getLogger(__name__)
 
-_APART_BYTES = 4 << 20  # of a file that is tokenised in a process of its own: those of fewer are, before one has started
+_APART_WORK = 4 << 20  # of a file that is tokenised in a process of its own: one of less is, before that has started
 _LOOK_SECONDS = 0.2  # between looks at a stream that another process makes
 
 
@@ -54,8 +55,13 @@ def loose_stream(path: Path, reading: Reading, on_progress: Tick) -> TokenStream
 
 def _fill(new: Path, path: Path, reading: Reading, on_progress: Tick) -> None:
     """Write the stream of the file at `path` into the folder `new`. Raises DataError."""
-    if reading.folder is None or path.stat().st_size < _APART_BYTES or not tokenise_apart(path, reading, new, on_progress):
+    if reading.folder is None or not _takes_long(path) or not tokenise_apart(path, reading, new, on_progress):
         tokenise(path, reading, new, on_progress)
+
+
+def _takes_long(path: Path) -> bool:
+    with path.open("rb") as lines:
+        return any(work >= _APART_WORK for work in accumulate(map(work_of, lines)))
 
 
 def _open(folder: Path) -> TokenStream | None:

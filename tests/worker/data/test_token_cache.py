@@ -94,6 +94,14 @@ def test_tokenising_ends_between_batches_and_leaves_nothing(cache):
     assert stream_of(file, SFT, fetch, nothing).rows == 2000
 
 
+def test_rows_of_many_turns_are_batches_of_their_own(cache):
+    turns = [{"role": ("user", "assistant")[at % 2], "content": "a"} for at in range(400)]
+    ticks = []
+    file, fetch = kept(cache, [{"messages": turns}] * 3)
+    stream_of(file, SFT, fetch, lambda: ticks.append(1))
+    assert len(ticks) == 3
+
+
 def test_a_wrong_line_is_named_and_nothing_stays(cache):
     file, fetch = kept(cache, [*corpus.rows(400), {"txt": "?"}])
     with pytest.raises(DataError, match="line 401: objective sft learns from"):

@@ -1,6 +1,7 @@
-"""Large files are tokenised in a process of their own: to the same bits, and to the same errors."""
+"""What takes long is tokenised in a process of its own: to the same bits, and to the same errors."""
 
 import errno
+import json
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from worker.data.node_cache import NodeCache
 from worker.data.row_reader import fingerprint_of, reader_of
 from worker.data.token_cache import stream_of
 from worker.data.tokenising import file_tokeniser, tokenising_process
-from worker.data.tokenising.file_tokeniser import DataError, Reading
+from worker.data.tokenising.file_tokeniser import DataError, Reading, work_of
 from worker.data.tokenising.tokenising_main import Outcome
 from worker.data.tokenising.tokenising_process import tokenise_apart
 from worker.executor.placement.placement_lease import LeaseNotHeld
@@ -33,7 +34,7 @@ def cache(tmp_path) -> NodeCache:
 
 @pytest.fixture
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(token_cache, "_APART_BYTES", 0)
+    monkeypatch.setattr(token_cache, "_APART_WORK", 0)
 
 
 def here(*_: object) -> None:
@@ -75,10 +76,40 @@ def test_only_large_files_are_read_in_a_process_of_their_own(cache, monkeypatch)
     monkeypatch.setattr(token_cache, "tokenise_apart", here)
     file, fetch = kept(cache, MIXED)
     assert stream_of(file, APART, fetch, nothing).rows
-    monkeypatch.setattr(token_cache, "_APART_BYTES", len(jsonl(MIXED)))
+    monkeypatch.setattr(token_cache, "_APART_WORK", len(jsonl(MIXED)))
     file, fetch = kept(cache, MIXED, "t2")
     with pytest.raises(AssertionError, match="process of its own"):
         stream_of(file, APART, fetch, nothing)
+
+
+def conversation(messages: int, said: str = "a") -> dict[str, object]:
+    return {"messages": [{"role": ("user", "assistant")[at % 2], "content": said} for at in range(messages)]}
+
+
+@pytest.mark.parametrize("row", [conversation(1000), conversation(600, "a " * 500)])
+def test_a_few_kilobytes_of_many_turns_are_read_in_a_process_of_their_own(cache, monkeypatch, row):
+    monkeypatch.setattr(token_cache, "tokenise_apart", here)
+    file, fetch = kept(cache, [row])
+    with pytest.raises(AssertionError, match="process of its own"):
+        stream_of(file, APART, fetch, nothing)
+
+
+CODE = {"text": 'if (a) { b = "{"; }\n' * 4000}
+
+
+@pytest.mark.parametrize("rows", [[conversation(10)] * 500, [CODE] * 4], ids=["chats", "code"])
+def test_rows_of_few_turns_and_of_code_are_not_taken_for_long_ones(cache, monkeypatch, rows):
+    monkeypatch.setattr(token_cache, "tokenise_apart", here)
+    file, fetch = kept(cache, rows)
+    assert stream_of(file, APART, fetch, nothing).rows == len(rows)
+
+
+def test_the_turns_are_counted_however_their_json_is_written():
+    row = conversation(1000)
+    plain = json.dumps(row)
+    escaped = plain.replace('"role"', '"\\u0072ole"').replace('{"', '{ \t"')
+    assert json.loads(escaped) == row
+    assert work_of(escaped.encode()) >= work_of(plain.encode()) >= 50 * len(plain)
 
 
 def test_a_process_of_its_own_ends_with_the_lease(cache, all_are_large, monkeypatch):

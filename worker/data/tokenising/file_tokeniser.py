@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +16,11 @@ from worker.data.row_reader import example
 from worker.data.token_stream import StreamWriter, written_stream
 
 _KEY_FORMAT = 3  # to be raised whenever contract/rows makes other tokens of the same row, or refuses one that it took
-_BATCH_ROWS, _BATCH_BYTES = 256, 2**20  # a batch ends at the first of both: one call of the tokenizer, and its memory
+_BATCH_ROWS, _BATCH_WORK = 256, 2**20  # a batch ends at the first of both: one call of the tokenizer, and its memory
+
+# of `work_of`, as measured: in the time of a byte that is tokenised, 256 are rendered, and a message renders as 2 KiB do
+_RENDERED, _MESSAGE = 256, 2048
+_OBJECT = re.compile(rb'\{\s*"')  # where one begins that is not empty: within a string a quote has a backslash before it
 
 Tick = Callable[[], None]
 
@@ -50,6 +55,13 @@ class Reading:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
+def work_of(line: bytes) -> int:
+    """About how long a row takes to read, in bytes of a plain text that take as long. Each turn of a conversation is found by
+    rendering all that stands before it."""
+    messages = len(_OBJECT.findall(line))  # or a few more: of tools, of calls
+    return len(line) + messages * (len(line) + messages * _MESSAGE) // _RENDERED
+
+
 def tokenise(path: Path, reading: Reading, folder: Path, on_progress: Tick) -> None:
     """Write the file's rows into `folder` as a stream, in batches; `on_progress` is called between two. Raises DataError."""
     with written_stream(folder) as writer, path.open("rb") as file:
@@ -62,13 +74,13 @@ def tokenise(path: Path, reading: Reading, folder: Path, on_progress: Tick) -> N
 
 def _batches(lines: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
     """The number of each batch's first line, from 1, and its lines without their ends."""
-    first, batch, size = 1, [], 0
+    first, batch, work = 1, [], 0
     for line in lines:
         batch.append(line.removesuffix(b"\n"))
-        size += len(line)
-        if len(batch) == _BATCH_ROWS or size >= _BATCH_BYTES:
+        work += work_of(line)
+        if len(batch) == _BATCH_ROWS or work >= _BATCH_WORK:
             yield first, batch
-            first, batch, size = first + len(batch), [], 0
+            first, batch, work = first + len(batch), [], 0
     if batch:
         yield first, batch
 
