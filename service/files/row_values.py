@@ -1,6 +1,7 @@
 """Values in a line of a data set: the line as JSON, its texts, and what a mistake in them is called. Pure."""
 
 import json
+import math
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def read(line: bytes) -> Any:
 
 
 def decoded(source: str) -> Any:
-    """A text as JSON, strictly: no key twice, no NaN. Raises UnreadableJson."""
+    """A text as JSON, strictly: no key twice, no NaN, no number that would be read as infinite. Raises UnreadableJson."""
     try:
         return _DECODER.decode(source)
     except json.JSONDecodeError as error:
@@ -62,7 +63,16 @@ def _constant(name: str) -> Any:
     raise UnreadableJson("not_json", f"holds {name}, which is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+def _float(number: str) -> float:
+    made = float(number)
+    if math.isinf(made):  # a template would write Infinity
+        raise UnreadableJson(
+            "not_json", f"holds {number:.40}, beyond the numbers up to 1.8e308; write a smaller one, or a text"
+        )
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
 def text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowMistake]:
