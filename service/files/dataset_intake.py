@@ -6,10 +6,11 @@ Knows storage and rows. Knows no HTTP and no tenants.
 """
 
 from codecs import BOM_UTF8
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.files.row_checks import Format, check_row
 from service.files.row_values import RowMistake
+from service.files.source_formats import JSONL, TO_ROWS, other_format
 from service.http.problems import FieldError, Invalid, TooLarge, shown
 from service.settings import Settings
 from service.storage.object_store import Incoming, Stored
@@ -75,7 +76,7 @@ class RowCheck:
 
     def feed(self, block: bytes) -> bytes:
         """Check the lines that end in this block; returns those to keep. Raises FileTooLarge at the first row beyond the
-        limit."""
+        limit, and FileInvalid where the file is of another format by its first bytes."""
         *lines, rest = block.split(b"\n")
         if lines:
             lines[0] = self._rest + lines[0]
@@ -104,6 +105,8 @@ class RowCheck:
         self.lines += 1
         if self.lines == 1:
             line = line.removeprefix(BOM_UTF8)
+            if said := other_format(line):
+                raise FileInvalid([FieldError(field="file", code="format_not_taken", message=said)], error_count=1)
         if not self._overlong and not line.strip():
             return None
         self.rows += 1
@@ -115,6 +118,9 @@ class RowCheck:
             self._note([RowMistake(None, "line_too_long", message)])
             return line
         format, errors, prompt_bytes = check_row(line)
+        if self.rows == 1 and errors and errors[0].code == "not_json" and not line.lstrip().startswith(b"{"):
+            advice = f"{errors[0].message}; {JSONL}: convert CSV, or a list in JSON: {TO_ROWS}"
+            errors = [replace(errors[0], message=advice)]
         self.prompt_bytes += prompt_bytes
         if format is not None and self.format is None:
             self.format = format
@@ -142,7 +148,8 @@ class Intake:
         self._bytes = 0
 
     def feed(self, block: bytes) -> None:
-        """Write and check the next bytes. Raises FileTooLarge beyond the limit of bytes or rows."""
+        """Write and check the next bytes. Raises FileTooLarge beyond the limit of bytes or rows, and FileInvalid where the file
+        is of another format by its first bytes."""
         self._bytes += len(block)
         if self._bytes > self._limits.bytes:
             raise FileTooLarge.bytes(self._limits.bytes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from huggingface_hub import DatasetInfo
 from huggingface_hub.hf_api import RepoSibling
 
-from service.files.imports.source_formats import readable, refuse_format
+from service.files.source_formats import readable, refuse_format
 from service.http.problems import Invalid, invalid_field, shown
 
 _NAMED = 10  # files that a refusal lists

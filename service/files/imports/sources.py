@@ -15,7 +15,7 @@ from huggingface_hub.hf_api import RepoSibling
 from service.files.dataset_intake import FileTooLarge
 from service.files.imports.hub_files import chosen_file, license_of
 from service.files.imports.s3_object import SCHEME, S3Object, bucket_and_key
-from service.files.imports.source_formats import refuse_format
+from service.files.source_formats import refuse_format
 from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, Unavailable, invalid_field, shown
 from service.hub.hub_client import Hub

@@ -1,5 +1,6 @@
 """A data set on its way in: checked alike however its bytes are cut, within limits that hold while they come."""
 
+import gzip
 import hashlib
 import json
 from codecs import BOM_UTF8
@@ -22,9 +23,10 @@ def storage(tmp_path):
     return LocalStorage(tmp_path, UploadGrants("s" * 32))
 
 
-def check(content: bytes, limits: IntakeLimits = LIMITS) -> RowCheck:
+def check(content: bytes, limits: IntakeLimits = LIMITS, cut: int = 10_000) -> RowCheck:
     made = RowCheck(limits)
-    made.feed(content)
+    for start in range(0, len(content), cut):
+        made.feed(content[start : start + cut])
     return made
 
 
@@ -93,6 +95,34 @@ def test_a_file_has_one_format():
 
 def test_an_empty_file_is_none():
     assert mistakes(b"") == [(None, "file", "empty_file")]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "way_out"),
+    [
+        (b"PAR1\x15\x04\n\x15\n" * 50, "Parquet", "to_json"),
+        (gzip.compress(jsonl(*[PAIR] * 50)), "gzip", "decompress it first"),
+        (b"PK\x03\x04\n\n", "a zip archive", "unpack it first"),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 10_000])
+def test_a_file_of_another_format_is_one_mistake_and_says_what_to_do(content, kind, way_out, cut):
+    with pytest.raises(FileInvalid, match=f"is {kind}; a data set is JSON Lines .*{way_out}") as refusal:
+        check(content, cut=cut).finish()
+    assert [(error.line, error.field, error.code) for error in refusal.value.errors] == [(None, "file", "format_not_taken")]
+
+
+@pytest.mark.parametrize("content", [b"prompt,completion\na,b\nc,d\n", b'[\n{"prompt": "a", "completion": "b"},\n'])
+def test_what_begins_no_object_in_its_first_row_is_to_be_converted(content):
+    with pytest.raises(FileInvalid, match="convert CSV, or a list in JSON: each line a JSON object such as") as refusal:
+        check(b"\n" + content).finish()
+    assert [error.line for error in refusal.value.errors if "convert" in error.message] == [2]
+
+
+def test_a_mistake_in_an_object_is_not_taken_for_another_format():
+    with pytest.raises(FileInvalid) as refusal:
+        check(b'{"prompt": "a", completion}\nx\n').finish()
+    assert [(error.line, "convert" in error.message) for error in refusal.value.errors] == [(1, False), (2, False)]
 
 
 def test_mistakes_are_capped_and_counted():

@@ -1,5 +1,6 @@
 """Files over HTTP: uploaded once, checked, listed, downloaded whole or in part, deleted unless a task needs them."""
 
+import gzip
 import hashlib
 import json
 from codecs import BOM_UTF8
@@ -52,6 +53,18 @@ def test_every_mistake_is_named_by_line_and_field(tenant):
         (3, None, "mixed_formats"),
     ]
     assert problem["detail"].startswith("line 2, messages[0].role: must be system, developer, user, assistant or tool, got")
+
+
+def test_a_compressed_file_is_refused_with_what_to_do_and_nothing_is_kept(tenant, settings):
+    content = gzip.compress(jsonl(*[CHAT] * 5000))
+    plain = tenant.upload(content)
+    assert (plain.status_code, plain.json()["code"], plain.json()["error_count"]) == (422, "file_invalid", 1)
+    (error,) = plain.json()["errors"]
+    assert error["message"] == "is gzip; a data set is JSON Lines in UTF-8, one example a line: decompress it first"
+    theirs = tenant.post("/openai/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": "fine-tune"})
+    assert theirs.status_code == 400
+    assert "is gzip; " in theirs.json()["error"]["message"]
+    assert list((settings.storage_dir / "incoming").iterdir()) == []
 
 
 @pytest.mark.parametrize(
