@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-STATIC_ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # the last up to the length it was trained at
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+LONGROPE = "longrope"  # up to the length it was trained at, where all layers share one table
 SLIDING = "sliding_attention"
 LAYER_TYPES = (SLIDING, "full_attention")
 
@@ -149,11 +150,10 @@ def family_of(config: PreTrainedConfig) -> Family:
     windows = (family.window(config, layer) for layer in range(config.num_hidden_layers))
     if any(window is not None and window < 1 for window in windows):
         raise UnsupportedModelError(f"sliding_window {config.sliding_window} is not supported; what works: 1 or more, or null")
+    kinds = STATIC_ROPES if family.rope_by_layer else (*STATIC_ROPES, LONGROPE)
     for rope in _ropes(family, config):
-        if rope["rope_type"] not in STATIC_ROPES:
-            raise UnsupportedModelError(
-                f"rope_type '{rope['rope_type']}' is not supported; what works: {', '.join(STATIC_ROPES)}"
-            )
+        if rope["rope_type"] not in kinds:
+            raise UnsupportedModelError(f"rope_type '{rope['rope_type']}' is not supported; what works: {', '.join(kinds)}")
     if family.biases == "none" and getattr(config, "attention_bias", False):
         # transformers leaves such biases out, vLLM adds them: an adapter fits one of them
         raise UnsupportedModelError(
@@ -202,7 +202,7 @@ def longest_row(config: PreTrainedConfig) -> int:
     change every token before; such are not run."""
     most: int = config.max_position_embeddings
     rope = config.rope_parameters
-    if rope.get("rope_type") == "longrope":
+    if rope.get("rope_type") == LONGROPE:
         trained = rope.get("original_max_position_embeddings")
         if not isinstance(trained, int) or trained < 1:
             raise UnsupportedModelError(f"original_max_position_embeddings {trained} is not supported; what works: 1 or more")

@@ -22,6 +22,11 @@ from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 
 CONFIGS = tiny.configs()
+_FACTORS = {"short_factor": [1.0] * 9, "long_factor": [2.0] * 9, "original_max_position_embeddings": 64, "factor": 4.0}
+LONG = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+    "full_attention": {"rope_type": "longrope", "rope_theta": 900.0} | _FACTORS,
+}
 LENGTHS = [23, 2, 9, 40, 17]
 TOLERANCE = 1e-5
 
@@ -142,6 +147,11 @@ def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str)
     ("name", "change", "message"),
     [
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0}}, "config.json.*'factor'"),
+        (
+            "gemma3",
+            {"rope_parameters": LONG},
+            "rope_type 'longrope' is not supported; what works: default, linear, llama3, yarn$",
+        ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": "2"}}, "say no angles"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 0}}, "what works: a finite angle"),
         ("llama3_rope", {"rope_parameters": {**tiny.LLAMA3_ROPE, "partial_rotary_factor": 0.5}}, "every pair of a head's 14"),
