@@ -91,6 +91,17 @@ class Sweep:
     def validation_tokens(self, rows: int) -> int:
         return sum(self.lengths[:rows])
 
+    def redrawn(self, seed: int) -> "Sweep":
+        """The same training, with other validation rows among those that it did not read; the rest are the test part. The mean
+        of a job's best weights stays the one that the rows of before chose."""
+        order = np.random.default_rng(seed).permutation(len(self.weights))
+        curves = [
+            replace(curve, totals=[one[order] for one in curve.totals], mean=None if curve.mean is None else curve.mean[order])
+            for curve in self.curves
+        ]
+        rows = {name: [getattr(self, name)[row] for row in order] for name in ("weights", "lengths", "base")}
+        return replace(self, curves=curves, **rows)
+
     def write(self, path: Path) -> None:
         """Write the sweep as one file, whole or not at all."""
         curves = [asdict(replace(curve, totals=[], mean=None)) for curve in self.curves]

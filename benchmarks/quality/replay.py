@@ -103,6 +103,35 @@ def outcome(sweep: Sweep, driver: EarlyExitDriver) -> Outcome:
     )
 
 
+def used(one: Outcome, base: RowScores) -> RowScores:
+    """What the search's model scores on the test part: its winner, or the base where the search says, and rightly, that nothing
+    beat it. A peer says nothing, and is taken to know as much; a wrong "none" is counted by itself."""
+    assert one.test is not None, "a winner has finite losses"
+    return base if one.selection.beats_base is False and base.mean < one.test.mean else one.test
+
+
+def best_unseen(sweep: Sweep, full: EarlyExitDriver) -> RowScores:
+    """On the test part: the best of full training's finalists, or the base alone where none is better."""
+    base = sweep.test(sweep.base)
+    assert base is not None, "the base's losses are finite"
+    finalists = (unseen(sweep, entrant) for entrant in full.entrants.values())
+    return min((base, *(scores for scores in finalists if scores is not None)), key=lambda scores: scores.mean)
+
+
+def redrawn_regrets(ours: TaskSpec, whole: TaskSpec, sweep: Sweep, draws: int) -> list[tuple[float, float]]:
+    """Regrets of `ours` and of full training's own choice (`whole`), by replay, for so many draws of which rows validate and
+    which nobody sees."""
+    found = []
+    for seed in range(draws):
+        drawn = sweep.redrawn(seed)
+        base = drawn.test(drawn.base)
+        assert base is not None, "the base's losses are finite"
+        all_trained, full = replay(whole, drawn)
+        best = best_unseen(drawn, full).mean
+        found.append((used(replay(ours, drawn)[0], base).mean / best, used(all_trained, base).mean / best))
+    return found
+
+
 def unseen(sweep: Sweep, entrant: Entrant) -> RowScores | None:
     """What the entrant's best adapter scores on the test part."""
     return sweep.test(entrant.best_totals) if entrant.best_totals is not None else None

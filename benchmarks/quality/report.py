@@ -5,14 +5,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
 from benchmarks.quality.halved_searches import halved_searches
 from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
-from benchmarks.quality.replay import Outcome, full_loss, plainly_unseen, rankings, replay, replay_live, unseen
+from benchmarks.quality.replay import (
+    Outcome,
+    best_unseen,
+    full_loss,
+    plainly_unseen,
+    rankings,
+    redrawn_regrets,
+    replay,
+    replay_live,
+    unseen,
+    used,
+)
 from benchmarks.quality.sweep_plot import draw
 from benchmarks.result_file import RESULTS, current_commit, write_result
 from contract.early_exit_policy import EarlyExitPolicy
@@ -21,6 +32,7 @@ from contract.task_spec import TaskSpec
 
 OURS = EarlyExitPolicy().policy  # the default policy, whose figures are the headline
 POLICIES = ("alto", "alto_guarded")
+DRAWS = 24  # of which rows validate and which nobody sees: one draw says little of a set of few rows
 # Variants of the defaults, which only sets that choose may compare.
 VARIANTS: dict[str, dict[str, Any]] = {
     "keep_0.15": {"keep_fraction": 0.15},
@@ -90,13 +102,12 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     ours, _ = replay(spec(OURS), sweep)
     shown = replay_live(live, spec(OURS)) if live is not None else ours  # a replay lacks the means of jobs that ended early
     whole, full = replay(spec("none"), sweep)
-    finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
+    finalists = [e for e in full.entrants.values() if unseen(sweep, e) is not None]
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
-    best = min(base, *(scores for _, scores in finalists), key=lambda scores: scores.mean)
     plain = [scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None]
     refs = _References(
-        best,
+        best_unseen(sweep, full),
         min(base.mean, *plain),
         base,
         min(full_loss(sweep, e) for e in full.entrants.values()),
@@ -114,7 +125,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         if pair.set.chooses
         else {}
     )
-    rate = sweep.curves[min(finalists, key=lambda one: full_loss(sweep, one[0]))[0].index].config["learning_rate"]
+    rate = sweep.curves[min(finalists, key=lambda one: full_loss(sweep, one)).index].config["learning_rate"]
     rates = RATES[pair.set.objective]
     return {
         "pair": sweep.pair,
@@ -131,33 +142,33 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "best_rate": rate,
         "best_rate_inside": rates[0] < rate < rates[-1],
         "base_unseen": base.mean,
-        "best_unseen": best.mean,
+        "best_unseen": refs.best.mean,
         "best_unseen_plain": refs.plain,
         "policies": {policy: _told(one, sweep, refs) for policy, one in policies.items()},
         "full": _told(whole, sweep, refs),
         "live": _told(shown, live, refs) | {"seconds": live.seconds, "full_seconds": sweep.seconds} if live else None,
         "peers": {
-            name: asdict(one) | {"x": min(one.unseen, base.mean) / _used(over, base).mean}
+            name: asdict(one) | {"x": min(one.unseen, base.mean) / used(over, base).mean}
             for found, over in ((peers, shown), (halved, ours))
             for name, one in found.items()
         },
         "variants": {name: _told(one, sweep, refs) for name, one in variants.items()},
         "rankings": [asdict(rank) for rank in rankings(sweep, full)],
+        "redrawn": _redrawn(spec(OURS), spec("none"), sweep),
     }
 
 
-def _used(one: Outcome, base: RowScores) -> RowScores:
-    """What the search's model scores on the test part: its winner, or the base where the search says, and rightly, that nothing
-    beat it. A peer says nothing, and is taken to know as much; a wrong "none" is counted by itself."""
-    assert one.test is not None, "a winner has finite losses"
-    return base if one.selection.beats_base is False and base.mean < one.test.mean else one.test
+def _redrawn(ours: TaskSpec, whole: TaskSpec, sweep: Sweep) -> dict[str, list[float]]:
+    """Regrets by draw."""
+    found = redrawn_regrets(ours, whole, sweep, DRAWS)
+    return {"ours": [one for one, _ in found], "full": [one for _, one in found]}
 
 
 def _told(one: Outcome, sweep: Sweep, refs: _References) -> dict[str, Any]:
     """An outcome as numbers."""
     assert one.test is not None, "a winner has finite losses"
-    used, best, gain = _used(one, refs.base), refs.best, refs.base.minus(one.test)
-    low, high = used.minus(best).interval
+    model, best, gain = used(one, refs.base), refs.best, refs.base.minus(one.test)
+    low, high = model.minus(best).interval
     none = one.selection.beats_base is False
     return {
         "saved": one.saved,
@@ -169,8 +180,8 @@ def _told(one: Outcome, sweep: Sweep, refs: _References) -> dict[str, Any]:
         "winner_step": one.winner_step,
         "ratio": one.best_loss / refs.lowest,
         "unseen": one.test.mean,
-        "regret": used.mean / best.mean,
-        "regret_plain": used.mean / refs.plain,
+        "regret": model.mean / best.mean,
+        "regret_plain": model.mean / refs.plain,
         "regret_interval": [1 + low / best.mean, 1 + high / best.mean],
         "gain_unseen": [gain.mean, *gain.interval],
         "none_said": none,
@@ -227,6 +238,12 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         figures[f"saved_by_{reason}_mean"] = fmean(one["saved_by"].get(reason, 0.0) for one in ours)
     for peer in ("random", "asha", "hyperband", "tpe"):
         figures[f"x_{peer}"] = fmean(row["peers"][peer]["x"] for row in rows)
+    drawn = [row["redrawn"] for row in rows if "redrawn" in row]  # rows of before have none
+    for name in ("ours", "full") if drawn else ():
+        of_sweeps = [fmean(one[name]) for one in drawn]
+        of_draws = [fmean(each) for each in zip(*(one[name] for one in drawn), strict=True)]
+        figures[f"redrawn_regret_{name}_mean"], figures[f"redrawn_regret_{name}_max"] = fmean(of_sweeps), max(of_sweeps)
+        figures[f"redrawn_regret_{name}_mean_se"] = stdev(of_draws) / len(of_draws) ** 0.5
     halved = [row["peers"] for row in rows if "tpe_rounds" in row["peers"]]
     if halved:
         figures["x_random_half"] = fmean(peers["random_half"]["x"] for peers in halved)

@@ -12,7 +12,7 @@ from benchmarks.quality.base_set_pairs import PAIRS, SECOND_SEED, SETS, Pair, Ro
 from benchmarks.quality.halved_searches import halved_searches
 from benchmarks.quality.peers import asha_of, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Curve, Sweep
-from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
+from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, redrawn_regrets, replay, replay_live, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, figures_of, report, row_of
 from benchmarks.quality.set_rows import rows_of
 from benchmarks.result_file import this_machine
@@ -53,6 +53,11 @@ def made(final: dict[int, float], policy: str = "none", noise: float = 0.02, bas
         curves=curves,
         tokens=1,
     )
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    monkeypatch.setattr("benchmarks.quality.report.DRAWS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +129,28 @@ def test_a_row_of_the_report_has_every_figure(sweep):
     assert row["policies"][OURS]["regret_interval"][0] <= row["policies"][OURS]["regret"]
     figures = figures_of([row, row | {"held": True, "pair": "other"}])
     wanted = "pairs samples_saved_sft_mean net_tokens_saved_mean regret_mean regret_max regret_full_mean none_said none_wrong"
+    wanted += " redrawn_regret_ours_mean redrawn_regret_ours_mean_se redrawn_regret_full_max"
     for name in (*wanted.split(), "x_random", "x_asha", "x_hyperband", "x_tpe", "best_loss_ratio_mean"):
         assert {name, f"{name}_held"} <= figures.keys()
     json.dumps(row)
+
+
+def test_redrawn_rows_are_the_same_rows_in_other_parts(sweep):
+    drawn = sweep.redrawn(3)
+    assert (drawn.validation_rows, drawn.test_rows) == (VALIDATION, TEST)
+    for before, after in zip(sweep.curves[:3], drawn.curves, strict=False):
+        assert after.steps == before.steps
+        for one, other in zip(before.totals, after.totals, strict=True):
+            assert sorted(one) == sorted(other)
+            assert not np.array_equal(one, other)
+    base, redrawn = sweep.validation(sweep.base, VALIDATION), drawn.validation(drawn.base, VALIDATION)
+    assert base.mean != redrawn.mean
+    assert sweep.redrawn(3).base == drawn.base != sweep.redrawn(4).base
+
+
+def test_regrets_of_draws_are_small_where_all_rows_agree(sweep):
+    found = redrawn_regrets(spec_of(PAIR, OURS), spec_of(PAIR, "none"), sweep, 2)
+    assert all(abs(regret - 1) < 0.05 for both in found for regret in both)
 
 
 def test_a_search_that_learns_nothing_is_said_to_have_no_winner():
