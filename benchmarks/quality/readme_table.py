@@ -41,10 +41,20 @@ def table(result: dict[str, Any], file: str) -> str:
         f"{f['regret_max']:.3f}; full training's own winner {f['regret_full_median']:.3f},\n{f['regret_full_mean']:.3f} and "
         f"{f['regret_full_max']:.3f}. Plain, ours has {f['regret_plain_median']:.3f}, {f['regret_plain_mean']:.3f} and "
         f"{f['regret_plain_max']:.3f}.\nOn the sets that chose no default ours has {f['regret_median_held']:.3f}, "
-        f"{f['regret_mean_held']:.3f} and {f['regret_max_held']:.3f}.\nThe cut after warmup saves "
+        f"{f['regret_mean_held']:.3f} and {f['regret_max_held']:.3f}.\n{_redrawn(f)}The cut after warmup saves "
         f"{f['saved_by_underperforming_mean']:.0%} of all samples, overfitting {f['saved_by_overfitting_mean']:.0%}, "
         f"divergence {f['saved_by_diverging_mean']:.0%}. "
         f"Evaluations take {f['evaluation_share_mean']:.0%} of full training's\ntokens, "
         f"at most {f['evaluation_share_max']:.0%}. All figures: `benchmarks/results/{file}`.",
     ]
     return "\n".join(lines)
+
+
+def _redrawn(f: dict[str, float]) -> str:
+    if "redrawn_regret_ours_mean" not in f:
+        return ""
+    ours, full = (
+        f"{f[f'redrawn_regret_{name}_mean']:.3f} (standard error {f[f'redrawn_regret_{name}_mean_se']:.3f})"
+        for name in ("ours", "full")
+    )
+    return f"Replayed on 24 draws of which rows validate and which nobody sees: {ours},\nfull training's own {full}.\n"
