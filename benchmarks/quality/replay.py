@@ -110,12 +110,18 @@ def used(one: Outcome, base: RowScores) -> RowScores:
     return base if one.selection.beats_base is False and base.mean < one.test.mean else one.test
 
 
-def best_unseen(sweep: Sweep, full: EarlyExitDriver) -> RowScores:
-    """On the test part: the best of full training's finalists, or the base alone where none is better."""
+def base_unseen(sweep: Sweep) -> RowScores:
+    """What the base alone scores on the test part."""
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
+    return base
+
+
+def best_unseen(sweep: Sweep, full: EarlyExitDriver) -> RowScores:
+    """On the test part: the best of full training's finalists, or the base alone where none is better."""
     finalists = (unseen(sweep, entrant) for entrant in full.entrants.values())
-    return min((base, *(scores for scores in finalists if scores is not None)), key=lambda scores: scores.mean)
+    known = (scores for scores in finalists if scores is not None)
+    return min((base_unseen(sweep), *known), key=lambda scores: scores.mean)
 
 
 def redrawn_regrets(ours: TaskSpec, whole: TaskSpec, sweep: Sweep, draws: int) -> list[tuple[float, float]]:
@@ -124,8 +130,7 @@ def redrawn_regrets(ours: TaskSpec, whole: TaskSpec, sweep: Sweep, draws: int) -
     found = []
     for seed in range(draws):
         drawn = sweep.redrawn(seed)
-        base = drawn.test(drawn.base)
-        assert base is not None, "the base's losses are finite"
+        base = base_unseen(drawn)
         all_trained, full = replay(whole, drawn)
         best = best_unseen(drawn, full).mean
         found.append((used(replay(ours, drawn)[0], base).mean / best, used(all_trained, base).mean / best))

@@ -14,6 +14,7 @@ from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import (
     Outcome,
+    base_unseen,
     best_unseen,
     full_loss,
     plainly_unseen,
@@ -103,8 +104,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     shown = replay_live(live, spec(OURS)) if live is not None else ours  # a replay lacks the means of jobs that ended early
     whole, full = replay(spec("none"), sweep)
     finalists = [e for e in full.entrants.values() if unseen(sweep, e) is not None]
-    base = sweep.test(sweep.base)
-    assert base is not None, "the base's losses are finite"
+    base = base_unseen(sweep)
     plain = [scores.mean for e in full.entrants.values() if (scores := plainly_unseen(sweep, e)) is not None]
     refs = _References(
         best_unseen(sweep, full),

@@ -59,7 +59,7 @@ class AdapterManifest(PeftFolder):
     averaged_steps: tuple[int, ...] = ()  # those whose weights it is the mean of; none: it has those of `step`
     val_loss: float  # mean nats per completion token over the validation rows
     lineage: Lineage
-    peft_rank: int | None = None  # of its files, where it is not the job's: see contract.model_types.exported_ranks
+    peft_rank: int | None = None  # of its files, where it is not the job's: of a base that joins matrices
     arena_rows: tuple[int, int] | None = None  # [first, stop) on its executor, in which it trained; older workers leave it out
 
     @property

@@ -23,6 +23,11 @@ def by_stored_name(targets: Iterable[Target]) -> dict[str, list[Target]]:
     return found
 
 
+def rank_factor(targets: Iterable[Target]) -> int:
+    """How many times a job's rank its adapter of these targets has for PEFT: as many as the most that one matrix joins."""
+    return max(map(len, by_stored_name(targets).values()))
+
+
 def joined(parts: Sequence[Target], weights: Mapping[str, Factors], rank: int, times: int) -> Factors:
     """A [times * rank, in] and B [out, times * rank] of the matrix that these are parts of, in float32 on the host. weights: by
     target, of this rank."""

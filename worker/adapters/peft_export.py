@@ -11,7 +11,7 @@ from torch import Tensor
 
 from contract.job_config import JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE
-from worker.adapters.joined_adapters import by_stored_name, joined
+from worker.adapters.joined_adapters import by_stored_name, joined, rank_factor
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena_layout import Target
 
@@ -39,7 +39,7 @@ def export_peft(
         _check(target, "B", b_NR, (target.out_features, rank))
     folder.mkdir(parents=True, exist_ok=True)
     matrices = by_stored_name(targets)
-    times, tensors = max(map(len, matrices.values())), dict[str, Tensor]()
+    times, tensors = rank_factor(targets), dict[str, Tensor]()
     for name, parts in matrices.items():
         factors = joined(parts, weights, rank, times)
         for factor, tensor in zip("AB", factors, strict=True):

@@ -18,8 +18,8 @@ from torch import Tensor
 from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.messages.placement_messages import CheckpointRef
 from contract.messages.upload_messages import UploadRequest
-from contract.model_types import exported_ranks
 from worker.adapters.job_checkpoint import Tensors, save
+from worker.adapters.joined_adapters import rank_factor
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.data.disk_full import room_needed
@@ -109,7 +109,8 @@ class ArtifactUploader:
         run, base = best.run, best.base
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
-        tenant, times = task.placement.tenant_id, exported_ranks(base.trainer.backbone.family, config.target_modules)
+        times = rank_factor(target for target in layout.targets if target.module in config.target_modules)
+        tenant = task.placement.tenant_id
 
         def write() -> dict[str, Kept]:
             with self._cache.relief():

@@ -269,8 +269,7 @@ def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: in
 def targets_of(config: PreTrainedConfig) -> tuple[Target, ...]:
     """Every linear map of every layer, in the order a row holds them."""
     found = []
-    for layer in range(config.num_hidden_layers):
-        stored = stored_rows(config, layer)
+    for layer, stored in enumerate(stored_rows(config)):
         for module, (rows, columns) in matrices_of(config).items():
             name = f"model.layers.{layer}.{PATHS[module]}"
             found.append(Target(name, layer, module, columns, rows, stored.get(module)))

@@ -18,23 +18,29 @@ from worker.model.base_weight_reader import PATHS, UnreadTensor, matrices_of
 from worker.model.families import UnsupportedModelError, head_size, turned_size
 
 
-def stored_rows(config: PreTrainedConfig, layer: int) -> dict[str, StoredRows]:
-    """Where the matrices of a layer stand in the base's files, by module; those that stand there by themselves are left out."""
-    found = {}
+def stored_rows(config: PreTrainedConfig) -> list[dict[str, StoredRows]]:
+    """By layer: where its matrices stand in the base's files, by module; those that stand there by themselves are left out."""
     matrices, orders = matrices_of(config), _orders(config)
+    parts = []
     for path, modules in _paths(config).items():
         whole, first = sum(matrices[module][0] for module in modules), 0
         for module in modules:
-            found[module] = StoredRows(f"model.layers.{layer}.{path}", first, whole, orders.get(module))
+            parts.append((module, path, first, whole))
             first += matrices[module][0]
-    return found
+    return [
+        {
+            module: StoredRows(f"model.layers.{layer}.{path}", first, whole, orders.get(module))
+            for module, path, first, whole in parts
+        }
+        for layer in range(config.num_hidden_layers)
+    ]
 
 
 def stored_shapes(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """`shapes_of` by the names that the base's files have."""
     found = dict(shapes)
-    for layer in range(config.num_hidden_layers):
-        for module, rows in stored_rows(config, layer).items():
+    for layer, stored in enumerate(stored_rows(config)):
+        for module, rows in stored.items():
             _, columns = found.pop(f"model.layers.{layer}.{PATHS[module]}.weight")
             found[f"{rows.name}.weight"] = rows.whole, columns
     return found
@@ -43,10 +49,10 @@ def stored_shapes(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]
 def taken_apart(config: PreTrainedConfig, held: Mapping[str, UnreadTensor]) -> dict[str, UnreadTensor]:
     """The base's tensors by the names of `shapes_of`. Raises UnsupportedModelError where a joined one is missing or has another
     shape."""
-    found = dict(held)
-    for layer in range(config.num_hidden_layers):
-        for module, rows in stored_rows(config, layer).items():
-            count, columns = matrices_of(config)[module]
+    found, matrices = dict(held), matrices_of(config)
+    for layer, stored in enumerate(stored_rows(config)):
+        for module, rows in stored.items():
+            count, columns = matrices[module]
             name = f"{rows.name}.weight"
             if name not in held or held[name].shape != (rows.whole, columns):
                 raise UnsupportedModelError(
@@ -59,6 +65,9 @@ def taken_apart(config: PreTrainedConfig, held: Mapping[str, UnreadTensor]) -> d
 
 
 def _read(joined: UnreadTensor, rows: StoredRows, count: int, some: slice) -> Tensor:
+    if rows.order is None:
+        start, stop, _ = some.indices(count)
+        return joined.read(slice(rows.first + start, rows.first + stop))
     places = rows.places(count)[some]
     first = int(places.min()) if len(places) else 0
     last = int(places.max()) + 1 if len(places) else 0

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from contract.job_config import MODULES, JobConfig
-from contract.model_types import exported_ranks
 from tests.worker.model import tiny
+from worker.adapters.joined_adapters import rank_factor
 from worker.adapters.peft_export import export_peft
 from worker.adapters.warm_start import read_peft
 from worker.model.arena import Arena
-from worker.model.backbone import Backbone
+from worker.model.backbone import Backbone, targets_of
 
 CONFIG = tiny.configs()["phi3_part"]
 RANK = 5
@@ -33,12 +33,15 @@ def _exported(folder: Path, modules: tuple[str, ...]) -> tuple[Arena, torch.Tens
     return arena, rows, {path.name: path for path in paths}
 
 
-@pytest.mark.parametrize("modules", [MODULES, ("k_proj", "down_proj"), ("v_proj", "gate_proj", "up_proj"), ("o_proj",)])
-def test_an_export_comes_back_as_it_was(modules: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("modules", "times"),
+    [(MODULES, 3), (("k_proj", "down_proj"), 1), (("v_proj", "gate_proj", "up_proj"), 2), (("o_proj",), 1)],
+)
+def test_an_export_comes_back_as_it_was(modules: tuple[str, ...], times: int, tmp_path: Path) -> None:
     arena, rows, files = _exported(tmp_path, modules)
     start = read_peft(files, arena.layout)
     assert (start.rank, start.scale) == (RANK, 1.5)
-    assert json.loads(files["adapter_config.json"].read_text())["r"] == RANK * exported_ranks("phi3", modules)
+    assert json.loads(files["adapter_config.json"].read_text())["r"] == RANK * times
     for target, found, expected in zip(
         arena.layout.targets, arena.layout.split(start.weights).values(), arena.layout.split(rows).values(), strict=True
     ):
@@ -49,9 +52,12 @@ def test_an_export_comes_back_as_it_was(modules: tuple[str, ...], tmp_path: Path
 
 
 def test_ranks_of_an_export() -> None:
-    assert exported_ranks("phi3", MODULES) == 3
-    assert exported_ranks("phi3", ("q_proj", "gate_proj", "up_proj")) == 2
-    assert exported_ranks("phi3", ("o_proj", "down_proj")) == exported_ranks("llama", MODULES) == 1
+    def factor(name: str, modules: tuple[str, ...]) -> int:
+        return rank_factor(target for target in targets_of(tiny.configs()[name]) if target.module in modules)
+
+    assert factor("phi3", MODULES) == 3
+    assert factor("phi3", ("q_proj", "gate_proj", "up_proj")) == 2
+    assert factor("phi3", ("o_proj", "down_proj")) == factor("llama", MODULES) == 1
 
 
 def test_an_adapter_that_peft_made_of_the_joined_matrices_does_the_same_here(tmp_path: Path) -> None:

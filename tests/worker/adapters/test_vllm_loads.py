@@ -15,14 +15,13 @@ import pytest
 import yaml
 
 from contract.job_config import MAX_RANK, JobConfig
-from contract.model_types import exported_ranks
 from service.adapters.adapter_readme import vllm_rank
 from tests.worker.adapters.vllm_environment import VERSION
 from tests.worker.model import tiny
-from worker.adapters.joined_adapters import by_stored_name, joined
+from worker.adapters.joined_adapters import by_stored_name, joined, rank_factor
 from worker.adapters.peft_export import export_peft
 from worker.model.arena import Arena
-from worker.model.backbone import Backbone
+from worker.model.backbone import Backbone, targets_of
 
 ROOT = Path(__file__).parents[3]
 PYTHON = os.environ.get("MOTET_TEST_VLLM")
@@ -57,11 +56,16 @@ def exported(folder: Path, family: str, **changes: Any) -> tuple[dict[str, Any],
     weights = arena.weights(arena.attach(config.rank, config.plain_alpha))
     export_peft(folder, backbone.targets, weights, config=config, base_model="team/base")
     matrices = by_stored_name(target for target in backbone.targets if target.module in config.target_modules)
-    times = max(map(len, matrices.values()))
+    times = rank_factor(part for parts in matrices.values() for part in parts)
     kept = {name: joined(parts, weights, config.rank, times) for name, parts in matrices.items()}
     asked = {
         **{"parent": str(folder.parent), "name": folder.name, "base": "team/base"},
-        **{"module": family.partition("_")[0], "class": FAMILIES[family], "max_rank": vllm_rank(times * config.rank)},
+        **{
+            "family": family,
+            "module": family.partition("_")[0],
+            "class": FAMILIES[family],
+            "max_rank": vllm_rank(times * config.rank),
+        },
     }
     return asked, config, {name: [list(a.shape), list(b.shape)] for name, (a, b) in kept.items()}
 
@@ -97,7 +101,7 @@ def test_vllm_finds_takes_and_reads_every_adapter(tmp_path: Path) -> None:
     for (asked, config, shapes), found in zip(made, answer["adapters"], strict=False):
         assert "error" not in found, (asked, found)
         assert found["supports_lora"]
-        times = exported_ranks(asked["module"], config.target_modules)
+        times = rank_factor(t for t in targets_of(CONFIGS[asked["family"]]) if t.module in config.target_modules)
         assert (found["rank"], found["scale"]) == (times * config.rank, pytest.approx(config.scale)), asked
         assert found["shapes"] == shapes, asked
     other, large = answer["adapters"][len(made) :]

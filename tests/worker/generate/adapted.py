@@ -3,13 +3,12 @@
 from typing import Any
 
 import numpy as np
-import peft
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from tests.worker.model import tiny
-from worker.adapters.joined_adapters import by_stored_name, joined
+from tests.worker.model.under_peft import under_peft
 from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.page_allocator import PageAllocator
@@ -55,23 +54,7 @@ class Adapted:
 
     def under_peft(self, slot: Slot | None) -> Any:
         """The base, or one adapter under PEFT."""
-        model = tiny.model(self.config)
-        if slot is None:
-            return model
-        matrices = by_stored_name(self.trainer.arena.layout.targets)
-        times = max(map(len, matrices.values()))
-        alpha: Any = slot.scale * slot.rank * times
-        modules = sorted({name.rsplit(".", 1)[-1] for name in matrices})
-        wrapped = peft.get_peft_model(
-            model, peft.LoraConfig(r=slot.rank * times, lora_alpha=alpha, target_modules=modules, bias="none")
-        )
-        weights = self.trainer.arena.weights(slot)
-        for target, parts in matrices.items():
-            module: Any = wrapped.get_submodule(f"base_model.model.{target}")
-            factors = joined(parts, weights, slot.rank, times)
-            for name, value in zip((module.lora_A, module.lora_B), factors, strict=True):
-                name["default"].weight.data.copy_(value)
-        return wrapped.eval()
+        return tiny.model(self.config) if slot is None else under_peft(self.config, self.trainer, slot).eval()
 
 
 @torch.no_grad()

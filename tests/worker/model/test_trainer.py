@@ -1,10 +1,8 @@
 """The trainer against PEFT, adapter by adapter: losses, gradients, micro-batches, isolation, and what is counted."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from grouped_lora.dropout import keep_mask, threshold
@@ -12,7 +10,8 @@ from numpy.typing import NDArray
 
 from contract.job_config import MODULES
 from tests.worker.model import tiny
-from worker.adapters.joined_adapters import by_stored_name, joined, places_of
+from tests.worker.model.under_peft import factors, under_peft
+from worker.adapters.joined_adapters import by_stored_name, places_of
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Dropout, FlatBatch, Segment
@@ -60,20 +59,11 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
     """PEFT's loss sum and gradients of weight * loss, laid out as one adapter's rows."""
     assert segment.slot is not None
     slot, layout = segment.slot, trainer.arena.layout
-    matrices = by_stored_name(layout.targets)
-    times = max(map(len, matrices.values()))
-    alpha: Any = slot.scale * slot.rank * times
-    modules = sorted({name.rsplit(".", 1)[-1] for name in matrices})
-    config = peft.LoraConfig(r=slot.rank * times, lora_alpha=alpha, target_modules=modules, bias="none")
-    wrapped = peft.get_peft_model(tiny.model(CONFIGS[name]), config)
-    factors, weights = {}, trainer.arena.weights(slot)
-    for target, parts in matrices.items():
-        module: Any = wrapped.get_submodule(f"base_model.model.{target}")
-        factors[target] = (module.lora_A["default"].weight, module.lora_B["default"].weight)
-        for weight, value in zip(factors[target], joined(parts, weights, slot.rank, times), strict=True):
-            weight.data.copy_(value)
-        if segment.dropout is not None:
+    matrices, wrapped = by_stored_name(layout.targets), under_peft(CONFIGS[name], trainer, slot)
+    if segment.dropout is not None:
+        for target, parts in matrices.items():
             number = parts[0].layer * len(MODULES) + MODULES.index(parts[0].module)
+            module = wrapped.get_submodule(f"base_model.model.{target}")
             module.lora_dropout["default"] = Masked(number, segment.dropout_probability)
     total = torch.zeros(())
     for at, row in enumerate(segment.examples):
@@ -84,7 +74,7 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
     rows = torch.zeros(slot.rank, layout.width)
     views = layout.split(rows)
     for target, parts in matrices.items():
-        a_grad, b_grad = (weight.grad for weight in factors[target])
+        a_grad, b_grad = (weight.grad for weight in factors(wrapped, target))
         for place, part in enumerate(parts):
             ranks = slice(place * slot.rank, (place + 1) * slot.rank)
             views[part.name][0].copy_(a_grad[ranks])

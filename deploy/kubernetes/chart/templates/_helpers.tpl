@@ -170,7 +170,6 @@ redis
 {{- end }}
 {{- end }}
 
-{{/* Not empty where the API's pods have a transfer port. */}}
 {{- define "motet.hub.env" -}}
 {{- with .Values.hub.endpoint }}
 - {name: HF_ENDPOINT, value: {{ . | quote }}}
@@ -181,6 +180,7 @@ redis
 {{- end }}
 {{- end -}}
 
+{{/* Not empty where the API's pods have a transfer port. */}}
 {{- define "motet.transfers" -}}
 {{- if .Values.storage.url }}
 {{- else }}
