@@ -21,7 +21,7 @@ from benchmarks.sharing_sim.table import sharing
 ROOT = Path(__file__).parent.parent
 STEP, SWEEP, QUALITY = "step-h100.json", "sweep-h200.json", "quality-h200.json"
 WEB, SCHEDULER, SHARING = "web-cpu.json", "scheduler-cpu.json", "sharing_sim-cpu.json"
-PARALLEL, COMPANY, RIVALS = "parallel-h200x4.json", "sharing-h200.json", "rivals-h100.json"
+PARALLEL, COMPANY, RIVALS = "parallel-h200x4.json", "sharing-h200.json", "rivals-h200.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
