@@ -33,6 +33,7 @@ from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.block.whole_norm_rotary import whole_norm_rotary, whole_norm_rotary_backward
 from grouped_lora.compile_ahead import Launch, noted, pretend
 from grouped_lora.dropout import token_keys
 from grouped_lora.gradient import COLUMNS, ROWS, Gradient
@@ -77,6 +78,12 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
         "rotary": lambda: rotary(qkv, s[3], copy, (0, D, D + KV), cos, cos, places, heads, table),
         "rotary, head norms": lambda: rotary(
             qkv, s[3], copy, (0, D, D + KV), half(99, 64), half(99, 64), places, (16, 4), table, (half(128), half(128), 1e-6)
+        ),
+        "rotary, norms over all heads": lambda: whole_norm_rotary(
+            qkv, (half(D), half(KV)), 1e-6, half(99, 64), half(99, 64), places, (16, 4)
+        ),
+        "rotary, norms over all heads, backward": lambda: whole_norm_rotary_backward(
+            qkv, half(T, D + KV), (half(D), half(KV)), 1e-6, half(99, 64), half(99, 64), places, (16, 4)
         ),
         "norm of a normed output": lambda: residual_norm(
             x, x, None, copy, 0, torch.empty(D), 1e-6, table, (rstd, torch.empty(D))

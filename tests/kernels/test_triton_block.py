@@ -7,6 +7,7 @@ from grouped_lora.block.cross_entropy import cross_entropy, span_sums
 from grouped_lora.block.post_norm import post_norm
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
+from grouped_lora.block.whole_norm_rotary import whole_norm_rotary, whole_norm_rotary_backward
 from grouped_lora.optimizer.adamw import adamw
 from grouped_lora.products.shrink import shrink
 
@@ -131,6 +132,38 @@ def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool, hq: int, hkv: 
     raw = rotary(got, s, case.weights, columns, cos, sin, positions, (hq, hkv), case.table, weights)
     close(got, lambda kind: plain(kind)[0], dtype)
     rotary_backward(back, cos, sin, positions, (hq, hkv), raw, weights)
+    close(back, lambda kind: plain(kind)[1], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hq", "hkv", "half"), [(3, 3, 20), (5, 1, 16), (8, 4, 3)])
+def test_rotary_behind_norms_over_all_heads_and_its_gradient(dtype: torch.dtype, hq: int, hkv: int, half: int) -> None:
+    size, normed = 2 * half, (hq + hkv) * 2 * half
+    case = Case((1, 0, 33), width=normed + hkv * size, dtype=dtype, tail=4)
+    qkv, upstream = case.tokens(normed + hkv * size), case.tokens(normed + hkv * size)
+    angles = torch.rand(50, half, generator=case.generator).to(DEVICE) * 6
+    cos, sin = angles.cos().contiguous(), angles.sin().contiguous()
+    positions = torch.randint(0, 50, (case.total,), generator=case.generator, dtype=torch.int32).to(DEVICE)
+    weights = case.normal(hq * size).to(DEVICE, dtype), case.normal(hkv * size).to(DEVICE, dtype)
+
+    def plain(kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = qkv.to(kind).requires_grad_()
+        c, n = (table[positions.long()].to(kind)[:, None] for table in (cos, sin))
+        out = []
+        for z, weight in zip(leaf[:, :normed].split((hq * size, hkv * size), 1), weights, strict=True):
+            z = z * (z.square().mean(1, keepdim=True) + EPS).rsqrt() * weight.to(kind)
+            low, high = z.view(case.total, -1, size).split(half, 2)
+            out.append(torch.cat([low * c - high * n, high * c + low * n], 2).flatten(1))
+        truth = torch.cat([*out, leaf[:, normed:]], 1)
+        truth.backward(upstream.to(kind))
+        assert leaf.grad is not None
+        return truth.detach(), leaf.grad
+
+    got, back = qkv.clone(), upstream.clone()
+    raw = whole_norm_rotary(got, weights, EPS, cos, sin, positions, (hq, hkv))
+    assert torch.equal(raw, qkv[:, :normed])
+    close(got, lambda kind: plain(kind)[0], dtype)
+    whole_norm_rotary_backward(back, raw, weights, EPS, cos, sin, positions, (hq, hkv))
     close(back, lambda kind: plain(kind)[1], dtype)
 
 
