@@ -147,7 +147,7 @@ def test_rotary_behind_norms_over_all_heads_and_its_gradient(dtype: torch.dtype,
     weights = case.normal(hq * size).to(DEVICE, dtype), case.normal(hkv * size).to(DEVICE, dtype)
 
     def plain(kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        leaf = qkv.to(kind).requires_grad_()
+        leaf = qkv.to(kind, copy=True).requires_grad_()
         c, n = (table[positions.long()].to(kind)[:, None] for table in (cos, sin))
         out = []
         for z, weight in zip(leaf[:, :normed].split((hq * size, hkv * size), 1), weights, strict=True):
