@@ -1,6 +1,6 @@
 """Forward and backward of 32 adapters on shapes of other families: the fused layers beside plain PyTorch, on GSM8K's batches.
 
-    python -m benchmarks.families [--only gemma,olmo2,phi3] [--commit HASH]
+    python -m benchmarks.families [--commit HASH]
 
 Gemma 2 2B, OLMo 2 1B and Phi-3.5-mini, with random weights. Both pack all adapters; plain PyTorch is the oracle of tests, and
 what ran Gemma on a GPU before the fused layers did. As in an executor, it recomputes activations where they do not fit; then
@@ -153,14 +153,14 @@ def figures_of(rows: list[dict[str, Any]], family: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(FAMILIES), help="the families to measure, with commas between them")
     parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
     given = parser.parse_args()
     gates, rows, figures = {}, [], {}
-    for family in given.only.split(","):
-        measured = FAMILIES[family]
-        gates[family] = run_gate(made=measured.made, shape=measured.small)
-        print("gate", family, gates[family]["passed"], round(gates[family]["worst_error"], 3), flush=True)
+    for family, measured in FAMILIES.items():
+        gates[family] = gate = run_gate(made=measured.made, shape=measured.small)
+        print("gate", family, gate["passed"], round(gate["worst_error"], 3), flush=True)
+        if not gate["passed"]:
+            raise SystemExit(f"the gate of {family} did not pass, and nothing is written: {gate}")
         backbone = measured.made(measured.shape)
         for batch in BATCHES:
             for row in cell(family, backbone, batch):
@@ -172,7 +172,7 @@ def main() -> None:
         "tolerance": max(gate["tolerance"] for gate in gates.values()),
         "worst_error": max(gate["worst_error"] for gate in gates.values()),
         "compared": {family: gate["compared"] for family, gate in gates.items()},
-        "passed": all(gate["passed"] for gate in gates.values()),
+        "passed": True,
     }
     print(write_result("families", gate, figures, rows, given.commit))
     print(figures)

@@ -5,6 +5,8 @@ A program holds one token's q or k, since its mean square needs every number bef
 2 (rotate-half pairs d and d + H); cos, sin [positions, H].
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,15 +16,36 @@ from grouped_lora.cached_launch import Kernel
 WARPS_OF = 1024  # numbers of a row that one warp takes, eight warps at most
 
 
+class _Operands(NamedTuple):
+    """qkv or its gradient, q and k from before the norm, the norms' weights, the tables."""
+
+    qkv_ptr: Any
+    raw_ptr: Any
+    qn_ptr: Any
+    kn_ptr: Any
+    cos_ptr: Any
+    sin_ptr: Any
+    pos_ptr: Any
+
+
 @triton.jit
-def _places(token, part, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BHEADS: tl.constexpr, BH: tl.constexpr):
-    """Of the lower half of q's heads (part 0) or k's (1): offsets in a row of qkv and in the norm's weight, of the angles, the
-    mask, how many numbers are normed."""
+def _row(p, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BHEADS: tl.constexpr, BH: tl.constexpr):
+    """Of this program's token, q (part 0) or k (1): where the lower halves of its heads lie in qkv, in raw and in the norm's
+    weight, their mask, how many numbers are normed, cos and sin."""
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     heads = tl.where(part == 0, HQ, HKV)
     head = tl.arange(0, BHEADS)[:, None]
     half = tl.arange(0, BH)[None, :]
     at = head * 2 * H + half
-    return part * HQ * 2 * H + at, at, half, (head < heads) & (half < H), heads * 2 * H
+    place = part * HQ * 2 * H + at
+    row = p.qkv_ptr + token * ((HQ + 2 * HKV) * 2 * H) + place
+    raw = p.raw_ptr + token * ((HQ + HKV) * 2 * H) + place
+    norm = (p.qn_ptr if part == 0 else p.kn_ptr) + at
+    angles = tl.load(p.pos_ptr + token).to(tl.int64) * H + half
+    cos = tl.load(p.cos_ptr + angles, mask=half < H, other=1.0)
+    sin = tl.load(p.sin_ptr + angles, mask=half < H, other=0.0)
+    return row, raw, norm, (head < heads) & (half < H), heads * 2 * H, cos, sin
 
 
 @Kernel
@@ -31,24 +54,17 @@ def _forward(
     qkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, eps,
     HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BHEADS: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    part = tl.program_id(1)
-    token = tl.program_id(0).to(tl.int64)
-    place, at, half, mask, width = _places(token, part, HQ, HKV, H, BHEADS, BH)
-    row = qkv_ptr + token * ((HQ + 2 * HKV) * 2 * H) + place
+    operands = _Operands(qkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr)
+    row, raw, norm, mask, width, cos, sin = _row(operands, HQ, HKV, H, BHEADS, BH)
     raw_low = tl.load(row, mask=mask, other=0.0)
     raw_high = tl.load(row + H, mask=mask, other=0.0)
-    raw = raw_ptr + token * ((HQ + HKV) * 2 * H) + place
     tl.store(raw, raw_low, mask=mask)
     tl.store(raw + H, raw_high, mask=mask)
     low = raw_low.to(tl.float32)
     high = raw_high.to(tl.float32)
     rstd = 1.0 / tl.sqrt((tl.sum(low * low) + tl.sum(high * high)) / width + eps)
-    norm_ptr = qn_ptr if part == 0 else kn_ptr
-    low *= rstd * tl.load(norm_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    high *= rstd * tl.load(norm_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
-    angles = tl.load(pos_ptr + token).to(tl.int64) * H + half
-    cos = tl.load(cos_ptr + angles, mask=half < H, other=1.0)
-    sin = tl.load(sin_ptr + angles, mask=half < H, other=0.0)
+    low *= rstd * tl.load(norm, mask=mask, other=0.0).to(tl.float32)
+    high *= rstd * tl.load(norm + H, mask=mask, other=0.0).to(tl.float32)
     tl.store(row, low * cos - high * sin, mask=mask)
     tl.store(row + H, high * cos + low * sin, mask=mask)
 
@@ -59,20 +75,13 @@ def _backward(
     dqkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, eps,
     HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BHEADS: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    part = tl.program_id(1)
-    token = tl.program_id(0).to(tl.int64)
-    place, at, half, mask, width = _places(token, part, HQ, HKV, H, BHEADS, BH)
-    row = dqkv_ptr + token * ((HQ + 2 * HKV) * 2 * H) + place
+    operands = _Operands(dqkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr)
+    row, raw, norm, mask, width, cos, sin = _row(operands, HQ, HKV, H, BHEADS, BH)
     low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(row + H, mask=mask, other=0.0).to(tl.float32)
-    angles = tl.load(pos_ptr + token).to(tl.int64) * H + half
-    cos = tl.load(cos_ptr + angles, mask=half < H, other=1.0)
-    sin = tl.load(sin_ptr + angles, mask=half < H, other=0.0)
-    norm_ptr = qn_ptr if part == 0 else kn_ptr
-    turned = (low * cos + high * sin) * tl.load(norm_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    high = (high * cos - low * sin) * tl.load(norm_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
+    turned = (low * cos + high * sin) * tl.load(norm, mask=mask, other=0.0).to(tl.float32)
+    high = (high * cos - low * sin) * tl.load(norm + H, mask=mask, other=0.0).to(tl.float32)
     low = turned
-    raw = raw_ptr + token * ((HQ + HKV) * 2 * H) + place
     x_low = tl.load(raw, mask=mask, other=0.0).to(tl.float32)
     x_high = tl.load(raw + H, mask=mask, other=0.0).to(tl.float32)
     rstd = 1.0 / tl.sqrt((tl.sum(x_low * x_low) + tl.sum(x_high * x_high)) / width + eps)
