@@ -17,7 +17,8 @@ class EarlyExitPolicy(Strict):
 
     `alto` is Algorithm 1 to the letter. `alto_guarded`, the default, believes its patterns only once a job's validation loss
     has stopped improving, as the paper's text has it, and its cut after warmup keeps every job that is not surely worse than
-    the best by a paired test over the validation rows: at least half and at most one and a half times `keep_fraction`.
+    the best by a paired test over the validation rows: at least half and at most one and a half times `keep_fraction`, and that
+    many where no job is surely better than the base yet.
     `asha` ranks each job at rungs, where it stops unless it is among the best 1 / `reduction_factor` that have come so far
     (Li et al. 2020, the stopping form). `none` trains every job to its end.
     """

@@ -70,9 +70,18 @@ def test_a_search_that_only_harms_ends_and_keeps_its_best():
         assert verdict.evidence["val_loss"] == pytest.approx(base.mean + [2.0, 1.0, 3.0][job], abs=0.02)
 
 
+def test_as_many_as_may_go_on_where_no_job_is_surely_better_than_the_base():
+    """One job of 16 has not learned, the others are surely worse than it."""
+    found = standings([float(n) for n in range(16)], 0.01)
+    assert kept(POLICY.decide_ranks(found, scores(0.0, 99, 0.01))) == {0, 1, 2, 3, 4, 5}
+    assert kept(POLICY.decide_ranks(found, scores(0.5, 99, 0.01))) == {0, 1}
+    unscored = [Standing(job, (float(job),)) for job in range(16)]
+    assert kept(POLICY.decide_ranks(unscored, scores(0.0, 99, 0.01))) == {0, 1, 2, 3}
+
+
 def test_a_search_goes_on_where_one_job_may_have_learned():
     settled = POLICY.decide_ranks(standings([2.0, 0.0, 3.0], 0.01), scores(0.0, 99, 0.01))
-    assert kept(settled) == {1}
+    assert kept(settled) == {0, 1}
     assert kept(POLICY.decide_ranks(standings([2.0, 1.0, 3.0], 0.01))) == {1}  # the base is unknown
 
 

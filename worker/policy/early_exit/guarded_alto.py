@@ -21,8 +21,10 @@ class GuardedAlto(Alto):
     The cut keeps every job that is not surely worse than the best by a paired test over the validation rows, and no fewer and
     no more than `survivors` of the policy's parameters says. The bounds are half and one and a half times ALTO's quarter, so
     that a cut keeps a quarter on average. Without the floor an early test would decide a late outcome; without the ceiling a
-    test of too few rows would keep everybody. By a text metric the test is over the prompts, and jobs that it cannot tell from
-    the best are compared over the validation rows with the first of them: prompts are few, and leave most jobs equal.
+    test of too few rows would keep everybody. Where no job is surely better than the base by the validation rows, the ceiling
+    alone cuts: the best has hardly learned then, and a job may be worse than it for having learned more. By a text metric the
+    test is over the prompts, and jobs that it cannot tell from the best are compared over the validation rows with the first of
+    them: prompts are few, and leave most jobs equal.
     """
 
     def _guard_passed(self, history: History) -> bool:
@@ -45,27 +47,31 @@ class GuardedAlto(Alto):
         base = base if measure.metric is None else base_texts
         fewest, most = self._p.survivors(len(contenders))
         in_warmup = len(contenders) - len(ranked)
-        if not in_warmup and base is not None and all(_surely_worse(one.scores, base) for one in ranked):
+        if not in_warmup and base is not None and all(_surely_worse(one, base) for one in ranked):
             return {one.job: _nothing_learned(measure, one, base, place == 0) for place, one in enumerate(ranked)}
+        unbeaten = base is not None and measure.metric is None and not any(_surely_better(one, base) for one in ranked)
         decided: dict[int, Verdict | None] = {}
         for ahead, one in enumerate(ranked):
             if ahead >= most:
                 decided[one.job] = self._underperforming(measure, ranked, ahead, most, len(contenders))
             elif ahead + in_warmup < fewest:
-                search_may_end = base is not None and in_warmup > 0 and _surely_worse(one.scores, base)
+                search_may_end = base is not None and in_warmup > 0 and _surely_worse(one, base)
                 if not search_may_end:
                     decided[one.job] = None
             elif not in_warmup:
-                decided[one.job] = self._compared(measure, ranked, ahead)
+                decided[one.job] = self._compared(measure, ranked, ahead, unbeaten)
         return decided
 
-    def _compared(self, measure: Measure, ranked: Sequence[Place], ahead: int) -> Verdict | None:
-        """The verdict on a job between the floor and the ceiling. Without the scores of both it is ALTO's, by rank."""
+    def _compared(self, measure: Measure, ranked: Sequence[Place], ahead: int, unbeaten: bool) -> Verdict | None:
+        """The verdict on a job between the floor and the ceiling. Without the scores of both it is ALTO's, by rank. unbeaten:
+        no job is surely better than the base."""
         one, best = ranked[ahead], min(ranked, key=lambda place: place.value)
         difference = _paired(one.scores, best.scores)
         if difference is None:
             keep = math.ceil(self._p.keep_fraction * len(ranked))
             return None if ahead < keep else self._underperforming(measure, ranked, ahead, keep, len(ranked))
+        if unbeaten:
+            return None
         if difference.interval[0] > 0:
             return _worse(measure, one, best, difference, ahead, len(ranked))
         if measure.metric is not None:
@@ -83,8 +89,14 @@ def _paired(own: RowScores | None, other: RowScores | None) -> MeanEstimate | No
     return own.minus(other)
 
 
-def _surely_worse(own: RowScores | None, other: RowScores) -> bool:
-    return own is not None and own.comparable(other) and own.surely_worse_than(other)
+def _surely_worse(one: Place, base: RowScores) -> bool:
+    difference = _paired(one.scores, base)
+    return difference is not None and difference.interval[0] > 0
+
+
+def _surely_better(one: Place, base: RowScores) -> bool:
+    difference = _paired(one.scores, base)
+    return difference is not None and difference.interval[1] < 0
 
 
 def _worse(measure: Measure, one: Place, best: Place, difference: MeanEstimate, ahead: int, alive: int) -> Verdict:
