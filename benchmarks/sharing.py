@@ -44,6 +44,7 @@ ROWS = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
 SHAPES = {"1b": LLAMA_1B, "toy": LlamaShape(2, 64, 128, 4, 2, 16, 8000, True)}
 ALONE = 3  # tasks measured one after another
 WARM_STEPS = 60
+RATE = 2e-5  # so small that losses of ten thousand steps do not come near 0, where rounding is all that is left of them
 BOUND = 4.0
 Measured = tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]  # figures, rows, the gate
 Measure = Callable[[argparse.Namespace, Fleet, BaseModelRef, Path], Measured]
@@ -149,7 +150,7 @@ def tasks_of(fleet: Fleet, base: BaseModelRef) -> Callable[[int, int, float | No
         made = []
         for number in itertools.islice(numbers, count):
             placement = place(
-                {"learning_rate": [1e-4 * (1 + number % 32 / 100)], "rank": [16], "batch_size": [2]},
+                {"learning_rate": [RATE * (1 + number % 32 / 100)], "rank": [16], "batch_size": [2]},
                 data,
                 dataset={"max_validation_rows": 8, "validation_fraction": 0.1},
                 training={"epochs": -(-2 * steps // 150), "max_steps": steps, "max_seq_len": 512},
