@@ -67,10 +67,13 @@ class RowReader:
         made._now = moment.astimezone(UTC)
         return made
 
-    def read(self, rows: Sequence[dict[str, Any]], objective: Objective = SFT) -> list[tuple[Tokens, ...]]:
-        """The rows' sequences in order, untruncated: one per row, under dpo two. Raises RowError."""
+    def read(
+        self, rows: Sequence[dict[str, Any]], objective: Objective = SFT, max_seq_len: int | None = None
+    ) -> list[tuple[Tokens, ...]]:
+        """The rows' sequences in order, untruncated: one per row, under dpo two. max_seq_len: labels behind so many tokens need
+        not be marked. Raises RowError."""
         kinds = [_kind(row, objective) for row in rows]
-        chats = [chat for row, kind in zip(rows, kinds, strict=True) for chat in self._chats(row, kind, objective)]
+        chats = [chat for row, kind in zip(rows, kinds, strict=True) for chat in self._chats(row, kind, objective, max_seq_len)]
         pairs = [pair for row, kind in zip(rows, kinds, strict=True) for pair in _completions(row, kind)]
         encoded, completed = iter(self._encode_chats(chats)), iter(self._encode_completions(pairs))
         source = {"chat": encoded, "preferred": encoded}
@@ -84,9 +87,10 @@ class RowReader:
         """A text's tokens, behind those that precede any text."""
         return [*self._lead, *self._tokenizer.ids([text])[0]]
 
-    def _chats(self, row: dict[str, Any], kind: str, objective: Objective) -> list[Rendered]:
+    def _chats(self, row: dict[str, Any], kind: str, objective: Objective, max_seq_len: int | None) -> list[Rendered]:
         if kind == "chat":
-            return [self.render(row["messages"], tools=row.get("tools"), last=objective.turns == "last")]
+            last = objective.turns == "last"
+            return [self.render(row["messages"], tools=row.get("tools"), last=last, max_seq_len=max_seq_len)]
         if kind == "preferred":
             asked: Messages = row["input"]["messages"]
             tools = row["input"].get("tools")
@@ -95,15 +99,27 @@ class RowReader:
         return []
 
     def render(
-        self, messages: Messages, after: int = 0, last: bool = False, tools: Tools | None = None, answer: str | None = None
+        self,
+        messages: Messages,
+        after: int = 0,
+        last: bool = False,
+        tools: Tools | None = None,
+        answer: str | None = None,
+        max_seq_len: int | None = None,
     ) -> Rendered:
         """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
         last alone; turns of weight 0 count as none. Raises RowError if the template drops the assistant's text, or anything of
-        tools, calls, tools' answers and a developer's words; `answer` names the field that a preference's answer is in."""
+        tools, calls, tools' answers and a developer's words; `answer` names the field that a preference's answer is in.
+        max_seq_len: as of `read`."""
         conversation = checked_conversation(
             lambda text_arguments: conversation_of(messages, tools, self._tokenizer, text_arguments, answer), self._template
         )
-        return render(conversation, self._template, after, last)
+        return render(conversation, self._template, after, last, lambda text: self._cut(text, max_seq_len))
+
+    def _cut(self, text: str, max_seq_len: int | None) -> int:
+        """How many characters the first `max_seq_len` tokens reach."""
+        ((_, offsets),) = self._tokenizer.spans([text])
+        return max((end for _, end in offsets[:max_seq_len]), default=0)
 
     def _template(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
         return self._tokenizer.chat(conversation.messages, add_generation_prompt, self._now, conversation.tools)

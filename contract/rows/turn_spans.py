@@ -6,7 +6,7 @@ and comparing. Knows no tokens.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +18,7 @@ Write = Callable[[Conversation, bool], str]  # the conversation as rendered, wit
 # Two texts that differ in their first and in their last character: where their renderings diverge, a turn's content begins.
 _MARKS = ("Amber", "Tulip")
 _BLANK = re.compile(r"\s+")
+_AT_ONCE = 64  # turns that one rendering with markers looks at; a row of more is looked at no further than it is cut
 
 
 @dataclass(frozen=True)
@@ -28,30 +29,46 @@ class Rendered:
     learned: tuple[tuple[int, int], ...]
 
 
-def render(conversation: Conversation, write: Write, after: int = 0, last: bool = False) -> Rendered:
+def render(
+    conversation: Conversation, write: Write, after: int = 0, last: bool = False, cut: Callable[[str], int] = len
+) -> Rendered:
     """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
-    last alone; turns of weight 0 count as none. Raises TemplateError if the template leaves out anything of a learned turn's
-    text but white space."""
+    last alone; turns of weight 0 count as none. cut: of the text the characters that are read, asked where turns are many;
+    those that begin later are left out. Raises TemplateError if the template leaves out anything of a learned turn's text but
+    white space."""
     places = [
         place
         for place, message in enumerate(conversation.messages)
         if message["role"] == "assistant" and place >= after and conversation.learned[place]
     ]
     places = places[-1:] if last else places
-    turns = _Turns(conversation, write, places)
-    return Rendered(turns.whole, tuple(map(turns.span, places)))
+    turns = _Turns(conversation, write)
+    return Rendered(turns.whole, tuple(turns.spans(places, cut)))
 
 
 class _Turns:
     """Finds the turns of one conversation in `whole`, its rendering, also where earlier turns are rendered differently."""
 
-    def __init__(self, conversation: Conversation, write: Write, places: Sequence[int]) -> None:
+    def __init__(self, conversation: Conversation, write: Write) -> None:
         self._all, self._write = conversation, write
         self.whole = write(conversation, False)
         self._prompt = lru_cache(maxsize=1)(lambda place: write(conversation.before(place), True))
-        self._plain = self._plain_answers(places)
+        self._plain = dict[int, tuple[int, int]]()
 
-    def span(self, place: int) -> tuple[int, int]:
+    def spans(self, places: Sequence[int], cut: Callable[[str], int]) -> Iterator[tuple[int, int]]:
+        """The learned spans of the assistant's turns at these indexes, in order, up to the first that begins behind the cut. A
+        turn takes as long as all that stands before it."""
+        until = cut(self.whole) if len(places) > _AT_ONCE else len(self.whole)
+        for first in range(0, len(places), _AT_ONCE):
+            some = places[first : first + _AT_ONCE]
+            self._plain = self._plain_answers(some)
+            for place in some:
+                start, end = self._span(place)
+                if start >= until:
+                    return
+                yield start, end
+
+    def _span(self, place: int) -> tuple[int, int]:
         """The learned span of the assistant's turn at index `place`."""
         message = self._all.messages[place]
         start, end = self._calls(place) if "tool_calls" in message else self._answer(place)

@@ -123,7 +123,7 @@ def _rows(lines: list[tuple[int, bytes]], loaded: Loaded, asked: PreviewRequest)
 
 def _row(number: int, row: dict[str, Any], loaded: Loaded, asked: PreviewRequest) -> PreviewRow:
     try:
-        (whole,) = loaded.reader.read([row], asked.objective)
+        (whole,) = loaded.reader.read([row], asked.objective, asked.max_seq_len)
     except TemplateError as error:
         return _refused(number, "template_failed", "messages" if "messages" in row else "input.messages", str(error))
     except RowError as error:
@@ -151,7 +151,7 @@ def _sequence(answer: Literal["chosen", "rejected"] | None, whole: Tokens, left:
 def _problem(number: int, whole: tuple[Tokens, ...], left: tuple[Tokens, ...], most: int) -> FieldError | None:
     longest = max(len(tokens.ids) for tokens in whole)
     if not learns(left):
-        cause = f"its first {most} tokens of {longest} hold no label" if learns(whole) else "it holds no label"
+        cause = f"its first {most} tokens of {longest} hold no label" if longest > most else "it holds no label"
         message = f"is left out of training: {cause}"
         return FieldError(line=number, field="max_seq_len", code="nothing_to_learn", message=message)
     if longest > most:

@@ -12,15 +12,39 @@ CHATML = (
 )
 
 
+class Writer:
+    """Renders conversations, and keeps the number of messages of each."""
+
+    def __init__(self, template: str) -> None:
+        self._template, self.messages = Template(template, {}), list[int]()
+
+    def write(self, conversation: Conversation, prompt: bool) -> str:
+        self.messages.append(len(conversation.messages))
+        return self._template.write(conversation.messages, prompt, None)
+
+
+def talk(turns: int) -> Conversation:
+    said = [m for n in range(turns) for m in ({"role": "user", "content": "q"}, {"role": "assistant", "content": f"as {n}"})]
+    return Conversation(said, None, (True,) * len(said), ())
+
+
 @pytest.mark.parametrize("turns", [1, 2, 10])
 def test_turns_that_stand_behind_their_prompts_take_two_renderings_each(turns: int) -> None:
-    template, written = Template(CHATML, {}), []
-
-    def write(conversation: Conversation, prompt: bool) -> str:
-        written.append(prompt)
-        return template.write(conversation.messages, prompt, None)
-
-    said = [m for n in range(turns) for m in ({"role": "user", "content": "q"}, {"role": "assistant", "content": f"as {n}"})]
-    made = render(Conversation(said, None, (True,) * len(said), ()), write)
+    writer = Writer(CHATML)
+    made = render(talk(turns), writer.write)
     assert [made.text[begin:end] for begin, end in made.learned] == [f"as {n}<|im_end|>\n" for n in range(turns)]
-    assert len(written) == 2 * turns + 1
+    assert len(writer.messages) == 2 * turns + 1
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML.replace("m.content", "m.content | trim ~ (' ' if loop.last else '')")])
+def test_turns_behind_the_cut_are_not_looked_for(template: str) -> None:
+    every = render(talk(200), Writer(template).write)
+    for cut in (0, 1, every.learned[70][0], every.learned[70][0] + 1, every.learned[150][1], len(every.text)):
+        made = render(talk(200), Writer(template).write, cut=lambda _, cut=cut: cut)
+        assert made.text == every.text
+        assert made.learned == tuple(span for span in every.learned if span[0] < cut)
+    few, many = Writer(template), Writer(template)
+    render(talk(200), few.write, cut=lambda _: 500)
+    render(talk(400), many.write, cut=lambda _: 500)
+    assert len(few.messages) == len(many.messages)
+    assert sum(many.messages) <= 2 * sum(few.messages), "it grows with the row, not with its square"

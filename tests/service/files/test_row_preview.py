@@ -107,6 +107,13 @@ def test_rows_from_a_line_on(ask, tenant, model):
     assert "has 8 rows" in beyond.json()["detail"]
 
 
+def test_a_row_of_many_turns_that_is_cut_before_the_first_says_so(ask):
+    asked = {"role": "user", "content": "why " * 50}
+    said = ask([{"messages": [asked, {"role": "assistant", "content": "so"}] * 70}], max_seq_len=16).json()
+    assert said["rows"][0]["problem"]["code"] == "nothing_to_learn"
+    assert "its first 16 tokens of" in said["rows"][0]["problem"]["message"]
+
+
 def test_a_row_that_is_cut_says_by_how_much(ask):
     rows = [{"prompt": "", "completion": "word " * 200}, {"prompt": "why " * 50, "completion": "so"}]
     said = ask(rows, max_seq_len=16).json()

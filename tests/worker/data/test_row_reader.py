@@ -108,6 +108,19 @@ def test_every_turn_of_the_assistant_is_learned_and_nothing_else(turns):
     assert tokenizer.decode(example.ids) == tokenizer.decode(tokenizer(rendered.text, add_special_tokens=False)["input_ids"])
 
 
+@pytest.mark.parametrize("template", [CHATML, INST])
+def test_a_row_of_many_turns_has_the_same_labels_up_to_where_it_is_cut(tokenizer, spaced, template):
+    turns = [("user", "e\u0301t\u00e9?"), ("assistant", " so it is")] * 100
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    for reader in (with_template(tokenizer, template), with_template(spaced, template)):
+        ((whole,),) = reader.read([row])
+        for most in (1, 8, 1000, 1001, len(whole.ids) - 1, len(whole.ids), len(whole.ids) + 1):
+            ((cut,),) = reader.read([row], max_seq_len=most)
+            assert (cut.ids, cut.learned[:most]) == (whole.ids, whole.learned[:most])
+        ((cut,),) = reader.read([row], max_seq_len=100)
+        assert not any(cut.learned[1000:]), "turns behind it are not looked for"
+
+
 @pytest.mark.parametrize("template", [CHATML, FORGETFUL])
 def test_other_templates_have_the_same_labels(tokenizer, template):
     reader = with_template(tokenizer, template)

@@ -110,11 +110,11 @@ def _tokens(rows: list[dict[str, Any]], first_line: int, reading: Reading) -> li
     """The tokens of some rows; on an error reads them row by row, to name the faulty line."""
     reader, objective = reading.reader, reading.objective
     try:
-        return reader.read(rows, objective)
+        return reader.read(rows, objective, reading.max_seq_len)
     except RowError:
         for number, row in enumerate(rows, first_line):
             try:
-                reader.read([row], objective)
+                reader.read([row], objective, reading.max_seq_len)
             except RowError as error:
                 raise DataError(f"line {number}: {error}") from None
         raise
