@@ -51,7 +51,9 @@ class Dataset(Strict):
     file_id: Name
     validation_file_id: Name | None = None
     validation_fraction: Annotated[float, Field(gt=0, le=0.5), NO_BOOL] = 0.2
-    max_validation_rows: Annotated[int, Field(ge=1, le=4096, strict=True)] = 512
+    max_validation_rows: Annotated[int, Field(ge=1, le=4096, strict=True)] = Field(
+        default=512, description="An upper bound on the rows held out; those of a validation file are not bound by it."
+    )
 
 
 class Objective(Strict):

@@ -5,6 +5,12 @@ from contract.job_schedule import JobSchedule
 from contract.task_spec import TaskSpec
 
 
+def held_out_rows(rows: int, fraction: float, at_most: int) -> int:
+    """How many of a training file's rows are held out for validation: `fraction` of them (a half is rounded up), at least
+    one."""
+    return min(at_most, max(1, int(rows * fraction + 0.5)))
+
+
 def validation_parts(spec: TaskSpec, train_rows: int, validation_rows: int, row_cost: float = 1.0) -> EvaluationPlan:
     """The rows of a full evaluation and of the trend, within early_exit.max_evaluation_share. row_cost: tokens of a validation
     row over those of a training row."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from contract.rows.row_encoding import RowReader
 from contract.task_spec import TaskSpec
-from contract.validation_parts import validation_parts
+from contract.validation_parts import held_out_rows, validation_parts
 from worker.data.token_cache import loose_stream
 from worker.data.token_stream import StreamView, TokenStream, axis_length
 from worker.data.tokenising.file_tokeniser import DataError, Reading
@@ -188,8 +188,7 @@ def held_out(hashes: NDArray[np.uint8], fraction: float, at_most: int) -> NDArra
 
     Rows that equal a held-out row must leave training too, which is the caller's part.
     """
-    size = min(at_most, max(1, int(len(hashes) * fraction + 0.5)))
-    return _lowest(hashes, size)
+    return _lowest(hashes, held_out_rows(len(hashes), fraction, at_most))
 
 
 def _lowest(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:

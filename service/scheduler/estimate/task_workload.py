@@ -16,7 +16,7 @@ from contract.evaluation_plan import EVALUATIONS
 from contract.job_schedule import JobSchedule
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import MAX_SLOWDOWN, Precision, TaskSpec
-from contract.validation_parts import validation_parts
+from contract.validation_parts import held_out_rows, validation_parts
 from service.files.models import File
 from service.fleet.base_models.base_refs import fetch_capabilities
 from service.fleet.base_models.gpu_fit import BYTES_PER_WEIGHT
@@ -252,10 +252,9 @@ def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tu
     """Training and validation rows: as a worker counted them, else estimated from the files and the spec."""
     if task.train_rows is not None and task.validation_rows is not None:
         return task.train_rows, task.validation_rows
-    most = spec.dataset.max_validation_rows
     if held_out is not None:
-        return file.rows, min(most, held_out.rows)
-    validation = min(most, max(1, round(file.rows * spec.dataset.validation_fraction)))
+        return file.rows, held_out.rows
+    validation = held_out_rows(file.rows, spec.dataset.validation_fraction, spec.dataset.max_validation_rows)
     return max(1, file.rows - validation), validation
 
 

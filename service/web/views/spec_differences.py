@@ -62,8 +62,8 @@ def loss_differences(specs: Sequence[Mapping[str, Any]], files: FilesById) -> li
     flat = [dict(_flat(spec, "")) for spec in specs]
     held = ["dataset.validation_file_id"]
     if not all(one.get(held[0]) for one in flat):
-        held += ["dataset.file_id", "dataset.validation_fraction"]
-    paths = [*held, "dataset.max_validation_rows", "training.max_seq_len", "base_model", "objective.type", "objective.turns"]
+        held += ["dataset.file_id", "dataset.validation_fraction", "dataset.max_validation_rows"]
+    paths = [*held, "training.max_seq_len", "base_model", "objective.type", "objective.turns"]
     return [path for path in paths if len({_same(path, one.get(path), files) for one in flat}) > 1]
 
 

@@ -2,9 +2,12 @@
 
 import pytest
 
+from contract.task_spec import TaskSpec
+from service.files.models import File
 from service.scheduler import estimate_warnings
 from service.scheduler.estimate import task_workload
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN
+from service.tasks.models import Task
 from tests.service.api import Caller
 from tests.service.live_server import until
 
@@ -72,6 +75,17 @@ def test_of_a_pair_of_answers_each_is_cut_by_itself(tenant, new_node):
     )
     trained = tenant.post("/v1/tasks/estimate", json=cut).json()["full_tokens"]
     assert trained == 2 * 8 * 2 * 700, "two jobs, eight rows, two sequences"
+
+
+def test_rows_are_estimated_as_a_worker_parts_them():
+    def estimated(rows: int, held_out: File | None = None, **dataset: object) -> tuple[int, int]:
+        told = {"base_model": "b", "dataset": {"file_id": "f", **dataset}, "search_space": {"learning_rate": [1e-3]}}
+        return task_workload.rows_of(Task(), TaskSpec.model_validate(told), File(rows=rows), held_out)
+
+    assert estimated(10, validation_fraction=0.25) == (7, 3), "a half is rounded up"
+    assert estimated(10_000) == (9_488, 512)
+    named = {"validation_file_id": "v", "max_validation_rows": 16}
+    assert estimated(10, File(rows=3000), **named) == (10, 3000), "a validation file is taken whole"
 
 
 def test_a_prompt_is_counted_before_either_answer(tenant, new_node):

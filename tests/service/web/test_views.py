@@ -50,6 +50,12 @@ def test_files_of_the_same_bytes_are_the_same():
     assert loss_differences([first, other], files) == ["dataset.file_id"]
     held = [one | {"dataset": one["dataset"] | {"validation_file_id": id}} for one, id in ((first, "a"), (other, "b"))]
     assert loss_differences(held, files) == []
+    bounded = [
+        one | {"dataset": one["dataset"] | {"max_validation_rows": most}} for one, most in zip(held, (8, 9), strict=True)
+    ]
+    assert loss_differences(bounded, files) == [], "it binds what is held out, not a validation file"
+    bounded = [first | {"dataset": first["dataset"] | {"max_validation_rows": most}} for most in (8, 9)]
+    assert loss_differences(bounded, files) == ["dataset.max_validation_rows"]
     assert loss_differences([first, first | {"base_model": "large"}], files) == ["base_model"]
 
 
