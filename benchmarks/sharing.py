@@ -44,6 +44,7 @@ ROWS = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
 SHAPES = {"1b": LLAMA_1B, "toy": LlamaShape(2, 64, 128, 4, 2, 16, 8000, True)}
 ALONE = 3  # tasks measured one after another
 WARM_STEPS = 60
+HELD_OUT, TRAINED = 8, 242  # rows of a task: a minute's steps of batch 2 are fewer than 100 epochs, the most that a task may have
 RATE = 2e-5  # so small that losses of ten thousand steps do not come near 0, where rounding is all that is left of them
 BOUND = 4.0
 Measured = tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]  # figures, rows, the gate
@@ -144,7 +145,7 @@ class _FirstSteps(logging.Handler):
 def tasks_of(fleet: Fleet, base: BaseModelRef) -> Callable[[int, int, float | None], list[Placement]]:
     """Makes so many tasks of so many steps, each of a tenant of its own, with this bound."""
     place, numbers = placer(fleet, base), itertools.count()
-    data = read_rows(ROWS, 200)
+    data = read_rows(ROWS, HELD_OUT + TRAINED)
 
     def make(count: int, steps: int, bound: float | None) -> list[Placement]:
         made = []
@@ -152,8 +153,8 @@ def tasks_of(fleet: Fleet, base: BaseModelRef) -> Callable[[int, int, float | No
             placement = place(
                 {"learning_rate": [RATE * (1 + number % 32 / 100)], "rank": [16], "batch_size": [2]},
                 data,
-                dataset={"max_validation_rows": 8, "validation_fraction": 0.1},
-                training={"epochs": -(-2 * steps // 150), "max_steps": steps, "max_seq_len": 512},
+                dataset={"max_validation_rows": HELD_OUT, "validation_fraction": 0.1},
+                training={"epochs": -(-2 * steps // TRAINED), "max_steps": steps, "max_seq_len": 512},
                 early_exit={"policy": "none", "eval_every": steps},
             )
             made.append(placement.model_copy(update={"tenant_id": f"tenant_{number}", "max_slowdown": bound}))
