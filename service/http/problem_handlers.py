@@ -26,6 +26,7 @@ from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, N
 log = logging.getLogger(__name__)
 
 RENDERER = "problem_renderer"  # key in a request's state, where a route puts (request, problem, headers) -> Response
+DATABASE_ERRORS = (OperationalError, PoolTimeout)  # it does not answer, or has no room
 _MAX_ERRORS = 100
 _HTTP_CODES = {404: "route_unknown", 405: "method_not_allowed", 413: "too_large"}
 _HTTP_TITLES = {404: "No such route", 405: "Not that way", 413: "The body is larger than the limit"}
@@ -63,8 +64,8 @@ def install(app: FastAPI, formats: ErrorFormats, for_browsers: Renderer) -> None
     app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
-    app.add_exception_handler(OperationalError, _database_away)
-    app.add_exception_handler(PoolTimeout, _database_away)
+    for kind in DATABASE_ERRORS:
+        app.add_exception_handler(kind, _database_away)
     app.add_exception_handler(InternalError, _cut_off)  # type: ignore[arg-type]
     app.add_exception_handler(DataError, _unstorable)
     app.add_exception_handler(OSError, _file_system)  # type: ignore[arg-type]
@@ -103,15 +104,18 @@ def _unforeseen(request: Request, error: Exception) -> Response:
     )
 
 
-def _database_away(request: Request, error: Exception) -> Response:
-    log.error("request %s: the database did not answer: %s", request_id(request.scope), str(error).splitlines()[0])
+def database_problem(error: Exception, asked: str) -> Problem:
+    """What a caller is told of one of DATABASE_ERRORS, which is logged. `asked`: the id of the HTTP request."""
+    log.error("request %s: the database did not answer: %s", asked, str(error).splitlines()[0])
     if isinstance(getattr(error, "orig", None), psycopg.errors.DiskFull):
         said = "The database's disk is full. Nothing was changed; it goes on once an operator has made room."
-        return problem_response(request, DatabaseFull(said, retry_after=30))
-    return problem_response(
-        request,
-        DatabaseAway("The database does not answer in time; try again shortly, with the same Idempotency-Key if there is one."),
-    )
+        return DatabaseFull(said, retry_after=30)
+    said = "The database does not answer in time; try again shortly, with the same Idempotency-Key if there is one."
+    return DatabaseAway(said)
+
+
+def _database_away(request: Request, error: Exception) -> Response:
+    return problem_response(request, database_problem(error, request_id(request.scope)))
 
 
 def _cut_off(request: Request, error: InternalError) -> Response:

@@ -21,7 +21,9 @@ from service.completions import requests
 from service.completions.following import Following
 from service.completions.requests import AskedModel
 from service.database.engine import Database, clock
+from service.http.middleware import request_id
 from service.http.openai_ids import OpenAiIds
+from service.http.problem_handlers import DATABASE_ERRORS, database_problem
 from service.http.problems import Problem, invalid_field
 from service.metrics.completion_metrics import Timing
 from service.openai.completions.completion_objects import Choice, CompletionAnswer
@@ -77,7 +79,7 @@ async def _answer(
         timing.ended("cancelled")
         raise
     following.read = True
-    said = _events(pieces, first, answer, wanted.include_usage, timing, ids_of(request))
+    said = _events(_raising_problems(pieces, request), first, answer, wanted.include_usage, timing, ids_of(request))
     return StreamingResponse(said, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
@@ -124,6 +126,18 @@ async def _whole(following: Following, answer: CompletionAnswer, timing: Timing)
         raise ClientDisconnect
     timing.ended("finished", answer.prompt_tokens, answer.completion_tokens)
     return answer.whole()
+
+
+async def _raising_problems(
+    pieces: AsyncGenerator[CompletionPiece, None], request: Request
+) -> AsyncGenerator[CompletionPiece, None]:
+    """The pieces; raises a Problem where the database fails, since no exception handler answers once a response has begun."""
+    async with aclosing(pieces):
+        try:
+            async for piece in pieces:
+                yield piece
+        except DATABASE_ERRORS as error:
+            raise database_problem(error, request_id(request.scope)) from error
 
 
 async def _events(

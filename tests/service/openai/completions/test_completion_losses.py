@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from sqlalchemy import func, select, update
+from sqlalchemy import text as text_of
 
 from service.background.retention import Retention, forget
 from service.completions import following
@@ -63,6 +64,25 @@ def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(a
         )
     with pytest.raises(openai.APIError, match="executor ended before the answer did"):
         next(stream)
+
+
+def test_a_database_that_fails_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
+    answer = ask("chat", messages=USER, stream=True)
+    work = executor.next()
+    executor.sends(piece(work, 1, text("lo")))
+    stream = iter(answer.result())
+    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
+    with database.begin() as session:
+        session.execute(text_of("LOCK TABLE completion_pieces IN ACCESS EXCLUSIVE MODE"))
+        until(lambda: waiting_for_locks(database))
+        session.execute(
+            text_of("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE wait_event_type = 'Lock' AND datname = current_database()""")
+        )
+    with pytest.raises(openai.APIError, match="database does not answer in time") as caught:
+        next(stream)
+    assert caught.value.code == "database_unavailable"
+    until(lambda: executor.wants(room=0, held=(work["request_id"],))["gone"] == [work["request_id"]])
 
 
 @pytest.mark.parametrize("streams", [True, False])
