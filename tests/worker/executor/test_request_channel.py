@@ -19,6 +19,7 @@ class Link:
     def __init__(self, refuses) -> None:
         self.refuses, self.sendings = refuses, 0
         self.texts: dict[str, str] = {}
+        self.gone: set[str] = set()
         self.last: dict[str, int] = {}
         self.changed = threading.Condition()
 
@@ -37,7 +38,7 @@ class Link:
                         self.texts[piece.request_id] = self.texts.get(piece.request_id, "") + piece.choices[0].text
             if error is not None:
                 raise error
-            return PiecesTaken(gone=[])
+            return PiecesTaken(gone=[piece.request_id for piece in sent.pieces if piece.request_id in self.gone])
 
     def until(self, holds):
         with self.changed:
@@ -51,9 +52,9 @@ def channel_to():
     def make(link):
         gone, lost = [], threading.Event()
 
-        def told(ids):
+        def told(attempts):
             with link.changed:
-                gone.extend(ids)
+                gone.extend(attempts.items())
                 link.changed.notify_all()
 
         channel = RequestChannel(link, lambda requests: None, told, lost.set)
@@ -78,7 +79,7 @@ def test_a_refused_request_is_given_up_and_costs_no_other_its_text(channel_to, e
     for request in ("a", "b"):
         channel.send(piece(request, 1, f"of {request}", over=True))
     link.until(lambda: len(link.texts) == 2 and gone)
-    assert (gone, link.texts) == (["bad"], {"a": "of a", "b": "of b"})
+    assert (gone, link.texts) == ([("bad", None)], {"a": "of a", "b": "of b"})
     assert not lost.is_set()
     refused = link.sendings
     channel.send(piece("a", 2, ", more", over=True))
@@ -111,6 +112,16 @@ def test_a_first_and_a_last_piece_are_sent_at_once_and_those_between_gather(chan
     channel.send(piece("a", 5, ", five", over=True))
     link.until(lambda: link.last["a"] == 5)
     assert link.sendings == 3
+
+
+@pytest.mark.parametrize("error", [None, Refused(422, "invalid", "the text cannot be stored", {})])
+def test_a_request_that_is_gone_is_so_for_the_attempt_whose_piece_was_sent(channel_to, error):
+    link = Link(lambda requests, sending: error)
+    link.gone = {"a"}
+    channel, gone, _ = channel_to(link)
+    channel.send(piece("a", 1, "late").model_copy(update={"attempt": 1}))
+    link.until(lambda: gone)
+    assert gone == [("a", 1)]
 
 
 def test_what_is_left_of_one_attempt_is_not_merged_with_the_next():

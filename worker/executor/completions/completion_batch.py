@@ -7,7 +7,7 @@ no share of the time: passes run when it is given turns.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from contract.messages.completion_messages import CompletionFailed, CompletionWork
@@ -45,12 +45,12 @@ class Completions:
         self._channel = RequestChannel(
             link,
             lambda works: hand_over(partial(self._given, works)),
-            lambda ids: hand_over(partial(self._gone, ids)),
+            lambda attempts: hand_over(partial(self._gone, attempts)),
             lambda: hand_over(self.drop),
         )
         self._preparation, self._worker = RequestPreparation(link, cache), BackgroundWorker("completions")
         self._replicas: Replicas | None = None
-        self._preparing: set[str] = set()
+        self._preparing: dict[str, CompletionWork] = {}
         self._waiting: deque[RequestRun] = deque()
         self._running: dict[str, RequestRun] = {}
         self._requesters: dict[Sequence, RequestRun] = {}
@@ -74,7 +74,7 @@ class Completions:
 
     @property
     def at_hand(self) -> frozenset[str]:
-        return frozenset(self._preparing | {run.id for run in self._waiting} | self._running.keys())
+        return frozenset(self._preparing.keys() | {run.id for run in self._waiting} | self._running.keys())
 
     def close(self) -> None:
         """Ask for no more, and send no more."""
@@ -109,7 +109,7 @@ class Completions:
             return
         for work in works:
             if work.request_id not in self.at_hand:
-                self._preparing.add(work.request_id)
+                self._preparing[work.request_id] = work
                 self._worker.submit(partial(self._prepare, work, replicas.base, lease))
 
     def _prepare(self, work: CompletionWork, base: DeviceBase, lease: Lease) -> None:
@@ -117,31 +117,32 @@ class Completions:
         try:
             prepared = self._preparation.prepare(work, base, lease)
         except CannotAnswer as error:
-            bare = PreparedRequest(work, (), ())
-            self._hand_over(partial(self._refused, RequestRun(bare), error.failed))
+            self._hand_over(partial(self._ready, RequestRun(PreparedRequest(work, (), ())), error.failed))
         else:
             self._hand_over(partial(self._ready, RequestRun(prepared)))
 
-    def _refused(self, run: RequestRun, failed: CompletionFailed) -> None:
-        if run.id in self._preparing:
-            self._preparing.discard(run.id)
+    def _ready(self, run: RequestRun, failed: CompletionFailed | None = None) -> None:
+        """It is prepared, or failed to be; nothing where it was given up, or given again, meanwhile."""
+        if self._preparing.get(run.id) is not run.prepared.work:
+            return
+        del self._preparing[run.id]
+        if failed is None:
+            self._waiting.append(run)
+        else:
             self._channel.send(run.failure(failed))
 
-    def _ready(self, run: RequestRun) -> None:
-        if run.id in self._preparing:
-            self._preparing.discard(run.id)
-            self._waiting.append(run)
+    def _gone(self, attempts: Mapping[str, int | None]) -> None:
+        """Nobody waits for these attempts at requests any more (None: for none at all): bill what they took."""
 
-    def _gone(self, ids: Iterable[str]) -> None:
-        """Nobody waits for these any more: bill what they took."""
-        for id in ids:
-            self._preparing.discard(id)
-            run = self._running.get(id)
-            if run is not None:
-                self._leave(run)
-                self._channel.send(run.ending())
-        self._waiting = deque(run for run in self._waiting if run.id not in set(ids))
-        self._begun_anew.difference_update(ids)
+        def over(work: CompletionWork) -> bool:
+            return work.request_id in attempts and attempts[work.request_id] in (None, work.attempt)
+
+        self._preparing = {id: work for id, work in self._preparing.items() if not over(work)}
+        for run in [run for run in self._running.values() if over(run.prepared.work)]:
+            self._leave(run)
+            self._channel.send(run.ending())
+        self._waiting = deque(run for run in self._waiting if not over(run.prepared.work))
+        self._begun_anew &= self.at_hand
 
     def drop(self) -> None:
         """Forget all requests: the service has them asked elsewhere. Rows stay held for the next ones."""

@@ -34,14 +34,15 @@ _MOST_PIECES = 512
 
 
 class RequestChannel:
-    """given, gone, lost are called from the threads: with requests, with ids that nobody waits for, and where the service
-    takes no pieces under the lease any more."""
+    """given, gone, lost are called from the threads: with requests, with those that nobody waits for, and where the service
+    takes no pieces under the lease any more. gone: by id the attempt, since the same request may have been given again
+    meanwhile; None: whichever is at hand."""
 
     def __init__(
         self,
         link: PlacementLink,
         given: Callable[[list[CompletionWork]], None],
-        gone: Callable[[list[str]], None],
+        gone: Callable[[dict[str, int | None]], None],
         lost: Callable[[], None],
     ) -> None:
         self._link, self._given, self._gone, self._lost = link, given, gone, lost
@@ -106,7 +107,7 @@ class RequestChannel:
 
     def _answered(self, answer: CompletionsGiven) -> None:
         if answer.gone:
-            self._gone(answer.gone)
+            self._gone(dict.fromkeys(answer.gone))  # none of them is given again but by this thread, later
         if answer.requests:
             with self._changed:
                 # claimed from now on: the next poll says so, though the loop has not taken them up yet
@@ -173,10 +174,10 @@ class RequestChannel:
                     self._deliver(lease, [piece])
                 return
             log.warning("completion %s is given up, since the service refuses its text: %s", pieces[0].request_id, error)
-            self._gone([pieces[0].request_id])
+            self._gone({pieces[0].request_id: pieces[0].attempt})
         else:
             if taken.gone:
-                self._gone(taken.gone)
+                self._gone({piece.request_id: piece.attempt for piece in pieces if piece.request_id in taken.gone})
 
 
 def _is_urgent(piece: CompletionPiece) -> bool:
