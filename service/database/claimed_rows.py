@@ -99,9 +99,11 @@ class ClaimedRows(Generic[Row]):
         row.error, row.claim, row.claimed_until = dict(error), None, None
         row.next_at = clock(session) + WAITS[min(max(row.attempts, 1), len(WAITS)) - 1]
 
-    def release(self, row: Row) -> None:
-        """Give it back as it was."""
-        row.claim, row.claimed_until, row.attempts = None, None, max(0, row.attempts - 1)
+    def release(self, session: Session, id: str, claim: str) -> None:
+        """Give it back as it was, for another process; nothing where the claim is over."""
+        row = self.mine(session, id, claim)
+        if row is not None:
+            row.claim, row.claimed_until, row.attempts = None, None, max(0, row.attempts - 1)
 
     def end(self, session: Session, row: Row, status: str, error: Mapping[str, object] | None) -> None:
         """It ends for good: its secrets are deleted, and nobody has a claim on it."""

@@ -98,9 +98,7 @@ class PushClaims:
     def release(self, claimed: ClaimedPush) -> None:
         """Give it back as it was, for another process."""
         with self._db.begin() as session:
-            row = _ROWS.mine(session, claimed.id, claimed.claim)
-            if row is not None:
-                _ROWS.release(row)
+            _ROWS.release(session, claimed.id, claimed.claim)
 
 
 def error_of(why: Problem) -> dict[str, object]:

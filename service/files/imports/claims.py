@@ -104,9 +104,7 @@ class Claims:
     def release(self, claimed: Claimed) -> None:
         """Give it back as it was, for another process."""
         with self._db.begin() as session:
-            row = _ROWS.mine(session, claimed.id, claimed.claim)
-            if row is not None:
-                _ROWS.release(row)
+            _ROWS.release(session, claimed.id, claimed.claim)
 
 
 def _claimed(row: FileImport, claim: str) -> Claimed:

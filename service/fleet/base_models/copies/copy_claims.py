@@ -85,6 +85,4 @@ class CopyClaims:
 
     def release(self, claimed: ClaimedCopy) -> None:
         with self._db.begin() as session:
-            row = _ROWS.mine(session, claimed.base_model, claimed.claim)
-            if row is not None:
-                _ROWS.release(row)
+            _ROWS.release(session, claimed.base_model, claimed.claim)
