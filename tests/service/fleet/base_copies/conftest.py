@@ -9,22 +9,11 @@ import pytest
 from contract.compatibility.capabilities import understood
 from service.database import claimed_rows
 from service.fleet.base_models.copies.base_copier import BaseCopier
-from tests.hub.hub_process import MODEL, HubProcess, hub_process
+from tests.hub.hub_fixtures import NAME, hub, settings
+from tests.hub.hub_process import MODEL, HubProcess
 from tests.service.fleet.scripted import ScriptedNode
 
-NAME = "org/example"
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory) -> Iterator[HubProcess]:
-    with hub_process(tmp_path_factory.mktemp("hub")) as found:
-        found.add(NAME)
-        yield found
-
-
-@pytest.fixture(scope="module")
-def settings(settings_for, database_url, tmp_path_factory, hub):
-    return settings_for(database_url, tmp_path_factory.mktemp("service"), hf_endpoint=hub.url)
+__all__ = ["hub", "settings"]
 
 
 @pytest.fixture(autouse=True)
