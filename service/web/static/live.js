@@ -15,6 +15,9 @@ export function connected(yes) {
   say(lost ? "The service does not answer. This page shows what was last known, and goes on by itself." : "");
 }
 
+// Whether this answer says that the service cannot answer now.
+export const away = (answer) => answer.status >= 500 || answer.status === 429;
+
 // Fetches this page anew and patches it. Returns whether the service answered.
 export async function refresh(address = location.href) {
   let answer, html;
@@ -26,11 +29,8 @@ export async function refresh(address = location.href) {
     return false;
   }
   if (signedOut(answer)) return false;
-  if (!answer.ok) {
-    connected(answer.status < 500 && answer.status !== 429);
-    return false;
-  }
-  connected(true);
+  connected(!away(answer));
+  if (!answer.ok) return false;
   patch(new DOMParser().parseFromString(html, "text/html"));
   return true;
 }

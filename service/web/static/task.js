@@ -1,5 +1,5 @@
 // A task's page: its plot, parallel coordinates and table, linked with each other, and kept up to date by its stream of events.
-import { connected, over, refresh, say } from "./live.js";
+import { away, connected, over, refresh } from "./live.js";
 import { Parallel } from "./parallel.js";
 import { Plot } from "./plot.js";
 import { brushByKeys, wholeRange, zoomByKeys } from "./plot_keys.js";
@@ -7,6 +7,7 @@ import { brushByKeys, wholeRange, zoomByKeys } from "./plot_keys.js";
 const head = document.getElementById("task");
 const id = head.dataset.task;
 const rows = document.getElementById("job-rows");
+const open = () => document.querySelector("#task-state[data-open]") !== null;
 const labels = new Map();
 const rowOf = new Map(); // by job
 let width = 1;
@@ -15,7 +16,6 @@ const plot = new Plot(document.getElementById("plot"), {
   label: (job) => `job ${job}: ${labels.get(job) ?? ""}`,
   chosen: (job) => light(job),
 });
-plot.ended = !head.dataset.open;
 const figure = document.getElementById("parallel");
 zoomByKeys(plot);
 const parallel = figure ? new Parallel(figure, { kept: (jobs) => keep(jobs), chosen: () => {} }) : null;
@@ -50,6 +50,7 @@ function readTable() {
   plot.jobs = new Map(all.map((job) => [job.job, job]));
   for (const job of all) labels.set(job.job, job.label);
   plot.best = all.find((job) => job.leads)?.job ?? null;
+  plot.ended = !open();
   parallel?.show(all);
   plot.redraw();
 }
@@ -77,7 +78,8 @@ function put(kind, job, xs, ys, from) {
 
 async function load(query = "", from = 0) {
   const answer = await fetch(`/tasks/${id}/curves${query}`, { cache: "no-store" });
-  if (answer.ok && !answer.redirected) take(await answer.json(), from);
+  if (away(answer)) throw new Error(`the curves are answered by ${answer.status}`);
+  if (answer.ok && !answer.redirected) { take(await answer.json(), from); connected(true); }
 }
 
 // new points: asked for together, at most once a second, from where they begin
@@ -117,14 +119,10 @@ function follow(last) {
   events.onerror = async () => {
     // 204 ends a finished task's stream; a refusal ends it too. Everything else reconnects by itself with Last-Event-ID.
     if (events.readyState === EventSource.CONNECTING) { connected(false); return; }
-    const there = await refresh();
+    await refresh();
     readTable();
-    if (over()) return;
-    if (!document.querySelector("#acts form[action$='/pause'], #acts form[action$='/resume']") && there) return;
-    connected(there);
-    setTimeout(() => follow(heard), 3000);
+    if (!over() && open()) setTimeout(() => follow(heard), 3000);
   };
-  setInterval(() => { if (!document.hidden && document.getElementById("waits").textContent.trim()) { page = true; later(); } }, 5000);
 }
 
 for (const [box, name] of [["show-train", "train"], ["show-val", "val"], ["log-axis", "log"]]) {
@@ -134,5 +132,8 @@ for (const [box, name] of [["show-train", "train"], ["show-val", "val"], ["log-a
 wholeRange(plot, document.getElementById("zoom-out"));
 
 readTable();
-const begun = load().then(() => requestAnimationFrame(() => { performance.mark("drawn"); document.documentElement.dataset.drawn = "1"; }), () => say("The curves could not be read; reload the page."));
-if (head.dataset.open) follow(Number(head.dataset.lastEvent));
+const begun = load().then(() => requestAnimationFrame(() => { performance.mark("drawn"); document.documentElement.dataset.drawn = "1"; }), () => { whole = true; later(); });
+if (open()) {
+  follow(Number(head.dataset.lastEvent));
+  setInterval(() => { if (!document.hidden && !over() && document.getElementById("waits").textContent.trim()) { page = true; later(); } }, 5000);
+}

@@ -1,7 +1,8 @@
-"""Lists that follow the service while they are open."""
+"""Pages that follow the service while they are open."""
 
 from tests.browser import eventually
 from tests.service.api import chat_rows
+from tests.service.web import sweeps
 
 
 def test_an_opened_question_of_a_row_stays_open_while_the_list_follows_the_service(visitor, tenant):
@@ -30,3 +31,17 @@ def test_a_list_that_was_empty_follows_the_service_too(visitor, tenant):
     later = tenant.task(name="and another")["id"]
     page.wait_for_selector(f"#{later}")
     assert page.is_checked(f"#{task} input"), "rows are patched one by one"
+
+
+def test_a_page_of_a_key_that_only_reads_follows_its_task_after_a_refused_stream(visit, tenant, database, sweep):
+    visitor = visit()
+    visitor.sign_in(tenant.post("/v1/keys", json={"scopes": ["read"]}).json()["secret"])
+    page = visitor.page
+    page.route("**/events?*", lambda route: route.fulfill(status=503), times=1)
+    with page.expect_response("**/events?*"):
+        visitor.open(f"/tasks/{sweep}")
+    with page.expect_request("**/events?*"):  # it asks again
+        pass
+    sweeps.go_on(database, sweep, 1, 41, 90)
+    page.wait_for_selector("#job-rows tr:has-text('90/100')")
+    visitor.expected("503")

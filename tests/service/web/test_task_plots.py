@@ -12,6 +12,9 @@ OPAQUE = """(() => { const canvas = document.querySelector("#plot canvas"), foun
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) found.add(`rgb(${data.slice(at, at + 3).join(", ")})`);
   return [...found]; })()"""  # the colours of the plot's opaque pixels
+SAID = """const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (words, ...where) {
+  document.documentElement.dataset.said = words; write.call(this, words, ...where); };"""  # what was last written on a canvas
 
 
 def test_hovering_links_plot_and_table(visitor, sweep):
@@ -137,11 +140,32 @@ def test_a_task_that_failed_says_what_became_of_its_jobs_and_awaits_no_losses(vi
         session.get_one(Task, task).status = "failed"
         for job, status in zip(jobs_of(session, task), ("failed", "cancelled"), strict=True):
             job.status = status
-    visitor.page.add_init_script(
-        "const write = CanvasRenderingContext2D.prototype.fillText;"
-        "CanvasRenderingContext2D.prototype.fillText = function (words, ...where) {"
-        " document.documentElement.dataset.said = words; write.call(this, words, ...where); };"
-    )
+    visitor.page.add_init_script(SAID)
     page = visitor.open(f"/tasks/{task}")
     page.wait_for_selector("html[data-said='No losses came before the end']")
     assert "1 failed, 1 cancelled" in page.text_content("#facts")
+
+
+def test_points_whose_answer_was_refused_are_asked_for_again(visitor, database, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    page.route("**/curves?*", lambda route: route.fulfill(status=503), times=1)
+    with page.expect_response("**/curves?*"):
+        sweeps.go_on(database, sweep, 1, 41, 70)
+    page.wait_for_selector("#job-rows tr:has-text('70/100')")
+    sweeps.go_on(database, sweep, 1, 71, 90)
+    page.wait_for_selector("#job-rows tr:has-text('90/100')")
+    another = visitor.context.new_page()
+    another.goto(page.url)
+    drawn(another)
+    eventually(page, "whole => document.querySelector('#plot canvas').toDataURL() === whole", picture(another))
+    visitor.expected("503")
+
+
+def test_a_task_that_ends_without_losses_while_it_is_looked_at_awaits_none(visitor, tenant):
+    task = tenant.task()["id"]
+    visitor.page.add_init_script(SAID)
+    page = visitor.open(f"/tasks/{task}")
+    page.wait_for_selector("html[data-said='No losses yet; they appear here as they come']")
+    tenant.post(f"/v1/tasks/{task}/cancel")
+    page.wait_for_selector("html[data-said='No losses came before the end']")
