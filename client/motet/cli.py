@@ -7,7 +7,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from contract.compatibility.version import VERSION
 from motet.api.errors import ApiError, MotetError
@@ -19,6 +18,7 @@ from motet.commands.files import files
 from motet.commands.members import accounts, members, whoami
 from motet.commands.models import models
 from motet.commands.trackers import trackers
+from motet.display.console_output import SafeConsole
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own, whatever package it lives in
 _GROUPS = {
@@ -137,7 +137,7 @@ def _mistyped(error: Any) -> ExitCode:
 def _complain(sentence: str, error: MotetError | None = None) -> None:
     """One sentence on standard error; to a program that asked for JSON, as JSON."""
     if "--json" not in sys.argv[1:]:
-        Console(stderr=True, highlight=False).print(f"motet: {sentence}", style="red", markup=False, soft_wrap=True)
+        SafeConsole(stderr=True, highlight=False).print(f"motet: {sentence}", style="red", markup=False, soft_wrap=True)
         return
     said: dict[str, object] = {"message": sentence}
     if isinstance(error, ApiError):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 from motet.display import console_output as module
-from motet.display.console_output import ConsoleOutput
+from motet.display.columns import Column, Columns
+from motet.display.console_output import ConsoleOutput, SafeConsole
 from rich.console import Console
 from rich.text import Text
 
@@ -70,3 +71,14 @@ def test_what_is_said_beside_a_picture_is_drawn_in_it_and_printed_once_it_is_gon
     assert "the picture" in written[alternate:left]
     assert "the picture" not in written[left:]
     assert "job 0 completed" in written[left:]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_not_driven_by_a_name(page: io.StringIO, terminal: bool) -> None:
+    output = ConsoleOutput(SafeConsole(file=page, width=80, force_terminal=terminal))
+    name = "mine\x1b]0;title\x1b[2J"
+    with output.doing(name):
+        output.say(name)
+        output.say(Columns((Column("task"), Column("name", folds=True)), [("task_1", name)]))
+    assert ("\x1b]0;" in page.getvalue() or "\x1b[2J" in page.getvalue()) is not terminal
+    assert page.getvalue().count("mine") >= 2

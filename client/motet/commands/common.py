@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.api.resources import Task
 from motet.commands import invocation
-from motet.display.console_output import ConsoleOutput
+from motet.display.console_output import ConsoleOutput, SafeConsole, without_controls
 from motet.specs.spec_file import SpecError
 
 _PLAIN_WIDTH = 140  # columns when the output is not a terminal
@@ -43,9 +43,9 @@ class Output:
     def __init__(self, as_json: bool = False, aside: bool = False) -> None:
         self.as_json = as_json
         to_stderr = as_json or aside
-        console = Console(highlight=False, stderr=to_stderr)
+        console = SafeConsole(highlight=False, stderr=to_stderr)
         self.console_output = ConsoleOutput(
-            console if console.is_terminal else Console(highlight=False, stderr=to_stderr, width=_PLAIN_WIDTH)
+            console if console.is_terminal else SafeConsole(highlight=False, stderr=to_stderr, width=_PLAIN_WIDTH)
         )
 
     def say(self, what: RenderableType = "") -> None:
@@ -61,7 +61,11 @@ class Output:
 
     def line(self, value: BaseModel, drawn: str) -> None:
         """One of many results, as they come: a line of JSON, or this line."""
-        sys.stdout.write((json.dumps(plain(value)) if self.as_json else drawn) + "\n")
+        self.write((json.dumps(plain(value)) if self.as_json else drawn) + "\n")
+
+    def write(self, text: str) -> None:
+        """A piece of the result as it comes: whole to a program, and to a terminal without what could drive it."""
+        sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 

@@ -4,13 +4,15 @@ A live picture has the terminal's alternate screen to itself, so resizing it and
 meanwhile is drawn in it, and printed for good once it is gone.
 """
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -19,8 +21,26 @@ SILENCE = 4.0  # longest silence, in seconds, after something happened when outp
 LONGEST_SILENCE = 60.0  # it doubles up to this while nothing happens
 _FRAMES_A_SECOND = 8
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")  # but for tabs and line ends
+
 Words = Callable[[], str]
 Picture = Callable[[Sequence[str]], RenderableType]
+
+
+def without_controls(text: str) -> str:
+    """The text without characters by which it could drive a terminal: names, rows and answers are others' words."""
+    return _CONTROLS.sub("\ufffd", text)
+
+
+class SafeConsole(Console):
+    """A console whose terminal is driven by rich's own styles alone, whatever is printed. A pipe gets all as it is."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if self.is_terminal and segment.control is None:
+                yield Segment(without_controls(segment.text), segment.style)
+            else:
+                yield segment
 
 
 class ConsoleOutput:

@@ -55,7 +55,7 @@ def ask(
     if json:
         output.give(answer, lambda: "")
     else:
-        _write(f"{answer.text}\n")
+        output.write(f"{answer.text}\n")
         _tell_cut(answer.finish_reason, output)
 
 
@@ -104,20 +104,12 @@ def _print(parts: Iterator[CompletionPart], output: Output) -> None:
         first = next(parts, None)
     reason, part = None, first
     while part is not None:
-        _write(part.text)
+        output.write(part.text)
         reason, part = part.finish_reason or reason, next(parts, None)
-    _write("\n")
+    output.write("\n")
     _tell_cut(reason, output)
 
 
 def _tell_cut(reason: str | None, output: Output) -> None:
     if reason == "length":
         output.say("the answer was cut at the most tokens it might have; --max-tokens changes that")
-
-
-def _write(text: str) -> None:
-    """To a terminal without control characters, so that no answer can drive it."""
-    if sys.stdout.isatty():
-        text = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)
-    sys.stdout.write(text)
-    sys.stdout.flush()
