@@ -44,7 +44,7 @@ RANKED = {"pattern": "ranked after warmup", "rank": 9, "alive": 16, "kept": 6, "
 )
 def test_a_job_that_ended_says_why(more, said):
     event = Event(number=7, type="job", data=ENDED | more, created_at=NOW)
-    assert line_of(event) == f"2026-01-02 03:04:05 job 3 is {said}"
+    assert line_of(event) == f"2026-01-02 03:04:05 UTC job 3 is {said}"
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_evidence_that_is_not_finite_is_told_by_its_pattern(reason, evidence):
 )
 def test_a_job_whose_placement_ended_says_where_it_goes_on(step, said):
     event = Event(number=7, type="rewind", data={"job": 3, "step": step, "status": "pending"}, created_at=NOW)
-    assert line_of(event) == f"2026-01-02 03:04:05 job 3 {said}"
+    assert line_of(event) == f"2026-01-02 03:04:05 UTC job 3 {said}"

@@ -17,7 +17,7 @@ def worth_telling(event: Event) -> bool:
 
 
 def line_of(event: Event) -> str:
-    return f"{event.created_at:%Y-%m-%d %H:%M:%S} {_said(event.type, event.data)}"
+    return f"{event.created_at:%Y-%m-%d %H:%M:%S} UTC {_said(event.type, event.data)}"
 
 
 def _said(kind: str, data: dict[str, Any]) -> str:

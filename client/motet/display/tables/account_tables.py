@@ -106,7 +106,7 @@ def prices_table(prices: PriceList) -> RenderableType:
 
 def audit_table(entries: Iterable[AuditEntry]) -> RenderableType:
     columns = (
-        Column("when"),
+        Column("when (UTC)"),
         Column("action"),
         Column("on"),
         Column("by", need=1, folds=True),
