@@ -81,6 +81,17 @@ def test_seconds_are_of_the_devices_that_they_were_spent_on():
         assert word in printed(usage_table(Usage.model_validate(month | {"device_types": types})))
 
 
+def test_what_was_asked_is_told_beside_the_tasks_as_the_quota_counts_it():
+    month = {"start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z", "total": {"trained_tokens": 900}}
+    asked = {"requests": 2, "prompt_tokens": 1000, "completion_tokens": 234, "gpu_seconds": 3.0}
+    said = printed(usage_table(Usage.model_validate(month | {"completions": asked}))).splitlines()
+    assert [line.split() for line in said if line.startswith(("all", "comp"))] == [
+        ["all", "tasks", "900", "0", "s", "0", "0", "s"],
+        ["completions", "1,234", "3", "s"],
+    ]
+    assert "completions" not in printed(usage_table(Usage.model_validate(month)))
+
+
 def test_a_placement_says_its_devices():
     placed = {"node": "n1", "since": "2026-01-01T00:00:00Z", "gpus": 2, "beside": 1}
     for kind, words in (

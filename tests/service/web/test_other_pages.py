@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from service.fleet.models import Node
 from service.merges.models import READY, MergedModel
 from service.tasks.models import Task
+from service.usage.models import CompletionUsage
 from service.web.views.cluster_lanes import LEFT
 from tests.browser import eventually
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
@@ -115,10 +116,16 @@ def test_a_deleted_tasks_use_stays_and_leads_nowhere(visitor, tenant, database):
 def test_usage_is_shown_and_downloaded(visitor, tenant, database):
     task = tenant.task(name="=1+1 costly")["id"]
     assert "the tallest bar" not in visitor.open("/usage").text_content("main")
+    assert "Completions" not in visitor.page.text_content(".facts")
+    month = datetime.now(UTC).date().replace(day=1)
+    asked = {"requests": 2, "prompt_tokens": 1000, "completion_tokens": 234, "gpu_seconds": 1.0}
     with database.begin() as session:
         placement(session, task, tokens=123_456, gpu_seconds=3600.0)
+        session.add(CompletionUsage(tenant_id=tenant.tenant_id, month=month, base_model="small", adapter_id="", **asked))
     page = visitor.open("/usage")
     assert "123,456" in page.text_content("main")
+    assert "1,234tokens of 2 requests" in page.text_content(".facts")
+    assert "124,690" in page.text_content("main"), "the quota's tokens are the sum of both"
     assert "1 h" in page.text_content(".facts")
     assert "the tallest bar is 1 h" in page.text_content("main")
     assert page.locator(".days rect").count() >= 28

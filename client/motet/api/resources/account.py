@@ -29,14 +29,24 @@ class TaskUsage(Amounts):
     trained_rows: int = 0
 
 
+class CompletionAmounts(Message):
+    """What bases and adapters were asked, beside the tasks; its tokens count towards the quota `month_tokens`."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    gpu_seconds: float = 0.0
+
+
 class Usage(Message):
-    """What the tenant's tasks used within a month."""
+    """What the tenant's tasks used within a month, and what was asked."""
 
     start: datetime
     end: datetime
     device_types: list[str] = Field(default=[])  # that the month's tasks ran on
     total: Amounts
     currency: str = ""
+    completions: CompletionAmounts = Field(default=CompletionAmounts())
     data: list[TaskUsage] = Field(default=[])
 
 

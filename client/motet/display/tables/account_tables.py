@@ -28,7 +28,7 @@ from motet.display.durations import ago, until
 
 
 def usage_table(usage: Usage) -> RenderableType:
-    """The month's tasks, then their sum."""
+    """The month's tasks, then their sum, then what was asked beside them."""
     word = device_word(usage.device_types)
     columns = (
         Column("task"),
@@ -40,7 +40,11 @@ def usage_table(usage: Usage) -> RenderableType:
     )
     rows = [(task.task_id, _name(task), *_amounts(task)) for task in usage.data]
     heading = Text(f"{usage.start:%B %Y}", style="bold")
-    return Group(heading, Columns(columns, [*rows, ("all", "", *_amounts(usage.total))]), Text())
+    rows.append(("all tasks", "", *_amounts(usage.total)))
+    if (asked := usage.completions).requests:
+        tokens = f"{asked.prompt_tokens + asked.completion_tokens:,}"
+        rows.append(("completions", "", tokens, duration(asked.gpu_seconds), "", ""))
+    return Group(heading, Columns(columns, rows), Text())
 
 
 def _name(task: TaskUsage) -> str:
