@@ -1,5 +1,6 @@
 """The live view in a real terminal: a task whose jobs differ in every field of a search space is drawn, whatever its width."""
 
+import io
 import json
 import os
 import pty
@@ -7,6 +8,10 @@ import re
 import sys
 
 import pytest
+from motet.api.resources import Job, Task
+from motet.display.live_view import LiveView
+from motet.display.task_state import TaskState
+from rich.console import Console
 
 from contract.search_space import SearchSpace
 
@@ -85,3 +90,16 @@ def test_what_tells_jobs_apart_is_whole_on_a_narrow_terminal() -> None:
     live = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn({"grid": grid}, 60)).partition("drawn")[0].splitlines()
     rows = [line.split() for line in live]
     assert ["7", "0.005", "128", "16", "warmup", "1/9"] in rows, live
+
+
+@pytest.mark.parametrize(("base", "losses"), [(4.65, (11.7, 12.1)), (4.65, (2.7, 900.0)), (None, (3.0, 3.0))])
+def test_the_leader_and_the_base_are_in_the_picture_whether_or_not_it_beats_the_base(
+    base: float | None, losses: tuple[float, float]
+) -> None:
+    task, jobs = task_of(ONE_VALUE | {"learning_rate": [1e-3, 5e-3]})
+    view = TaskState(Task.model_validate(task | {"base_val_loss": base}), [Job.model_validate(job) for job in jobs])
+    view.curves = {(at, "val_loss"): {1: loss, 9: loss} for at, loss in enumerate(losses)}
+    console = Console(width=120, height=40, file=io.StringIO(), record=True)
+    console.print(LiveView(view))
+    rows = [line for line in console.export_text().splitlines() if re.search("[\u2801-\u28ff]{20}", line)]
+    assert len(rows) == (1 if base is None else 2), rows

@@ -147,8 +147,9 @@ class LiveView:
         base = view.task.base_val_loss
         if not losses:
             return []
-        high = 1.05 * base if base is not None else max(losses)
-        low = min([*losses, high])
+        known = [*losses, base] if base is not None else losses
+        # what diverged is cut; the leader is in the picture though it is worse than the base
+        low, high = min(known), 1.05 * max(base, min(losses)) if base is not None else max(losses)
         frame = Frame(0, max(job.total_steps or 1 for job in jobs), low - 0.05 * (high - low), high)
         level = [[(frame.right * at / width, base) for at in range(width + 1)]] if base is not None else []
         styles = ["dim"] * len(level) + [_LEADER if job is leader else _COLOURS[job.index % len(_COLOURS)] for job in shown]
