@@ -217,11 +217,13 @@ def delete(
             "merged": client.merged_models.delete,
             "push": client.hub_pushes.delete,
         }
-        for id in ids:
-            whole = resolve(client, id)
-            deletes.get(whole.partition("_")[0], client.tasks.delete)(whole)
-            deleted.append(whole)
-    output.give({"deleted": deleted}, lambda: "\n".join(f"{id} is deleted" for id in deleted))
+        try:
+            for id in [resolve(client, id) for id in ids]:  # before the newest is gone and `last` another task
+                deletes.get(id.partition("_")[0], client.tasks.delete)(id)
+                deleted.append(id)
+        finally:  # where one is refused, those before it are gone for good
+            if deleted:
+                output.give({"deleted": deleted}, lambda: "\n".join(f"{id} is deleted" for id in deleted))
 
 
 def _label(text: str) -> tuple[str, str]:

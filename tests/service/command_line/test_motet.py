@@ -84,6 +84,11 @@ def test_a_task_from_its_submission_to_its_deletion(known):
     assert "has no winner yet: it is" in known("download", other, "-o", "x").err
     known("cancel", other)
     assert "has no winner: it is cancelled" in known("download", other, "-o", "x").err
+    third = known("submit", "spec.yaml", "--json").json["id"]
+    known("cancel", third)
+    partly = known("delete", "last", "last", "--json")
+    assert (partly.code, partly.json) == (1, {"deleted": [third]}), "what is gone is told, and both were the newest"
+    assert third in partly.err
     assert known("delete", id, other, "--json").json == {"deleted": [id, other]}
     assert known("files", "--unused", "--delete").code == 0
     assert known("files", "--json").json == []
