@@ -1,6 +1,6 @@
 """Commands about tasks that exist: list, look, follow, compare, pause, cancel, download, delete."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,9 @@ import typer
 
 from contract.states import TaskStatus
 from contract.task_spec import VAL_LOSS
+from contract.wording.comparable_losses import files_in
 from motet.api.client import Client
+from motet.api.errors import ApiError
 from motet.api.resources import Task
 from motet.commands import invocation
 from motet.commands.common import Json, Limit, Output, TaskId, first, resolve, winner_of
@@ -134,8 +136,21 @@ def compare(
     """Two tasks side by side: what differs in their specs, their best losses, what they took."""
     output = Output(json)
     with Client() as client:
-        pair = [client.tasks.get(resolve(client, one)) for one in (task, other)]
-    output.give({"tasks": pair}, lambda: comparison(*pair))
+        first, second = (client.tasks.get(resolve(client, one)) for one in (task, other))
+        contents = _contents(client, {file for one in (first, second) for file in files_in(one.spec)}) if not json else {}
+    output.give({"tasks": [first, second]}, lambda: comparison(first, second, contents))
+
+
+def _contents(client: Client, files: Collection[str]) -> dict[str, str]:
+    """The sha256 of those of these files that still exist."""
+    found = {}
+    for id in files:
+        try:
+            found[id] = client.files.get(id).sha256
+        except ApiError as error:
+            if error.status != 404:
+                raise
+    return found
 
 
 def evaluations(

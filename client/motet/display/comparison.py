@@ -1,12 +1,12 @@
 """Two tasks side by side: where their specs differ, and what came of them. Values in, a table out."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from contract.wording.comparable_losses import content_of, flat, loss_differences
 from contract.wording.config_labels import label
 from contract.wording.duration_words import duration
 from motet.api.resources import Task
@@ -15,17 +15,17 @@ from motet.display.columns import Column, Columns
 _ID = re.compile(r"[a-z]+_[0-9a-z]{26}")  # two of them are wider than a narrow terminal
 
 
-def comparison(one: Task, other: Task) -> RenderableType:
-    """Results first, then every field of the specs that differs."""
+def comparison(one: Task, other: Task, contents: Mapping[str, str]) -> RenderableType:
+    """Results first, whether their losses can be compared, then every field of the specs that differs. contents: by the id of a
+    file of theirs the sha256 of its bytes, where it is known."""
     columns = (Column(""), Column(one.name or "first", folds=True), Column(other.name or "second", folds=True))
     results = [(name, *(tell(task) for task in (one, other))) for name, tell in _RESULTS.items()]
-    specs = [dict(_fields(task.spec)) for task in (one, other)]
+    specs = [{name: value for name, value in flat(task.spec).items() if value is not None} for task in (one, other)]
     names = dict.fromkeys((*specs[0], *specs[1]))
-    differing = [
-        (name, *(str(spec.get(name, "")) for spec in specs)) for name in names if specs[0].get(name) != specs[1].get(name)
-    ]
+    first, second = ({name: content_of(name, spec.get(name), contents) for name in names} for spec in specs)
+    differing = [(name, *(str(spec.get(name, "")) for spec in specs)) for name in names if first[name] != second[name]]
     ids = [Text(f"{task.id}  {task.name or ''}".rstrip()) for task in (one, other)]  # at 80 columns they do not fit abreast
-    head = Group(*ids, Text(), Columns(columns, results))
+    head = Group(*ids, Text(), Columns(columns, results), Text(), Text(_comparable(one, other, contents)))
     if not differing:
         return Group(head, Text(), Text("Their specs are the same."))
     same_row = [row for row in differing if not any(map(_ID.fullmatch, row[1:]))]
@@ -35,13 +35,13 @@ def comparison(one: Task, other: Task) -> RenderableType:
     return Group(head, Text(), Text("What differs in their specs:", style="dim"), *told)
 
 
-def _fields(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field with its path; fields that say nothing are left out."""
-    for name, inner in value.items():
-        if isinstance(inner, Mapping):
-            yield from _fields(inner, f"{path}{name}.")
-        elif inner is not None:
-            yield f"{path}{name}", inner
+def _comparable(one: Task, other: Task, contents: Mapping[str, str]) -> str:
+    apart = loss_differences([one.spec, other.spec], contents)
+    if len({one.rows.validation, other.rows.validation} - {None}) > 1:
+        apart.append("the number of validation rows")
+    if not apart:
+        return "Their losses can be compared: they have the same validation rows, base and objective."
+    return f"Their losses cannot be compared as they stand: they differ in {', '.join(apart)}."
 
 
 def _loss(value: float | None) -> str:

@@ -28,7 +28,7 @@ def submit(client: Client, spec: SpecFile, output: ConsoleOutput) -> Task:
     except (ApiError, KeyboardInterrupt):
         _delete(client, uploaded.values(), output)
         raise
-    output.say(f"submitted {task.id}: {sum(task.jobs.values())} jobs")
+    output.say(f"submitted {task.id}: {(jobs := sum(task.jobs.values()))} job{'s' if jobs != 1 else ''}")
     return task
 
 

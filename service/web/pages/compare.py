@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from sqlalchemy import select
 
+from contract.wording.comparable_losses import files_in, loss_differences
 from service.authentication import Db
 from service.database.engine import among_ids
 from service.files.models import File
@@ -21,7 +22,7 @@ from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.web.views.job_rows import JobRow, job_table
-from service.web.views.spec_differences import NamedFile, differences, files_in, loss_differences
+from service.web.views.spec_differences import NamedFile, contents_of, differences
 
 router = pages()
 
@@ -80,7 +81,7 @@ def compare(viewer: Looking, db: Db, request: Request, task: Annotated[list[str]
         compared=found,
         lines=lines,
         differences=differences(specs, files),
-        apart=loss_differences(specs, files) + (["the number of validation rows"] if len(counts) > 1 else []),
+        apart=loss_differences(specs, contents_of(files)) + (["the number of validation rows"] if len(counts) > 1 else []),
         offered=offered,
         most=_MOST,
     )

@@ -6,7 +6,7 @@ from service.tenants.api_keys import Principal
 from service.web.views.curve_image import draw
 from service.web.views.curve_pack import curve_pack
 from service.web.views.job_rows import importance, job_table
-from service.web.views.spec_differences import NamedFile, differences, in_order, loss_differences
+from service.web.views.spec_differences import NamedFile, contents_of, differences, in_order
 from service.web.views.spec_form.form_to_spec import spec_of_form
 from service.web.views.spec_form.spec_to_form import choices_of, fields_of
 from service.web.views.task_rows import task_rows
@@ -44,19 +44,9 @@ def test_files_of_the_same_bytes_are_the_same():
     files = {id: NamedFile(f"{id}.jsonl", sha256) for id, sha256 in (("a", "1" * 64), ("b", "1" * 64), ("c", "2" * 64))}
     first, same, other = (SPEC | {"dataset": {"file_id": id, "validation_fraction": 0.2}} for id in "abc")
     assert differences([first, same], files) == []
-    assert loss_differences([first, same], files) == []
     (row,) = differences([first, other], files)
     assert row[1][1] == "c.jsonl (c, sha256 22222222)"
-    assert loss_differences([first, other], files) == ["dataset.file_id"]
-    held = [one | {"dataset": one["dataset"] | {"validation_file_id": id}} for one, id in ((first, "a"), (other, "b"))]
-    assert loss_differences(held, files) == []
-    bounded = [
-        one | {"dataset": one["dataset"] | {"max_validation_rows": most}} for one, most in zip(held, (8, 9), strict=True)
-    ]
-    assert loss_differences(bounded, files) == [], "it binds what is held out, not a validation file"
-    bounded = [first | {"dataset": first["dataset"] | {"max_validation_rows": most}} for most in (8, 9)]
-    assert loss_differences(bounded, files) == ["dataset.max_validation_rows"]
-    assert loss_differences([first, first | {"base_model": "large"}], files) == ["base_model"]
+    assert contents_of(files) == {"a": "1" * 64, "b": "1" * 64, "c": "2" * 64}
 
 
 def test_a_form_like_a_task_keeps_metrics_with_settings():
