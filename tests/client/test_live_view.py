@@ -103,3 +103,15 @@ def test_the_leader_and_the_base_are_in_the_picture_whether_or_not_it_beats_the_
     console.print(LiveView(view))
     rows = [line for line in console.export_text().splitlines() if re.search("[\u2801-\u28ff]{20}", line)]
     assert len(rows) == (1 if base is None else 2), rows
+
+
+@pytest.mark.parametrize(("status", "told"), [("running", True), ("succeeded", False)])
+def test_where_it_trains_is_told_until_it_has_ended(status: str, told: bool) -> None:
+    task, jobs = task_of(ONE_VALUE)
+    there = {"node": "node-a", "since": "2026-01-01T00:00:00Z", "tokens_per_second": 402.0}
+    task |= {"status": status, "placement": there}
+    view = TaskState(Task.model_validate(task), [Job.model_validate(job) for job in jobs])
+    console = Console(width=120, height=40, file=io.StringIO(), record=True)
+    console.print(LiveView(view))
+    said = console.export_text()
+    assert ("node-a" in said, "402 tokens/s" in said, "402 tokens/s" in view.summary()) == (told, told, told)

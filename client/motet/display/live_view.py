@@ -77,10 +77,10 @@ class LiveView:
     def _header(self) -> Text:
         task = self._view.task
         line = Text.assemble((task.name or task.id, "bold"), "  ", (task.status.value, "cyan"))
-        if task.placement is not None:
-            line.append(f" on {task.placement.where}")
-            if task.placement.tokens_per_second:
-                line.append(f" · {task.placement.tokens_per_second:,.0f} tokens/s")
+        if task.placed is not None:
+            line.append(f" on {task.placed.where}")
+            if task.placed.tokens_per_second:
+                line.append(f" · {task.placed.tokens_per_second:,.0f} tokens/s")
         elif task.waiting is not None and not task.ended:
             line.append(f" · {said}" if (said := starts(task.waiting)) else "")
         if task.samples.saved_fraction:

@@ -97,8 +97,8 @@ class TaskState:
         leader = self.leader
         if leader is not None and math.isfinite(self.best(leader)):
             parts.append(f"best validation loss {self.best(leader):.3f} (job {leader.index}{self._rows_read(leader)})")
-        if task.placement is not None and task.placement.tokens_per_second:
-            parts.append(f"{task.placement.tokens_per_second:,.0f} tokens/s")
+        if task.placed is not None and task.placed.tokens_per_second:
+            parts.append(f"{task.placed.tokens_per_second:,.0f} tokens/s")
         return " · ".join(parts)
 
     def _rows_read(self, job: Job) -> str:

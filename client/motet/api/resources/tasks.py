@@ -174,6 +174,11 @@ class Task(Message):
         """Whether the status will never change again."""
         return self.status in TASK_TERMINAL
 
+    @property
+    def placed(self) -> Placement | None:
+        """Where it is placed now; an ended task keeps the last `placement`, but holds nothing."""
+        return None if self.ended else self.placement
+
 
 class Exit(Message):
     """Early exit's verdict and the numbers behind it."""

@@ -47,7 +47,7 @@ def tasks_table(tasks: Iterable[Task]) -> RenderableType:
 
 def waiting_words(task: Task) -> str:
     """Why a task waits and when it starts; empty if it does not wait."""
-    if task.placement is not None and not task.ended and (said := task.placement.waits_for or task.placement.loading):
+    if task.placed is not None and (said := task.placed.waits_for or task.placed.loading):
         return said
     if task.waiting is None or task.ended:
         return ""
