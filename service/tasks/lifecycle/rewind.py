@@ -33,8 +33,10 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     trained = _rows(task)
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
+            before = job.step, job.status
             step = _back(session, job, boundary, task.fence + 1)
-            record(session, task, EventKind.REWIND, {"job": job.index, "step": step, "status": job.status})
+            if (job.step, job.status) != before:  # one at its checkpoint loses nothing
+                record(session, task, EventKind.REWIND, {"job": job.index, "step": step, "status": job.status})
     kept = _rows(task)
     take_back(session, task, kept, trained - kept)
     then = TaskStatus(task.desired_status or TaskStatus.QUEUED)

@@ -9,8 +9,9 @@ from contract.row_scores import RowScores
 from contract.states import JOB_REWINDS, JobStatus
 from service.adapters.models import Adapter
 from service.background.retention import Retention, forget
+from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.lifecycle.rewind import status_at
-from service.tasks.models import Job, PointChunk
+from service.tasks.models import Job, PointChunk, TaskEvent
 from tests.service.fleet.scripted import completed, exited, moved, points
 
 
@@ -76,6 +77,10 @@ def test_each_job_goes_back_to_where_its_checkpoint_stood(database, placement, l
     assert [job.step for job in jobs] == [2, 4, 2, 1, 0]
     assert (jobs[1].best_step, jobs[1].best_val_loss) == (4, 1.2)
     assert (jobs[4].best_step, jobs[4].started_at) == (None, None)
+    with database.begin() as session:
+        own = (TaskEvent.task_id == placement.given.task_id, TaskEvent.kind == EventKind.REWIND)
+        told = [event.data for event in session.scalars(select(TaskEvent).where(*own).order_by(TaskEvent.number))]
+    assert [(one["job"], one["step"]) for one in told] == [(1, 4), (3, 1), (4, -1)], "2 stood at its checkpoint"
 
     # and training goes on where it stood, without a gap and without a step twice
     again.report(points(1, [5, 6, 7]), points(3, [2, 3]), moved(4, "warmup"), points(4, [1, 2]))
