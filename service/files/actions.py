@@ -1,13 +1,13 @@
 """File actions: keep, find, pin, delete. Both our API and the OpenAI-compatible one call them. Knows no HTTP."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import timedelta
 
 from sqlalchemy import CTE, Select, exists, func, or_, select, union
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.database.engine import among_ids, new_id
+from service.database.engine import among_ids, clock, new_id
 from service.files.dataset_intake import CheckedDataSet
 from service.files.models import File
 from service.http.problems import Conflict
@@ -35,11 +35,13 @@ def keep(
     principal: Principal,
     name: str,
     data: CheckedDataSet,
-    expires_at: datetime | None = None,
+    lasts: timedelta | None = None,
     id: str | None = None,
 ) -> File:
-    """Add a file to the caller's tenant for a stored data set. `id`: of its import. Raises QuotaExceeded."""
+    """Add a file to the caller's tenant for a stored data set. `lasts`: until it expires, from its creation; `id`: of its
+    import. Raises QuotaExceeded."""
     admit_bytes(session, principal, data.stored.bytes)
+    now = clock(session)
     file = File(
         id=id or new_id("file"),
         tenant_id=principal.tenant_id,
@@ -49,7 +51,8 @@ def keep(
         rows=data.rows,
         sha256=data.stored.sha256,
         prompt_bytes=data.prompt_bytes,
-        expires_at=expires_at,
+        created_at=now,
+        expires_at=now + lasts if lasts is not None else None,
     )
     session.add(file)
     session.flush()

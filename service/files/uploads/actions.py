@@ -137,9 +137,8 @@ def complete(
         return done
     upload = find_open(session, principal, upload_id)
     _end(session, upload, UploadStatus.COMPLETED)  # first, or its bytes would count beside the file's
-    lasts = upload.file_lasts_seconds
-    expires_at = clock(session) + timedelta(seconds=lasts) if lasts is not None else None
-    file = files.keep(session, principal, upload.name, data, expires_at)
+    lasts = timedelta(seconds=upload.file_lasts_seconds) if upload.file_lasts_seconds is not None else None
+    file = files.keep(session, principal, upload.name, data, lasts)
     upload.file_id, upload.completed_part_ids = file.id, list(part_ids)
     return upload, file
 

@@ -11,7 +11,6 @@ from service.adapters.additional_files import additional_files
 from service.adapters.routes import send_archive
 from service.app_state import Store
 from service.authentication import Db, Reader, Writer
-from service.database.engine import clock
 from service.files import actions
 from service.files.dataset_intake import Intake
 from service.files.models import File
@@ -52,8 +51,7 @@ def create_file(
     data = upload.intake.finish()
     said = (data.stored.sha256, upload.name, str(lasts))
     with claim_key_of_body(request, writer, idempotency_key, *said) as claim, db.begin() as session:
-        expires_at = clock(session) + lasts if lasts else None
-        made = file_object(actions.keep(session, writer, upload.name, data, expires_at), ids)
+        made = file_object(actions.keep(session, writer, upload.name, data, lasts), ids)
         claim.store_answer(session, 200, made, {})
     return made
 

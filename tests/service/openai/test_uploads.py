@@ -279,7 +279,11 @@ def test_a_part_that_storage_lost_is_named(tenant, storage):
     assert complete(tenant, upload_id, ids).status_code == 200
 
 
-def test_its_file_may_expire(tenant):
+def test_its_file_may_expire(tenant, database):
     upload_id = begin(tenant, expires_after={"anchor": "created_at", "seconds": 7200}).json()["id"]
     file = complete(tenant, upload_id, [part(tenant, upload_id, ROWS).json()["id"]]).json()["file"]
-    assert 7199 <= file["expires_at"] - file["created_at"] <= 7201
+    assert file["expires_at"] - file["created_at"] == 7200
+    with database.begin() as session:
+        kept = session.scalars(select(File).where(File.expires_at.is_not(None)).order_by(File.created_at.desc())).first()
+        assert kept is not None
+        assert kept.expires_at - kept.created_at == timedelta(seconds=7200), "of one moment, or seconds may differ by one"
