@@ -52,12 +52,18 @@ def test_limits_of_requests_and_tokens(ask, executor, tenant, server, app, datab
     assert "month tokens is 20" in over.message
 
 
-def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
+def begun(ask, executor):
+    """A stream whose first piece was read, and its work."""
     answer = ask("chat", messages=USER, stream=True)
     work = executor.next()
     executor.sends(piece(work, 1, text("lo")))
     stream = iter(answer.result())
     assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
+    return work, stream
+
+
+def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
+    work, stream = begun(ask, executor)
     with database.begin() as session:
         session.execute(
             update(CompletionRequest).where(CompletionRequest.id == work["request_id"]).values(claimed_until=func.now())
@@ -67,11 +73,7 @@ def test_an_executor_that_ends_in_the_middle_of_a_stream_ends_it_with_an_error(a
 
 
 def test_a_database_that_fails_in_the_middle_of_a_stream_ends_it_with_an_error(ask, executor, database) -> None:
-    answer = ask("chat", messages=USER, stream=True)
-    work = executor.next()
-    executor.sends(piece(work, 1, text("lo")))
-    stream = iter(answer.result())
-    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
+    work, stream = begun(ask, executor)
     with database.begin() as session:
         session.execute(text_of("LOCK TABLE completion_pieces IN ACCESS EXCLUSIVE MODE"))
         until(lambda: waiting_for_locks(database))
@@ -156,12 +158,8 @@ def test_whose_api_process_has_died_waits_for_nobody(ask, executor, database, mo
 
 def test_an_answer_that_comes_steadily_is_waited_for_until_its_deadline(ask, executor, database, monkeypatch) -> None:
     monkeypatch.setattr(following, "_TICK_SECONDS", following.ASKER_SECONDS)  # nothing but news wakes who follows
-    answer = ask("chat", messages=USER, stream=True)
-    work = executor.next()
+    work, stream = begun(ask, executor)
     own = CompletionRequest.id == work["request_id"]
-    executor.sends(piece(work, 1, text("lo")))
-    stream = iter(answer.result())
-    assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "lo"]
     with database.begin() as session:
         session.execute(update(CompletionRequest).where(own).values(asker_until=func.now()))
     executor.sends(piece(work, 2, text("st")))
