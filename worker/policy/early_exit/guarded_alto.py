@@ -49,7 +49,12 @@ class GuardedAlto(Alto):
         in_warmup = len(contenders) - len(ranked)
         if not in_warmup and base is not None and all(_surely_worse(one, base) for one in ranked):
             return {one.job: _nothing_learned(measure, one, base, place == 0) for place, one in enumerate(ranked)}
-        unbeaten = base is not None and measure.metric is None and not any(_surely_better(one, base) for one in ranked)
+        unbeaten = (
+            not in_warmup
+            and base is not None
+            and measure.metric is None
+            and not any(_surely_better(one, base) for one in ranked)
+        )
         decided: dict[int, Verdict | None] = {}
         for ahead, one in enumerate(ranked):
             if ahead >= most:
