@@ -1,6 +1,6 @@
 """Token streams of a node's files, made once for each (file, tokenizer, template, objective, truncation) and cached.
 
-Tokenising runs beside the training loop, what takes long in a process of its own, and can be ended. Knows no split and no jobs.
+Knows no split, no jobs, and not where rows are tokenised.
 """
 
 import fcntl
@@ -8,23 +8,24 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from worker.data.disk_full import room_needed
 from worker.data.node_cache import LOCK, FileCache, remove
 from worker.data.token_stream import StreamDamaged, TokenStream, create
-from worker.data.tokenising.file_tokeniser import Reading, Tick, tokenise, work_of
-from worker.data.tokenising.tokenising_process import tokenise_apart
+from worker.data.tokenising.file_tokeniser import Reading, Tick, tokenise
 
 log = logging.getLogger(__name__)
 
-_APART_WORK = 4 << 20  # of a file that is tokenised in a process of its own: one of less is, before that has started
 _LOOK_SECONDS = 0.2  # between looks at a stream that another process makes
 
+Write = Callable[[Path, Reading, Path, Tick], None]  # writes a file's stream into a folder; see file_tokeniser.tokenise
 
-def stream_of(file: FileCache, reading: Reading, fetch: Callable[[], Path], on_progress: Tick) -> TokenStream:
+
+def stream_of(
+    file: FileCache, reading: Reading, fetch: Callable[[], Path], on_progress: Tick, write: Write = tokenise
+) -> TokenStream:
     """The file's stream, opened; tokenised from the file that `fetch` brings where it is not cached. `on_progress` is called
     again and again, and may raise to end it. Raises DataError, DiskFull, and FileNotFoundError if the file is erased
     meanwhile."""
@@ -39,7 +40,7 @@ def stream_of(file: FileCache, reading: Reading, fetch: Callable[[], Path], on_p
             return found
         began, path = time.monotonic(), fetch()
         with file.cache.relief(path), room_needed(folder):
-            create(folder, lambda new: _fill(new, path, reading, on_progress))
+            create(folder, lambda new: write(path, reading, new, on_progress))
         made = TokenStream.open(folder)
         log.info("%d rows of file %s are tokenised, in %.1f s", made.rows, file.sha256, time.monotonic() - began)
     file.cache.evict()
@@ -51,17 +52,6 @@ def loose_stream(path: Path, reading: Reading, on_progress: Tick) -> TokenStream
     with TemporaryDirectory(prefix="motet-tokens-") as folder:
         create(Path(folder) / "stream", lambda new: tokenise(path, reading, new, on_progress))
         return TokenStream.open(Path(folder) / "stream")
-
-
-def _fill(new: Path, path: Path, reading: Reading, on_progress: Tick) -> None:
-    """Write the stream of the file at `path` into the folder `new`. Raises DataError."""
-    if reading.folder is None or not _takes_long(path) or not tokenise_apart(path, reading, new, on_progress):
-        tokenise(path, reading, new, on_progress)
-
-
-def _takes_long(path: Path) -> bool:
-    with path.open("rb") as lines:
-        return any(work >= _APART_WORK for work in accumulate(map(work_of, lines)))
 
 
 def _open(folder: Path) -> TokenStream | None:

@@ -15,6 +15,7 @@ from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
 from worker.data.executor_folders import ExecutorFolders
 from worker.data.tokenising.file_tokeniser import DataError
+from worker.data.tokenising.row_tokeniser import RowTokeniser
 from worker.executor.answer_session import AnswerSession
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
@@ -59,7 +60,7 @@ class AttachedPlacements:
         self._settings, self._link, self._folders = settings, link, folders
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._loaded_for_answers = loaded
-        self._worker = BackgroundWorker("preparations")
+        self._worker, self._tokeniser = BackgroundWorker("preparations"), RowTokeniser()
         fetch = BaseFetch(settings, link, folders.cache, lambda: hand_over(partial(self.progress, now=True)))
         self._base = ExecutorBase(settings, fetch, self._check_leases)
         self._tasks: dict[str, PlacementRun] = {}
@@ -144,7 +145,8 @@ class AttachedPlacements:
         """Runs in the preparation thread."""
         placement = task.placement
         try:
-            preparation = Preparation(self._link, self._folders, placement, task.lease, task.phases, self._settings)
+            parts = (self._link, self._folders, placement, task.lease, task.phases, self._settings, self._tokeniser)
+            preparation = Preparation(*parts)
             prepared = preparation.prepare(self._base, devices)
         except (CannotTrain, BaseError, DataError, CheckpointError, DamagedObject) as error:
             self._hand_over(partial(self._fail, task, str(error)))
@@ -262,8 +264,9 @@ class AttachedPlacements:
         self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, and the process that reads rows."""
         self._base.close()
+        self._tokeniser.close()
 
     # ---- progress --------------------------------------------------------------------------------------------------
 

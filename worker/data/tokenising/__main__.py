@@ -1,4 +1,5 @@
-"""`python -m worker.data.tokenising`: tokenises the file that a command on standard input names, and exits."""
+"""`python -m worker.data.tokenising`: tokenises the files that commands on standard input name, and exits
+at its end."""
 
 import sys
 

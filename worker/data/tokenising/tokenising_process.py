@@ -1,32 +1,108 @@
-"""Has a file tokenised in a process of its own. Python threads share an interpreter: rows that one of them reads slow down the
-steps of a training loop beside it.
+"""Has files tokenised in a process of their own. Python threads share an interpreter: rows that one of them reads slow down the
+steps of a training loop beside it, and are read slowly there.
 """
 
-import logging
 import os
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from select import select
 
 from pydantic import ValidationError
 
 from worker.child_environment import without_secrets
 from worker.data.tokenising.file_tokeniser import DataError, Reading, Tick
-from worker.data.tokenising.tokenising_main import Outcome, TokeniseOrder
+from worker.data.tokenising.tokenising_main import YIELDING, Outcome, TokeniseOrder
 from worker.parent_watchdog import dying_with_parent
 
-log = logging.getLogger(__name__)
-
 _CHECK_SECONDS = 0.2
+_EXIT_SECONDS = 5.0  # from when it has closed its pipe
 _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error"}  # else it advises to install torch, which the child does without
 
 
-def tokenise_apart(path: Path, reading: Reading, into: Path, on_progress: Tick) -> bool:
-    """As file_tokeniser.tokenise, in a child. `on_progress` is called meanwhile, and may raise to end it. Whether that worked:
-    a child that is killed, or finds another tokenizer, is logged. Raises DataError, and OSError."""
+class ProcessFailed(Exception):
+    """No child can be started, or it ended without an answer: it was killed, or found another tokenizer and logged that."""
+
+
+class TokenisingProcess:
+    """A child that loads a tokenizer, and then tokenises one file after another until `end`."""
+
+    def __init__(self, reading: Reading, yields: bool) -> None:
+        """yields: the cores, to whatever else wants them. Raises ProcessFailed."""
+        try:
+            self._child = subprocess.Popen(
+                [*dying_with_parent(), sys.executable, "-m", "worker.data.tokenising", *([YIELDING] if yields else [])],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=without_secrets(os.environ) | _ENVIRONMENT,
+            )
+        except OSError as error:
+            raise ProcessFailed(str(error)) from None
+        self._answers = False  # whether it has nothing left to answer
+        self._ask(_order(reading))
+
+    @property
+    def lives(self) -> bool:
+        return self._child.returncode is None
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Whether it has loaded the tokenizer, after at most so many seconds. Raises ProcessFailed."""
+        if not self._answers and self._said_something(seconds):
+            self._answer()
+        return self._answers
+
+    def tokenise(self, path: Path, reading: Reading, into: Path, on_progress: Tick) -> None:
+        """As file_tokeniser.tokenise. `on_progress` is called meanwhile; what it raises ends the child. Raises DataError,
+        OSError and ProcessFailed."""
+        try:
+            while not self.ready(_CHECK_SECONDS):
+                on_progress()
+            self._ask(_order(reading, path, into))
+            on_progress()
+            while not self._said_something(_CHECK_SECONDS):
+                on_progress()
+            outcome = self._answer()
+        finally:
+            if not self._answers:
+                self.end()
+        if outcome.data is not None:
+            raise DataError(outcome.data)
+        if outcome.errno is not None:
+            raise OSError(outcome.errno, outcome.said)
+
+    def end(self) -> None:
+        self._child.kill()
+        with self._child:  # closes its pipes, and waits for it
+            pass
+
+    def _ask(self, order: TokeniseOrder) -> None:
+        assert self._child.stdin is not None
+        self._answers = False
+        with suppress(BrokenPipeError):  # it has ended, which its answer will say
+            self._child.stdin.write(order.model_dump_json().encode() + b"\n")  # less than a pipe holds
+
+    def _said_something(self, seconds: float) -> bool:
+        assert self._child.stdout is not None
+        return bool(select([self._child.stdout], [], [], seconds)[0])
+
+    def _answer(self) -> Outcome:
+        assert self._child.stdout is not None
+        try:
+            outcome = Outcome.model_validate_json(self._child.stdout.readline())
+        except ValidationError:
+            with suppress(subprocess.TimeoutExpired):  # else its exit code would be that of `end`
+                self._child.wait(_EXIT_SECONDS)
+            self.end()
+            raise ProcessFailed(f"exit code {self._child.returncode}") from None
+        self._answers = True
+        return outcome
+
+
+def _order(reading: Reading, path: Path | None = None, into: Path | None = None) -> TokeniseOrder:
     assert reading.folder is not None, "the child loads the tokenizer"
-    order = TokeniseOrder(
+    return TokeniseOrder(
         path=path,
         into=into,
         tokenizer=reading.folder,
@@ -35,54 +111,4 @@ def tokenise_apart(path: Path, reading: Reading, into: Path, on_progress: Tick) 
         max_seq_len=reading.max_seq_len,
         key=reading.key,
         created_at=reading.created_at,
-    )
-    try:
-        child = _start(order)
-    except OSError as error:
-        _warn(str(error))
-        return False
-    with child:
-        try:
-            said = _answer(child, on_progress)
-        finally:
-            child.kill()  # where it has not ended
-    try:
-        outcome = Outcome.model_validate_json(said)
-    except ValidationError:
-        _warn(f"exit code {child.returncode}")
-        return False
-    if outcome.data is not None:
-        raise DataError(outcome.data)
-    if outcome.errno is not None:
-        raise OSError(outcome.errno, outcome.said)
-    return True
-
-
-def _start(order: TokeniseOrder) -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(
-        [*dying_with_parent(), sys.executable, "-m", "worker.data.tokenising"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=without_secrets(os.environ) | _ENVIRONMENT,
-    )
-    assert child.stdin is not None
-    with suppress(BrokenPipeError), child.stdin as told:  # it has ended already, which its exit code says
-        told.write(order.model_dump_json().encode())  # less than a pipe holds
-    child.stdin = None
-    return child
-
-
-def _answer(child: subprocess.Popen[bytes], on_progress: Tick) -> bytes:
-    """What the child prints until it ends."""
-    while True:
-        on_progress()
-        with suppress(subprocess.TimeoutExpired):
-            return child.communicate(timeout=_CHECK_SECONDS)[0]
-
-
-def _warn(why: str) -> None:
-    log.warning(
-        "rows could not be tokenised in a process of their own (%s): they are read in this one, which slows down the steps "
-        "beside them",
-        why,
     )

@@ -24,6 +24,7 @@ from worker.data.object_cache import ObjectCache
 from worker.data.token_cache import stream_of
 from worker.data.token_stream import TokenStream
 from worker.data.tokenising.file_tokeniser import DataError, Reading
+from worker.data.tokenising.row_tokeniser import RowTokeniser
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
 from worker.executor.preparation.executor_base import ExecutorBase
@@ -135,7 +136,9 @@ class Preparation:
         lease: Lease,
         phases: PlacementPhases,
         settings: Settings,
+        tokeniser: RowTokeniser,
     ) -> None:
+        self._tokeniser = tokeniser
         self._link, self._placement, self._lease, self._phases, self._settings = link, placement, lease, phases, settings
         self._scratch, self._cache, self._resumed = folders.scratch, folders.cache, ResumedFiles(folders.own, placement)
         self._objects = ObjectFetch(folders.cache)
@@ -245,7 +248,7 @@ class Preparation:
 
         def attempt() -> TokenStream:
             try:
-                stream = stream_of(file, reading, fetch, self._lease.check)
+                stream = stream_of(file, reading, fetch, self._lease.check, self._tokeniser.tokenise)
                 loaded.open_stream(self._placement.placement_id, stream)
                 return stream
             except FileNotFoundError as error:  # its tenant deleted the file, which erases its streams
