@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import ARRAY, Double, String, any_, case, func, literal, select
+from sqlalchemy import ARRAY, Double, String, and_, any_, case, func, literal, select
 from sqlalchemy.orm import Session, aliased
 
 from contract.compatibility.lenient_documents import ShownConfig
@@ -47,7 +47,8 @@ class Rows(BaseModel):
 
 
 class Progress(BaseModel):
-    """Optimizer steps of all jobs. What early exit saves leaves the total, so that the end is where they meet."""
+    """Optimizer steps of all jobs. What early exit saves leaves the total, so that the end is where they meet; what a cancelled
+    or failed task did not train stays in it."""
 
     steps_done: int
     steps_total: int | None = Field(description="Null until a worker has read the data set")
@@ -131,13 +132,18 @@ class TaskResource(BaseModel):
 
 
 _ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is recompiled at each use
+# a job that was stopped with its task: one that failed beside others that went on is done
+_stopped = and_(
+    Job.status == any_(literal([JobStatus.CANCELLED, JobStatus.FAILED], ARRAY(String))),
+    Task.status == any_(literal([TaskStatus.CANCELLED, TaskStatus.FAILED], ARRAY(String))),
+)
 _SUMS = (
     select(
         Job.task_id,
         Job.status,
         func.count().label("count"),
         func.sum(Job.step).label("done"),
-        func.sum(case((_ended, Job.step), else_=Job.total_steps)).label("total"),
+        func.sum(case((and_(_ended, ~_stopped), Job.step), else_=Job.total_steps)).label("total"),
         func.coalesce(func.sum(rows_in(Job.step)), 0).label("trained"),
         func.sum(rows_in(Job.total_steps)).label("full"),
     )

@@ -152,6 +152,25 @@ def test_a_running_task_shows_what_it_has_done(tenant, database):
     }
 
 
+@pytest.mark.parametrize(
+    ("status", "jobs", "total"),
+    [
+        ("cancelled", ("exited", "failed", "cancelled"), 7 + 15 + 15),
+        ("failed", ("exited", "failed", "failed"), 7 + 15 + 15),
+        ("succeeded", ("exited", "failed", "completed"), 7 + 5 + 15),
+    ],
+)
+def test_only_a_task_that_ended_by_itself_has_done_all_its_steps(tenant, database, status, jobs, total):
+    task_id = tenant.task(search_space={"learning_rate": [1e-4, 2e-4, 3e-4], "batch_size": [4]})["id"]
+    with database.begin() as session:
+        session.execute(update(Task).where(Task.id == task_id).values(status=status, train_rows=18))
+        for index, (job, step) in enumerate(zip(jobs, (7, 5, 15 if status == "succeeded" else 4), strict=True)):
+            ended = update(Job).where(Job.task_id == task_id, Job.index == index)
+            session.execute(ended.values(status=job, step=step, total_steps=15))
+    (listed,) = tenant.get("/v1/tasks").json()["data"]
+    assert listed["progress"]["steps_total"] == tenant.get(f"/v1/tasks/{task_id}").json()["progress"]["steps_total"] == total
+
+
 def test_cancelling_ends_everything_at_once_and_once(tenant, database):
     task_id = tenant.task()["id"]
     with database.begin() as session:

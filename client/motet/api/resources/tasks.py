@@ -30,7 +30,7 @@ class Rows(Message):
 
 
 class Progress(Message):
-    """Optimizer steps over all jobs. The total shrinks when early exit ends a job."""
+    """Optimizer steps over all jobs. The total shrinks when early exit ends a job, not when the task is cancelled or fails."""
 
     steps_done: int = 0
     steps_total: int | None = None
