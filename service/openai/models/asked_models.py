@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
@@ -51,7 +51,7 @@ def tuned_object(model: TunedModel) -> ModelObject:
 
 def tuned_adapter(session: Session, principal: Principal, name: str) -> TunedModel:
     """The tuned model of this name, or with the adapter of this id. Raises NotFound."""
-    found = _adapter(session, principal, name) if ":" not in name else tuned_model(session, principal, name)
+    found = _adapter(session, adapters_of(principal), name) if ":" not in name else tuned_model(session, principal, name)
     if found is None:
         raise missing("model", name)
     return found
@@ -59,10 +59,16 @@ def tuned_adapter(session: Session, principal: Principal, name: str) -> TunedMod
 
 def tuned_model(session: Session, principal: Principal, name: str) -> TunedModel:
     """The tuned model of this name. Raises NotFound."""
-    found = _adapter(session, principal, name.rpartition(":")[2])
-    if found is None or name != found.name:
+    found = listed_model(session, adapters_of(principal), name)
+    if found is None:
         raise missing("model", name)
     return found
+
+
+def listed_model(session: Session, adapters: Select[Adapter], name: str) -> TunedModel | None:
+    """The tuned model of this name among these adapters."""
+    found = _adapter(session, adapters, name.rpartition(":")[2])
+    return found if found is not None and name == found.name else None
 
 
 def tuned_start(session: Session, principal: Principal, name: str) -> TunedStart | None:
@@ -106,8 +112,8 @@ def asked_model(session: Session, principal: Principal, name: str, precision: st
     return tuned_adapter(session, principal, name).asked(precision)
 
 
-def _adapter(session: Session, principal: Principal, id: str) -> TunedModel | None:
-    adapter = session.scalar(adapters_of(principal).where(Adapter.id == id))
+def _adapter(session: Session, adapters: Select[Adapter], id: str) -> TunedModel | None:
+    adapter = session.scalar(adapters.where(Adapter.id == id))
     if adapter is None:
         return None
     return TunedModel(adapter, session.get_one(Task, adapter.task_id) if adapter.task_id is not None else None)

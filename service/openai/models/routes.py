@@ -12,17 +12,17 @@ from service.adapters import actions
 from service.adapters.models import Adapter
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import BaseModel
-from service.http.problems import NotFound, invalid_field, shown
+from service.http.problems import invalid_field, shown
 from service.openai.error_objects import PREFIX
 from service.openai.id_translation import OwnId, OwnIdsRoute
 from service.openai.list_envelope import USUAL, After, Limit, ListOf, LongLimit, list_of, unix
-from service.openai.models.asked_models import TunedModel, tuned_adapter, tuned_model, tuned_object
+from service.openai.models.asked_models import TunedModel, listed_model, tuned_adapter, tuned_model, tuned_object
 from service.openai.models.model_objects import DeletedModel, ModelObject, PermissionObject, model_object
 from service.openai.openai_names import tuned
 from service.tasks.adapter_queries import adapters_of
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import scoped
+from service.tenants.tenant_scope import missing, scoped
 
 _PERMISSIONS = "/fine_tuning/checkpoints/{checkpoint:path}/permissions"
 _NOT_SHARED = "tuned models are their tenant's alone: projects that could share them do not exist here"
@@ -55,11 +55,11 @@ def list_models(reader: Reader, db: Db, after: AfterModel = None, limit: LongLim
 
 
 def _last(session: Session, reader: Principal, after: str) -> TunedModel:
-    """The last model of the page before. Raises Invalid."""
-    try:
-        return tuned_model(session, reader, after)
-    except NotFound as error:
-        raise invalid_field("after", "not_found", error.detail) from None
+    """The last model of the page before; it may be deleted, as by a client that deletes what it lists. Raises Invalid."""
+    last = listed_model(session, scoped(select(Adapter), Adapter, reader), after)
+    if last is None:
+        raise invalid_field("after", "not_found", missing("model", after).detail)
+    return last
 
 
 def _uploads(session: Session, reader: Principal, last: TunedModel | None, most: int) -> list[ModelObject]:

@@ -38,6 +38,19 @@ def test_the_list_of_models_has_pages(tenant, tuned_model):
     assert ([model["id"] for model in rest["data"]], rest["has_more"]) == ([first], False)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_page_goes_on_after_a_model_that_was_deleted(tenant, new_tenant, tuned_model, whole):
+    """As by a client that deletes what it lists, alone or with its task."""
+    first, second = tuned_model(), tuned_model()
+    made = tenant.get(f"/v1/adapters/{second.rpartition(':')[2]}").json()
+    gone = tenant.delete(f"/v1/tasks/{made['task_id']}" if whole else f"/openai/v1/models/{second}")
+    assert gone.is_success, gone.text
+    rest = tenant.get("/openai/v1/models", params={"after": second})
+    assert [model["id"] for model in rest.json()["data"]] == [first], rest.text
+    refused = new_tenant().get("/openai/v1/models", params={"after": second})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after"), refused.text
+
+
 def test_uploaded_adapters_have_pages_before_the_winners(tenant, tuned_model, toy):
     made = [upload(tenant, safetensors(tensors()), name="long " * 20).json() for _ in range(3)]
     winners = [tuned_model() for _ in range(2)]
