@@ -80,8 +80,8 @@ def job_object(
     running_until: datetime | None = None,
     start: str | None = None,
 ) -> JobObject:
-    """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens trained for it, billed or not; `running_until`:
-    when a running one is expected to end; `start`: the tuned model that it goes on from."""
+    """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens that it is billed for; `running_until`: when a
+    running one is expected to end; `start`: the tuned model that it goes on from."""
     ended = task.status in TASK_TERMINAL
     space = _space(task)
     found = _found(task, space, shown)

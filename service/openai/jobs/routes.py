@@ -40,7 +40,7 @@ _METADATA = re.compile(r"metadata\[([^\]]{1,64})\]")
 def _objects(session: Session, tasks: list[Task], ids: OpenAiIds) -> list[JobObject]:
     own = [task.id for task in tasks]
     sums = (
-        select(TaskUsageRecord.task_id, func.sum(TaskUsageRecord.tokens))
+        select(TaskUsageRecord.task_id, func.sum(TaskUsageRecord.tokens - TaskUsageRecord.rewound_tokens))
         .where(TaskUsageRecord.task_id.in_(own))
         .group_by(TaskUsageRecord.task_id)
     )
