@@ -31,7 +31,7 @@ from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release_placement
 from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer, held_sizes, named_objects
-from service.tasks.lifecycle.task_trace import phases_ended
+from service.tasks.lifecycle.task_trace import phases_ended, pulled
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
 
@@ -66,6 +66,9 @@ def accept(
         except EventRefused as error:
             raise ReportRefused([FieldError(field="events", code="event_refused", message=str(error))]) from None
         placement.last_seq = said.seq
+        if placement.acknowledged_at is None:  # its executor was heard before its node
+            placement.acknowledged_at = now = clock(session)
+            pulled(session, placement.id, now)
         bump_version_and_notify(session, task)
         session.flush()
         _update_from_events(session, dependencies, profile_updates, task, placement, said.events)

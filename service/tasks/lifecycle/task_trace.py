@@ -55,7 +55,7 @@ def waited(session: Session, task: Task, until: datetime) -> None:
 
 
 def pulled(session: Session, placement_id: str, at: datetime) -> None:
-    """The placement's node said for the first time that it has it."""
+    """The placement's node, or its executor, said for the first time that it has it."""
     placement = session.get(Placement, placement_id) if span_exporter.on() else None
     if placement is not None and (task := session.get(Task, placement.task_id)) is not None:
         _phase(session, task, placement, "pull", placement.created_at, at)

@@ -11,7 +11,7 @@ from service.fleet.models import Placement
 from service.tasks.models import Task
 from service.tasks.submission.stored_file_check import validate_due
 from tests.service.fleet.rows import dump
-from tests.service.fleet.scripted import completed, moved, points
+from tests.service.fleet.scripted import completed, moved, points, throughput
 
 
 @pytest.fixture
@@ -47,6 +47,24 @@ def leaves(node, task_id):
 def row(database, model, id):
     with database.begin() as session:
         return session.get_one(model, id)
+
+
+@pytest.mark.parametrize("how", ["pause", "drain"])
+def test_a_placement_that_reports_before_its_first_heartbeat_keeps_what_it_trained(tenant, admin, new_node, plan, act, how):
+    """Its node's heartbeats are late, or fail for a moment."""
+    node, task_id = new_node(), tenant.task()["id"]
+    plan()
+    placement = node.take(task_id)
+    placement.report(placement.attached(), moved(0, "warmup"), points(0, [1, 2, 3]), throughput(3, tokens=300))
+    if how == "pause":
+        act("pause", task_id)
+    else:
+        assert admin.post(f"/v1/admin/nodes/{node.id}/drain", json={"evict": True}).status_code == 200
+    assert leaves(node, task_id)
+    placement.report(placement.checkpoint({0: 3}), {"kind": "detached"})
+    task = tenant.get(f"/v1/tasks/{task_id}").json()
+    assert (task["status"], task["progress"]["steps_done"]) == ("paused" if how == "pause" else "queued", 3)
+    assert tenant.get("/v1/usage").json()["total"]["rewound_tokens"] == 0
 
 
 def test_a_running_task_pauses_once_its_jobs_are_safe_and_resumes_where_it_stood(database, tenant, running, act, plan):
