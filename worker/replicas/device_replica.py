@@ -49,7 +49,7 @@ class Replica:
         give_way: Callable[[], bool] = lambda: False,
         failed: FailedPasses | None = None,
     ) -> None:
-        self.trainer, self.tracker, self._give_way, self._failed = trainer, tracker, give_way, failed
+        self.trainer, self.tracker, self.give_way, self._failed = trainer, tracker, give_way, failed
         self.adapters = ArenaAdapters(trainer, tracker)
         self._pace = StepPace()
         self._steps_in_progress: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
@@ -272,7 +272,7 @@ class Replica:
                     self._failed.remember(error, self.trainer.arena.rows)
                     raise
                 self.trainer.discard_gradients(self.adapters.slots(left))
-                if self._give_way():
+                if self.give_way():
                     log.warning("out of memory in a pass of %d tokens; generation gave way", error.tokens)
                 elif not spared and shrink_arena(self.trainer):
                     spared = True

@@ -71,15 +71,25 @@ class _Baseline:
         self.task, self.done = task, False
         self._replicas, self._prepared, self._cache, self._on_progress = replicas, prepared, cache, on_progress
         self._passes: Passes | None = None
+        self._rows_taken: int | None = None  # by others, of the arena, that left none for the adapter that the task starts from
 
     def advance(self) -> Unrunnable:
-        unfinished = [run.key for run in self.task.runs if run.unfinished]
+        """One pass, or none while it waits for arena rows until others give some back."""
+        replica, unfinished = self._replicas.first, [run.key for run in self.task.runs if run.unfinished]
+        if unfinished and self._rows_taken is not None and replica.trainer.arena.rows_used >= self._rows_taken:
+            return {}
+        self._rows_taken = None
         jobs = [run.key for run in self.task.runs] if unfinished or self._judges else []
         try:
-            _, unrunnable = self._replicas.first.run_with_oom_retries(jobs, self._pass)
-        except NoRows as error:  # for the adapter that the task starts from
-            self.done = True
-            return dict.fromkeys(unfinished, str(error))
+            _, unrunnable = replica.run_with_oom_retries(jobs, self._pass)
+        except NoRows as error:
+            self._passes = None
+            if not replica.give_way():  # else it begins anew at its next turn
+                if replica.empty:
+                    self.done = True
+                    return dict.fromkeys(unfinished, str(error))
+                self._rows_taken = replica.trainer.arena.rows_used
+            return {}
         return {key: why for key, why in unrunnable.items() if key in unfinished}
 
     @property

@@ -1,0 +1,77 @@
+"""A task that starts from an adapter under dpo, whose reference finds no arena rows beside what others have there."""
+
+import pytest
+import torch
+
+from contract.messages.placement_messages import WarmStartRef
+from tests.worker.corpus import PAIRS
+from tests.worker.executor.completion_work import LONG, over, work
+from tests.worker.inside import Inside
+from worker.model import arena as arenas
+from worker.pipe_messages import Detach
+
+pytestmark = pytest.mark.usefixtures("measured_once")
+
+CALM = {"policy": "none", "eval_every": 4}
+SPACE = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4]}
+
+
+@pytest.fixture
+def arena_of(monkeypatch):
+    """Sets how many rows the device has memory for; beyond them an allocation fails as it does there."""
+
+    def limit(rows: int) -> None:
+        real = arenas._enlarged
+
+        def grown(buffer, count):
+            if count > rows:
+                torch.empty(1 << 60, dtype=torch.uint8)
+            return real(buffer, count)
+
+        monkeypatch.setattr(arenas, "_enlarged", grown)
+
+    return limit
+
+
+@pytest.fixture
+def preferring(placing, trained):
+    """A dpo task that starts from an adapter."""
+    placement = placing(SPACE, PAIRS, objective={"type": "dpo"}, early_exit=CALM, training={"max_steps": 6})
+    return placement.model_copy(update={"warm_start": WarmStartRef(adapter_id="adapter_x", files=trained(SPACE))})
+
+
+def again(placement, key):
+    return placement.model_copy(update={"placement_id": key, "token": f"token-{key}"})
+
+
+def left(reported):
+    return dict(reported.curves), {job: event.kind for job, event in reported.ended.items()}
+
+
+def test_it_waits_for_rows_that_a_neighbour_trains_in(fleet, placing, tmp_path, preferring, arena_of):
+    (alone,) = Inside(fleet, tmp_path / "alone").run(again(preferring, "alone"))
+    neighbour = placing(SPACE | {"rank": [32]}, early_exit=CALM, training={"max_steps": 30, "epochs": 10})
+    arena_of(32)
+    _, reported = Inside(fleet, tmp_path / "both").run(neighbour, joining=[preferring])
+    assert left(reported) == left(alone)
+    assert left(alone)[1] == {0: "job_completed"}
+
+
+def test_adapters_that_completions_hold_give_way_to_it(fleet, placing, tmp_path, preferring, trained, arena_of):
+    """It begins beside the neighbour, which is ended once it is done."""
+    neighbour, asked = placing(SPACE, early_exit=CALM, training=LONG), trained(SPACE | {"rank": [16]})
+    executors = []
+
+    def cancel_neighbour(reported, report):
+        if reported.placement is preferring and reported.ended:
+            fleet.end(neighbour.placement_id)
+            executors[0].handle_command(Detach(placement_id=neighbour.placement_id))
+
+    arena_of(24)
+    fleet.asked.append(work("one", adapter=asked))
+    fleet.on_report = cancel_neighbour
+    joins = {"joining": [preferring], "after": lambda: "one" in fleet.pieces and over(fleet, "one")}
+    inside = Inside(fleet, tmp_path / "both", worker_completion_share=0.5)
+    beside, reported = inside.run(neighbour, prepare=executors.append, **joins)
+    assert left(reported)[1] == {0: "job_completed"}
+    assert not beside.ended
