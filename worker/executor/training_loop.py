@@ -62,9 +62,9 @@ class Executor:
         self._baselines = Baselines(cache, self._attached.progress)
         self._scheduler = StepScheduler()
         self._evaluations = JobEvaluations(self._attached, self._attached.progress, self._scheduler.record_evaluation)
-        self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}))
-        self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._completions = Completions(link, cache, self._inbox.put)
+        self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}), self._completions.make_room)
+        self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._counter = StepCounter(self._attached, self._scheduler, self._generation)
         self._replicas: Replicas | None = None  # of the base that is loaded
@@ -89,7 +89,7 @@ class Executor:
         if runs:
             stepped = self._step(replicas, runs)
             self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped and run.evaluation_due])
-            self._texts.ask_due(replicas, self._attached, self._active())
+        self._texts.ask_due(replicas, self._attached, self._active())
         self._apply_rank_decisions(replicas)
         self._rounds.ask_due(self._attached.training)
         self._detach_finished()

@@ -54,14 +54,14 @@ class TextRequest:
 
 
 class CannotGenerate(RuntimeError):
-    """The device has no memory for a single sequence, or for an adapter's rows. The message is for the task's owner."""
+    """The device has no memory for a single sequence. The message is for the task's owner."""
 
 
 class TextGeneration:
     """One batch of requests under way. `close` frees what it holds; a batch that is done, or raised, has closed itself."""
 
     def __init__(self, replicas: Replicas, requests: Mapping[int, TextRequest]) -> None:
-        """Raises CannotGenerate."""
+        """Raises NoRows where the device has none for an adapter."""
         self._replicas, self._base, self._requests = replicas, replicas.base, dict(requests)
         self._slots: dict[int, Slot | None] = {}
         self._sequences: dict[int, list[Generated]] = {}
@@ -73,9 +73,9 @@ class TextGeneration:
         try:
             for key, request in requests.items():
                 self._slots[key] = self._held(request.adapter)
-        except NoRows as error:
+        except NoRows:
             self.close()
-            raise CannotGenerate(str(error)) from None
+            raise
 
     def _held(self, adapter: AdapterWeights | None) -> Slot | None:
         return None if adapter is None else self._replicas.hold(adapter.weights, adapter.alpha)

@@ -84,11 +84,12 @@ class _Baseline:
             _, unrunnable = replica.run_with_oom_retries(jobs, self._pass)
         except NoRows as error:
             self._passes = None
-            if not replica.give_way():  # else it begins anew at its next turn
-                if replica.empty:
-                    self.done = True
-                    return dict.fromkeys(unfinished, str(error))
-                self._rows_taken = replica.trainer.arena.rows_used
+            if replica.give_way():
+                return self.advance()  # at once, before generation takes them again
+            if replica.empty:
+                self.done = True
+                return dict.fromkeys(unfinished, str(error))
+            self._rows_taken = replica.trainer.arena.rows_used
             return {}
         return {key: why for key, why in unrunnable.items() if key in unfinished}
 

@@ -1,9 +1,9 @@
 """Text evaluations that tasks ask for: of the base when a task begins, of jobs at milestones, at their boundary where a text
 metric ranks them there, and of each adapter that is kept, before it is stored.
 
-All that wait are answered in one batch, pass by pass when it is given turns; a batch that finds no memory is split. Texts are
-scored here, SLICE_SECONDS a turn, and reported. An adapter whose texts could not be generated is kept all the same, and the
-report says why it has no scores.
+All that wait are answered in one batch, pass by pass when it is given turns; a batch that finds no memory is split, and an
+adapter that finds no arena rows waits until others give some back. Texts are scored here, SLICE_SECONDS a turn, and reported.
+An adapter whose texts could not be generated is kept all the same, and the report says why it has no scores.
 """
 
 import time
@@ -15,6 +15,7 @@ from itertools import chain
 from torch import Tensor
 
 from contract.row_scores import RowScores
+from worker.adapters.arena_growth import NoRows
 from worker.data.evaluation_prompts import prompts_of
 from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.evaluation.asked_texts import AskedTexts, PromptScores
@@ -31,12 +32,14 @@ SLICE_SECONDS = 0.02  # of scoring in a turn; a text more
 
 
 class TextEvaluations:
-    """`scored` is called once scores are known by which a task's jobs are ranked: of a job at its boundary, or of the base."""
+    """`scored` is called once scores are known by which a task's jobs are ranked: of a job at its boundary, or of the base.
+    make_room: told True, frees arena rows of adapters that nobody asks for completions."""
 
-    def __init__(self, scored: Callable[[PlacementRun], None]) -> None:
-        self._scored = scored
+    def __init__(self, scored: Callable[[PlacementRun], None], make_room: Callable[[bool], None]) -> None:
+        self._scored, self._make_room = scored, make_room
         self._waiting: list[AskedTexts] = []
         self._batches: deque[list[AskedTexts]] = deque()  # parts of one that was too large
+        self._lacking: list[tuple[AskedTexts, int]] = []  # of adapters without rows, and how many others had
         self._under_way: dict[int, AskedTexts] = {}  # by key of the generation
         self._generation: TextGeneration | None = None
         self._generated: deque[tuple[AskedTexts, list[Completion]]] = deque()
@@ -44,17 +47,21 @@ class TextEvaluations:
         self._ends: list[tuple[JobRun, Callable[[], None]]] = []  # of jobs whose milestones are not reported yet
 
     def __bool__(self) -> bool:
-        return any(True for _ in self._all())
+        """Whether there is something to do now."""
+        return any(True for _ in self._ready())
 
     def __contains__(self, task: PlacementRun) -> bool:
         return any(asked.task is task for asked in self._all())
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whose evaluations are at hand."""
-        return frozenset(asked.task.placement.tenant_id for asked in self._all())
+        """Whose evaluations can go on now."""
+        return frozenset(asked.task.placement.tenant_id for asked in self._ready())
 
     def _all(self) -> Iterator[AskedTexts]:
+        yield from chain(self._ready(), (asked for asked, _ in self._lacking))
+
+    def _ready(self) -> Iterator[AskedTexts]:
         yield from chain(self._waiting, *self._batches, self._under_way.values())
         yield from chain((asked for asked, _ in self._generated), (asked for asked, *_ in self._scoring))
 
@@ -68,7 +75,8 @@ class TextEvaluations:
 
     def ask_due(self, replicas: Replicas, attached: AttachedPlacements, runs: Sequence[JobRun]) -> None:
         """Evaluate the jobs that have reached their boundary or a milestone by their last step, with their weights as they
-        are."""
+        are, and those that found no rows, once there are fewer in use."""
+        self._look_for_rows(replicas)
         self._ask_at_boundary(replicas, {run.key: (attached[run.key.placement], run) for run in runs if run.boundary_texts_due})
         due = {run.key: run for run in runs if run.milestone_due is not None}
         for key, tensors in replicas.store.tensors(due).items():
@@ -77,6 +85,16 @@ class TextEvaluations:
             run.apply(MilestonePassed(milestone))
             then = partial(self._settled, run)
             self._ask(replicas, attached[key.placement], run, tensors.adapter.weights, then, run.step, milestone)
+
+    def _look_for_rows(self, replicas: Replicas) -> None:
+        if self._lacking:
+            self._make_room(True)
+            lacking, used, self._lacking = self._lacking, replicas.first.trainer.arena.rows_used, []
+            for asked, taken in lacking:
+                if used < taken or asked.task.leaving:
+                    self._waiting.append(asked)
+                else:
+                    self._lacking.append((asked, taken))
 
     def _ask_at_boundary(self, replicas: Replicas, due: Mapping[JobKey, tuple[PlacementRun, JobRun]]) -> None:
         for key, tensors in replicas.store.tensors(due).items():
@@ -135,6 +153,7 @@ class TextEvaluations:
         self._waiting = [asked for asked in self._waiting if not given_up(asked)]
         left = ([asked for asked in batch if not given_up(asked)] for batch in self._batches)
         self._batches = deque(batch for batch in left if batch)
+        self._lacking = [one for one in self._lacking if not given_up(one[0])]
         self._generated = deque(one for one in self._generated if not given_up(one[0]))
         self._scoring = deque(one for one in self._scoring if not given_up(one[0]))
         for key in [key for key, asked in self._under_way.items() if given_up(asked)]:
@@ -222,8 +241,11 @@ class TextEvaluations:
             batch = self._batches.popleft()
             try:
                 self._generation = TextGeneration(replicas, {key: asked.request() for key, asked in enumerate(batch)})
-            except CannotGenerate as error:
-                self._split(batch, str(error))
+            except NoRows as error:
+                if len(batch) > 1 or replicas.first.empty or batch[0].task.leaving:
+                    self._split(batch, str(error))
+                else:
+                    self._lacking.append((batch[0], replicas.first.trainer.arena.rows_used))
             else:
                 self._under_way = dict(enumerate(batch))
 

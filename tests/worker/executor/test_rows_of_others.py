@@ -1,11 +1,13 @@
-"""A task that starts from an adapter under dpo, whose reference finds no arena rows beside what others have there."""
+"""What is no job finds no arena rows beside those of others: the adapter that a dpo task starts from, those of evaluations."""
 
 import pytest
 import torch
 
 from contract.messages.placement_messages import WarmStartRef
+from contract.messages.report_messages import Detached
 from tests.worker.corpus import PAIRS
 from tests.worker.executor.completion_work import LONG, over, work
+from tests.worker.executor.text_evaluations import ASKED, evaluated
 from tests.worker.inside import Inside
 from worker.model import arena as arenas
 from worker.pipe_messages import Detach
@@ -75,3 +77,35 @@ def test_adapters_that_completions_hold_give_way_to_it(fleet, placing, tmp_path,
     beside, reported = inside.run(neighbour, prepare=executors.append, **joins)
     assert left(reported)[1] == {0: "job_completed"}
     assert not beside.ended
+
+
+def test_an_evaluation_waits_for_rows_that_others_train_in(fleet, placing, tmp_path, arena_of):
+    """Once its first job has ended, the second one has its rows."""
+    space = SPACE | {"learning_rate": [3e-3, 1e-3]}
+    asks = placing(space, early_exit=CALM, evaluation=ASKED, training={"max_steps": 6})
+    (alone,) = Inside(fleet, tmp_path / "alone").run(again(asks, "alone"))
+    neighbour = placing(SPACE, early_exit=CALM, training={"max_steps": 60, "epochs": 20})
+    arena_of(16)
+    _, reported = Inside(fleet, tmp_path / "both").run(neighbour, asks, together=True)
+    assert left(reported) == left(alone)
+    for job in (None, 0, 1):
+        assert (evaluated(reported)[job].error, evaluated(reported)[job].scores) == (None, evaluated(alone)[job].scores)
+        assert evaluated(reported)[job].samples == evaluated(alone)[job].samples
+
+
+def test_the_evaluation_of_a_task_that_leaves_does_not_wait_for_them(fleet, placing, tmp_path, arena_of):
+    """Its own second job has the rows, and gives none back before it has left."""
+    space = SPACE | {"rank": [8, 16]}
+    asks = placing(space, early_exit=CALM, evaluation=ASKED, training={"max_steps": 6, "epochs": 10})
+    executors = []
+
+    def ask_to_leave(reported, report):
+        if reported.step[1]:
+            executors[0].handle_command(Detach(placement_id=asks.placement_id, keep=True))
+
+    arena_of(16)
+    fleet.on_report = ask_to_leave
+    (reported,) = Inside(fleet, tmp_path).run(asks, prepare=executors.append, paced=True)
+    assert reported.of(Detached)
+    assert list(reported.ended) == [0]
+    assert "arena rows" in evaluated(reported)[0].error
