@@ -161,8 +161,11 @@ def _find_model(session: Session, name: str) -> BaseModelRow | None:
 
 def _format_errors(field: str, file: File, objective: Objective) -> Iterator[FieldError]:
     if (file.format == Format.PREFERENCE) != (objective.type == "dpo"):
-        wanted = "preference rows" if objective.type == "dpo" else "chat, completion or text rows"
-        message = f"is a {file.format} file, but objective {objective.type} learns from {wanted}"
+        wanted, other = ("preference", "sft") if objective.type == "dpo" else ("chat, completion or text", "dpo")
+        message = (
+            f"is a {file.format} file, but objective {objective.type} learns from {wanted} rows; set objective.type to "
+            f"{other}, or name a file of {wanted} rows"
+        )
         yield FieldError(field=field, code="format_of_other_objective", message=message)
 
 
@@ -238,7 +241,8 @@ def _size_errors(spec: TaskSpec, train: File) -> Iterator[FieldError]:
         sizes = [(f"jobs[{index}].batch_size", job.batch_size) for index, job in enumerate(listed)]
     for field, size in sizes:
         if size > train.rows:
-            message = f"is {size}, but the training file has only {train.rows} rows"
+            most = f"{train.rows:,} row{'' if train.rows == 1 else 's'}"
+            message = f"is {size}, but the training file has only {most}; take at most {train.rows}, or add rows"
             yield FieldError(field=f"search_space.{field}", code="beyond_rows", message=message)
 
 

@@ -52,10 +52,18 @@ def test_a_validation_file_must_be_of_the_same_format_and_of_other_rows(tenant):
         assert words in refusals(tenant.post("/v1/tasks", json=spec))["dataset.validation_file_id"]
 
 
+def test_a_file_of_the_other_objective(tenant):
+    spec = tenant.spec(tenant.file(), objective={"type": "dpo"})
+    assert refusals(tenant.post("/v1/tasks", json=spec))["dataset.file_id"] == (
+        "is a chat file, but objective dpo learns from preference rows; set objective.type to sft, or name a file of "
+        "preference rows"
+    )
+
+
 def test_batches_and_rows_must_fit(tenant):
     spec = tenant.spec(tenant.file(chat_rows(3)), search_space={"learning_rate": [1e-4], "batch_size": [2, 4]})
     said = refusals(tenant.post("/v1/tasks", json=spec))
-    assert said == {"search_space.batch_size[1]": "is 4, but the training file has only 3 rows"}
+    assert said == {"search_space.batch_size[1]": "is 4, but the training file has only 3 rows; take at most 3, or add rows"}
     one = tenant.spec(tenant.file(chat_rows(1)), search_space={"learning_rate": [1e-4], "batch_size": [1]})
     assert "none would be left to validate on" in refusals(tenant.post("/v1/tasks", json=one))["dataset.file_id"]
 
