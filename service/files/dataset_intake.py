@@ -8,9 +8,9 @@ Knows storage and rows. Knows no HTTP and no tenants.
 from codecs import BOM_UTF8
 from dataclasses import dataclass, field, replace
 
+from contract.wording.other_formats import FIRST_BYTES, JSONL, TO_ROWS, other_format
 from service.files.row_checks import Format, check_row
 from service.files.row_values import RowMistake
-from service.files.source_formats import JSONL, TO_ROWS, other_format
 from service.http.problems import FieldError, Invalid, TooLarge, shown
 from service.settings import Settings
 from service.storage.object_store import Incoming, Stored
@@ -84,7 +84,7 @@ class RowCheck:
         kept = b"".join([row + b"\n" for line in lines if (row := self._line(line)) is not None])
         self._rest += rest
         if len(self._rest) > self.limits.line_bytes:
-            self._overlong, self._rest = True, b""
+            self._overlong, self._rest = True, self._rest.lstrip()[:FIRST_BYTES]
         return kept
 
     def finish(self) -> Format:
@@ -105,21 +105,21 @@ class RowCheck:
         self.lines += 1
         if self.lines == 1:
             line = line.removeprefix(BOM_UTF8)
-            if said := other_format(line):
-                raise FileInvalid([FieldError(field="file", code="format_not_taken", message=said)], error_count=1)
         if not self._overlong and not line.strip():
             return None
+        if self.rows == 0 and (said := other_format(line.lstrip())):
+            raise FileInvalid([FieldError(field="file", code="format_not_taken", message=said)], error_count=1)
         self.rows += 1
         if self.rows > self.limits.rows:
             raise FileTooLarge.rows(self.limits.rows)
         if self._overlong or len(line) > self.limits.line_bytes:
             self._overlong = False
-            message = f"has more than {self.limits.line_bytes} bytes, the limit of a line"
+            message = f"has more than {self.limits.line_bytes} bytes, the limit of a line; shorten the row, or split it"
             self._note([RowMistake(None, "line_too_long", message)])
             return line
         format, errors, prompt_bytes = check_row(line)
-        if self.rows == 1 and errors and errors[0].code == "not_json" and not line.lstrip().startswith(b"{"):
-            advice = f"{errors[0].message}; {JSONL}: convert CSV, or a list in JSON: {TO_ROWS}"
+        if self.rows == 1 and errors and errors[0].code == "not_json" and not line.lstrip().startswith(b'{"'):
+            advice = f"{errors[0].message}; {JSONL}: convert CSV, or JSON that takes several lines a row: {TO_ROWS}"
             errors = [replace(errors[0], message=advice)]
         self.prompt_bytes += prompt_bytes
         if format is not None and self.format is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from contract.wording.other_formats import other_row
 from service.files import message_checks
 from service.files.row_values import RowMistake, UnreadableJson, kind, read, text
 
@@ -32,9 +33,6 @@ _SHAPES = {
         'or {"prompt": "...", "chosen": "...", "rejected": "..."}'
     ),
 }
-_INSTRUCTION = (  # Alpaca's fields
-    'write it as {"prompt": instruction and input, "completion": output}, or as a chat row of {"messages": [...]}'
-)
 _TOOLS = ("tools", "parallel_tool_calls")
 _OUTPUTS = ("preferred_output", "non_preferred_output")
 _ANSWERS = ("chosen", "rejected")
@@ -57,8 +55,8 @@ def check_row(line: bytes) -> CheckedRow:
         return CheckedRow(None, [RowMistake(None, error.code, str(error))])
     if not isinstance(row, dict):
         return CheckedRow(None, [RowMistake(None, "not_an_object", f"holds {kind(row)}; a row is a JSON object")])
-    if "instruction" in row:
-        return CheckedRow(None, [RowMistake(None, "format_unknown", f"is an instruction row; {_INSTRUCTION}")])
+    if (said := other_row(row)) is not None:
+        return CheckedRow(None, [RowMistake(None, "format_unknown", said)])
     if "messages" in row:
         known = ("messages", *_TOOLS)
         told = [*_tools("", row), *message_checks.messages("messages", row["messages"])]

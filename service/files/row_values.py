@@ -33,7 +33,8 @@ def read(line: bytes) -> Any:
     try:
         source = line.decode()
     except UnicodeDecodeError as error:
-        raise UnreadableJson("not_utf8", f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
+        where = f"{error.reason} at byte {error.start + 1} of the line"
+        raise UnreadableJson("not_utf8", f"is not UTF-8: {where}; save the file as UTF-8") from None
     return decoded(source)
 
 

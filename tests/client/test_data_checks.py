@@ -1,5 +1,6 @@
 """What `motet submit` finds wrong with files and base before it uploads anything."""
 
+import gzip
 import json
 from codecs import BOM_UTF8
 from pathlib import Path
@@ -51,6 +52,10 @@ def test_good_files_pass(tmp_path: Path) -> None:
             "sft",
             "line 1 is not UTF-8: invalid start byte at byte 14 of the line; save the file as UTF-8",
         ),
+        (gzip.compress(json.dumps(CHAT).encode()), "sft", "rows.jsonl: is gzip; a data set is JSON Lines in UTF-8"),
+        (json.dumps([CHAT, CHAT]).encode(), "sft", "is a list in JSON; a data set is JSON Lines"),
+        (json.dumps(CHAT).encode("utf-16"), "sft", "is UTF-16; a data set is JSON Lines in UTF-8"),
+        (b'{"conversations": [{"from": "human", "value": "a"}]}', "sft", "line 1 is a ShareGPT row; write it as a chat row"),
         (json.dumps(CHAT).encode() + b"\n[1]\n", "sft", "line 2 is not a JSON object"),
         (json.dumps(CHAT).encode() + b"\n" + json.dumps(CHAT).encode(), "sft", "all rows are the same"),
         (json.dumps(PAIR).encode(), "sft", "line 1 is no row for objective sft"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from contract.task_spec import TaskSpec
+from contract.wording.other_formats import other_format, other_row
 from motet.api.errors import MotetError
 
 Learned = Literal["answers", "preferences"]
@@ -21,7 +22,6 @@ _KEYS: tuple[tuple[frozenset[str], Learned], ...] = (
     (frozenset({"messages", "completion", "prompt", "text"}), "answers"),
 )
 _OBJECTIVES: dict[str, Learned] = {"sft": "answers", "dpo": "preferences"}
-_INSTRUCTION = 'write it as {"prompt": instruction and input, "completion": output}'
 _SHAPES: dict[Learned, str] = {
     "answers": '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}',
     "preferences": '{"prompt": "...", "chosen": "...", "rejected": "..."} or OpenAI\'s {"input", "preferred_output", ...}',
@@ -58,9 +58,12 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
     """The first wrong row of the file; the user fixes it and checks again."""
     rows = 0
     for number, line in _lines(path):
+        if not rows and (said := other_format(line.lstrip())):
+            yield said
+            return
         rows += 1
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
         except UnicodeDecodeError as error:
             yield f"line {number} is not UTF-8: {error.reason} at byte {error.start + 1} of the line; save the file as UTF-8"
             return
@@ -70,8 +73,8 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
         if not isinstance(row, dict):
             yield f"line {number} is not a JSON object; each line is one row"
             return
-        if "instruction" in row:
-            yield f"line {number} is an instruction row; {_INSTRUCTION}"
+        if (foreign := other_row(row)) is not None:
+            yield f"line {number} {foreign}"
             return
         kind = next((kind for keys, kind in _KEYS if keys & row.keys()), None)
         if kind != wanted:

@@ -103,6 +103,12 @@ def test_an_empty_file_is_none():
         (b"PAR1\x15\x04\n\x15\n" * 50, "Parquet", "to_json"),
         (gzip.compress(jsonl(*[PAIR] * 50)), "gzip", "decompress it first"),
         (b"PK\x03\x04\n\n", "a zip archive", "unpack it first"),
+        (json.dumps([PAIR] * 2).encode(), "a list in JSON", "on a line of its own"),
+        (BOM_UTF8 + b"\n " + json.dumps([PAIR] * 2, indent=1).encode(), "a list in JSON", "on a line of its own"),
+        (b"\n  " + json.dumps([PAIR] * 200).encode(), "a list in JSON", "on a line of its own"),  # longer than a line may be
+        (jsonl(PAIR, PAIR).decode().encode("utf-16"), "UTF-16", "save it as UTF-8 first"),
+        (jsonl(PAIR, PAIR).decode().encode("utf-16-le"), "UTF-16", "save it as UTF-8 first"),
+        (jsonl(PAIR, PAIR).decode().encode("utf-16-be"), "UTF-16", "save it as UTF-8 first"),
     ],
 )
 @pytest.mark.parametrize("cut", [1, 10_000])
@@ -112,9 +118,11 @@ def test_a_file_of_another_format_is_one_mistake_and_says_what_to_do(content, ki
     assert [(error.line, error.field, error.code) for error in refusal.value.errors] == [(None, "file", "format_not_taken")]
 
 
-@pytest.mark.parametrize("content", [b"prompt,completion\na,b\nc,d\n", b'[\n{"prompt": "a", "completion": "b"},\n'])
+@pytest.mark.parametrize("content", [b"prompt,completion\na,b\nc,d\n", b'{\n "prompt": "a",\n "completion": "b"\n}\n'])
 def test_what_begins_no_object_in_its_first_row_is_to_be_converted(content):
-    with pytest.raises(FileInvalid, match="convert CSV, or a list in JSON: each line a JSON object such as") as refusal:
+    with pytest.raises(
+        FileInvalid, match="convert CSV, or JSON that takes several lines a row: each line a JSON object such as"
+    ) as refusal:
         check(b"\n" + content).finish()
     assert [error.line for error in refusal.value.errors if "convert" in error.message] == [2]
 

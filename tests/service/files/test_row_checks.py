@@ -125,6 +125,21 @@ def test_a_wrong_row(row, path, code):
     assert (path, code) in [(error.path, error.code) for error in errors]
 
 
+ELSEWHERE = [
+    ({"conversations": [{"from": "human", "value": "x"}]}, "ShareGPT"),
+    (PAIR | {"label": False}, "keep the rows where it is true"),
+    ({"prompt": [USER], "completion": [ANSWER]}, "those of prompt, then those of completion"),
+    ({"prompt": "x", "chosen": [USER, ANSWER], "rejected": [USER, ANSWER], "messages": [USER, ANSWER]}, '"preferred_output"'),
+]
+
+
+@pytest.mark.parametrize(("row", "way_out"), ELSEWHERE, ids=[way_out for _, way_out in ELSEWHERE])
+def test_a_row_of_a_form_of_elsewhere_is_one_mistake_and_says_how_to_write_it(row, way_out):
+    _, errors, _ = check_row(json.dumps(row).encode())
+    assert [(error.path, error.code) for error in errors] == [(None, "format_unknown")]
+    assert way_out in errors[0].message
+
+
 LINES = [
     (b"", "not_json"),
     (b" \t\r", "not_json"),
