@@ -1,7 +1,21 @@
-"""Validation rows that are also trained on, in words."""
+"""What rows lost to training.max_seq_len, and validation rows that are also trained on, in words."""
 
 from collections.abc import Mapping
 from typing import Any
+
+
+def cut_sentence(truncated: int | None, skipped: int | None) -> str:
+    """truncated: rows that were cut. skipped: rows, mostly of these, with no token left to learn. None: not known. Empty where
+    none is known to be either."""
+    said = []
+    if truncated:
+        said.append(
+            f"{truncated:,} {'row was' if truncated == 1 else 'rows were'} longer than training.max_seq_len, and cut to it"
+        )
+    if skipped:
+        row, was = ("row", "was") if skipped == 1 else ("rows", "were")
+        said.append(f"{skipped:,} {row} with nothing left to learn {was} left out")
+    return "; ".join(said)
 
 
 def overlap_sentence(overlap: int | None, validation: int | None) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
-from contract.wording.row_words import overlap_sentence
+from contract.wording.row_words import cut_sentence, overlap_sentence
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import PLACED_ON_TYPE, Node, Placement
@@ -29,8 +29,8 @@ class Rows(BaseModel):
     train: int | None
     validation: int | None = Field(description="Read by a full evaluation: at the cut after warmup, and at a job's end")
     trend: int | None = Field(default=None, description="Of these, the first, which every other evaluation reads")
-    truncated: int | None = Field(description="Longer than max_seq_len, cut")
-    skipped: int | None = Field(description="Nothing left to train on after truncation")
+    truncated: int | None = Field(description="Longer than max_seq_len, cut; of the rows that are left out, too")
+    skipped: int | None = Field(description="Nothing left to learn after the cut, left out")
     overlap: int | None = Field(
         default=None, description="Of the validation rows, those that are also trained on; null: the worker did not count them"
     )
@@ -39,6 +39,11 @@ class Rows(BaseModel):
     def trend_part(self) -> int | None:
         """The trend's rows, where they are not all validation rows."""
         return self.trend if None not in (self.trend, self.validation) and self.trend != self.validation else None
+
+    @property
+    def cut_sentence(self) -> str:
+        """Empty where no row is known to have lost anything."""
+        return cut_sentence(self.truncated, self.skipped)
 
     @property
     def overlap_sentence(self) -> str:

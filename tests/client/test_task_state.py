@@ -67,6 +67,13 @@ def test_rows_that_validate_and_train_are_told_once() -> None:
     assert said[0].startswith("4 of 5 validation rows are also trained on")
 
 
+def test_rows_that_were_cut_or_left_out_are_told_once() -> None:
+    counted = task(rows={"train": 9, "validation": 5, "truncated": 4, "skipped": 2})
+    said = news(TaskState(task()), (task(), [job()]), (counted, [job()]), (counted, [job()]))
+    assert said == [counted.rows.cut_sentence]
+    assert said[0].startswith("4 rows were longer than training.max_seq_len")
+
+
 @pytest.mark.parametrize(("policy", "jobs", "told"), [("alto", 2, True), ("none", 2, False), ("alto", 1, False)])
 def test_a_selection_is_told_only_where_there_is_one(policy: str, jobs: int, told: bool) -> None:
     spec = {"early_exit": {"policy": policy}}

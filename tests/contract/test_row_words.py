@@ -1,8 +1,8 @@
-"""Validation rows that are also trained on, in words."""
+"""What rows lost, and validation rows that are also trained on, in words."""
 
 import pytest
 
-from contract.wording.row_words import overlap_sentence, overlap_told
+from contract.wording.row_words import cut_sentence, overlap_sentence, overlap_told
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,24 @@ def test_how_many_rows_validate_and_train(overlap, validation, said):
 @pytest.mark.parametrize(("overlap", "validation"), [(None, 5), (0, 5), (None, None)])
 def test_nothing_is_said_where_none_does_or_nobody_counted(overlap, validation):
     assert overlap_sentence(overlap, validation) == ""
+
+
+@pytest.mark.parametrize(
+    ("truncated", "skipped", "said"),
+    [
+        (
+            10,
+            4,
+            "10 rows were longer than training.max_seq_len, and cut to it; 4 rows with nothing left to learn were left out",
+        ),
+        (1, 0, "1 row was longer than training.max_seq_len, and cut to it"),
+        (0, 1, "1 row with nothing left to learn was left out"),
+        (0, 0, ""),
+        (None, None, ""),
+    ],
+)
+def test_what_rows_lost(truncated, skipped, said):
+    assert cut_sentence(truncated, skipped) == said
 
 
 @pytest.mark.parametrize("data", [{}, {"rows": None}, {"rows": {"validation": 5}}, {"rows": {"overlap": 0, "validation": 5}}])

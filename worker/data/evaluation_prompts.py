@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 
 from contract.task_spec import Objective
+from contract.wording.row_words import cut_sentence
 from worker.data.dataset import TokenRows, all_rows
 from worker.data.token_stream import TokenStream
 from worker.data.tokenising.file_tokeniser import Reading
@@ -24,7 +25,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """TokenRows of a file of prompts, in its order. truncated: longer than max_seq_len; skipped: with no answer left."""
+    """TokenRows of a file of prompts, in its order. truncated: rows that were cut to max_seq_len; skipped: rows, mostly of
+    these, with no answer left."""
 
     rows: TokenRows
     truncated: int
@@ -32,14 +34,13 @@ class PromptFile:
 
     @classmethod
     def of(cls, stream: TokenStream) -> Self:
-        return cls(all_rows(stream), max(0, stream.truncated - stream.skipped), stream.skipped)
+        return cls(all_rows(stream), stream.truncated, stream.skipped)
 
     @property
     def notes(self) -> list[str]:
         """What its rows have lost, in sentences."""
-        truncated = [f"{self.truncated} rows of the file are longer than training.max_seq_len, and their references are cut"]
-        skipped = [f"{self.skipped} rows of the file have no answer within training.max_seq_len, and are left out"]
-        return (truncated if self.truncated else []) + (skipped if self.skipped else [])
+        said = cut_sentence(self.truncated, self.skipped)
+        return [f"of the file of prompts {said}"] if said else []
 
 
 def prompt_reading(reading: Reading) -> Reading:

@@ -88,8 +88,8 @@ def finish(ended: Task, output: Output) -> None:
 
 
 def _advise(task: Task, output: Output) -> None:
-    if task.rows.overlap_sentence:
-        output.say(f"  but {task.rows.overlap_sentence}")
+    for said in filter(None, (task.rows.cut_sentence, task.rows.overlap_sentence)):
+        output.say(f"  but {said}")
     for tip in task.selection.suggestions if task.selection is not None else []:
         output.say(f"  next: {tip}")
 

@@ -151,6 +151,8 @@ def _task_news(before: Task, task: Task) -> list[str]:
     news = []
     if task.base_val_loss is not None and before.base_val_loss is None:
         news.append(f"the base alone has validation loss {task.base_val_loss:.3f}")
+    if task.rows.cut_sentence != before.rows.cut_sentence:
+        news.append(task.rows.cut_sentence)
     if task.rows.overlap_sentence != before.rows.overlap_sentence:
         news.append(task.rows.overlap_sentence)
     if task.status != before.status and not task.ended:  # how it ended is told after its last job

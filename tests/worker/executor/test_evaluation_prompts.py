@@ -10,13 +10,16 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
-from contract.task_spec import TaskSpec
-from tests.worker.corpus import jsonl
+from contract.task_spec import Objective, TaskSpec
+from tests.worker.corpus import EXAMPLE_BASE, jsonl
 from tests.worker.executor.text_evaluations import ASKED, CALM, PAIRS, SPACE, evaluated
 from tests.worker.inside import Inside
 from tests.worker.placer import placer
 from worker.data.dataset import load
-from worker.data.evaluation_prompts import prompts_of
+from worker.data.evaluation_prompts import PromptFile, prompts_of
+from worker.data.row_reader import reader_of
+from worker.data.token_cache import loose_stream
+from worker.data.tokenising.file_tokeniser import Reading
 from worker.generate.sequence import Sampling, Sequence
 from worker.replicas.base_loader import load_base
 
@@ -48,14 +51,27 @@ def test_prompts_of_a_file_are_asked_in_its_order_whatever_the_task_learns_from(
         assert (event.prompts, event.error, event.notes) == (3, None, [])
 
 
+def test_rows_that_are_left_out_need_not_be_cut(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    path = tmp_path / "prompts.jsonl"
+    alone = {"messages": [{"role": "assistant", "content": "a"}]}  # nothing precedes its only token
+    path.write_bytes(jsonl([alone, {"prompt": "why?", "completion": " sheep" * 300}]))
+    stream = loose_stream(path, Reading(reader_of(tokenizer), Objective(), 100), lambda: None)
+    found = PromptFile.of(stream)
+    assert (len(found.rows), found.truncated, found.skipped) == (1, 1, 1)
+
+
 def test_rows_of_a_prompt_file_that_do_not_fit_are_named(fleet, placing, tmp_path):
     long = {"prompt": "sheep " * 300, "completion": " many"}, {"prompt": "why?", "completion": " sheep" * 300}
     placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"max_seq_len": 100})
     (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement, [*long, *PROMPTS]))
     for event in evaluated(reported).values():
         assert event.samples[0].prompt == "why?"
-        assert [note.split(" of ")[0] for note in event.notes] == ["1 rows", "1 rows"]
-        assert event.notes[1].endswith("have no answer within training.max_seq_len, and are left out")
+        assert event.notes == [
+            "of the file of prompts 2 rows were longer than training.max_seq_len, and cut to it; 1 row with nothing left "
+            "to learn was left out"
+        ]
 
 
 @pytest.fixture

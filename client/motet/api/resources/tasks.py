@@ -9,7 +9,7 @@ from contract.compatibility.lenient_documents import ShownConfig
 from contract.gpu_counts import device_word, devices
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
-from contract.wording.row_words import overlap_sentence
+from contract.wording.row_words import cut_sentence, overlap_sentence
 
 
 class Rows(Message):
@@ -22,6 +22,11 @@ class Rows(Message):
     truncated: int | None = None
     skipped: int | None = None
     overlap: int | None = None
+
+    @property
+    def cut_sentence(self) -> str:
+        """Empty where no row is known to have lost anything."""
+        return cut_sentence(self.truncated, self.skipped)
 
     @property
     def overlap_sentence(self) -> str:
