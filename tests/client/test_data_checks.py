@@ -72,6 +72,15 @@ def test_what_is_wrong_names_the_file(tmp_path: Path, content: bytes, objective:
     assert says in str(refused.value)
 
 
+def test_a_file_of_csv_is_to_be_converted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,completion\na,b\n")
+    with pytest.raises(DataError, match="is CSV; a data set is JSON Lines in UTF-8, one example a line: convert it first"):
+        check(spec(), {"file_id": path}, ["example-7m"])
+    written(path, CHAT, {"prompt": "a", "completion": "b"})  # its rows count, whatever its name
+    check(spec(), {"file_id": path}, ["example-7m"])
+
+
 def test_an_unknown_base_is_told_beside_what_the_files_lack(tmp_path: Path) -> None:
     path = tmp_path / "none.jsonl"
     path.write_text("")

@@ -68,7 +68,7 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
             yield f"line {number} is not UTF-8: {error.reason} at byte {error.start + 1} of the line; save the file as UTF-8"
             return
         except ValueError as error:
-            yield f"line {number} is not JSON: {_mistake(error)}; each line is one row"
+            yield other_format(b"", path.name) or f"line {number} is not JSON: {_mistake(error)}; each line is one row"
             return
         if not isinstance(row, dict):
             yield f"line {number} is not a JSON object; each line is one row"
