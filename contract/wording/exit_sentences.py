@@ -33,14 +33,15 @@ def _why_validation(evidence: Mapping[str, Any]) -> str:
 def _behind(evidence: Mapping[str, Any]) -> str | None:
     """Why a job was ranked out, by validation or by a text metric; None where the numbers are lacking."""
     metric = evidence.get("metric")
+    named = "validation accuracy" if metric is None and "val_accuracy" in evidence else metric
     if _holds(evidence, "difference_low", "difference_high", "rows" if metric is None else "prompts"):
         low, high = _two_digits(evidence["difference_low"]), _two_digits(evidence["difference_high"])
         over = f"{evidence['rows']} validation rows" if metric is None else f"{evidence['prompts']} prompts"
-        measured = f" in {metric}" if metric is not None else ""
+        measured = f" in {named}" if named is not None else ""
         return f"worse than the best at the end of warmup by {low} to {high}{measured} (95 %, {over})"
-    own, base = ("val_loss", "base_val_loss") if metric is None else ("score", "base_score")
+    own = "score" if metric is not None else "val_loss" if named is None else "val_accuracy"
+    base, measured = f"base_{own}", f" by {named}" if named is not None else ""
     if _holds(evidence, own, base):
-        measured = f" by {metric}" if metric is not None else ""
         return f"no job beats the base after warmup{measured}: {evidence[own]:.4f}, the base alone {evidence[base]:.4f}"
     if not _holds(evidence, "rank", "alive", "kept"):
         return f"{evidence['pattern']}, by {metric}" if metric is not None and "pattern" in evidence else None
@@ -48,7 +49,6 @@ def _behind(evidence: Mapping[str, Any]) -> str | None:
     finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job
     of = f"{alive}" if finished == alive else f"the first {finished} of {alive}"
     goes_on = "only the best one goes on" if kept == 1 else f"at most {kept} go on"
-    measured = f" by {metric}" if metric is not None else ""
     if metric is not None and evidence.get("score") is None:
         measured += " (its texts could not be scored)"
     return f"{_ordinal(evidence['rank'])} of {of} after warmup{measured}, {goes_on}"

@@ -128,6 +128,12 @@ def _stopped(jobs: Sequence[Job]) -> str | None:
             f"nothing has learned more than the base by {metric}: check the data. After warmup the base alone has {base:.4f} "
             f"on {scored[0]['prompts']} prompts, the best of {len(scored)} jobs {best:.4f}"
         )
+    if ordered := [one for one in found if "base_val_accuracy" in one]:
+        base, best = float(ordered[0]["base_val_accuracy"]), max(float(one["val_accuracy"]) for one in ordered)
+        return (
+            f"nothing has learned more than the base by validation accuracy: check the data. After warmup the base alone has "
+            f"{base:.4f} on {ordered[0]['rows']} pairs, the best of {len(ordered)} jobs {best:.4f}"
+        )
     if found := [one for one in found if "base_val_loss" in one]:
         lowest = min(float(one["val_loss"]) for one in found)
         return (

@@ -98,6 +98,23 @@ def test_a_search_that_ended_at_its_cut_says_with_what_losses(tenant, placement)
     )
 
 
+def test_a_search_over_beta_that_ended_at_its_cut_says_with_what_accuracies(tenant, placement):
+    wrong, even = {"metric": "error", "totals": [1.0] * 4}, {"metric": "error", "totals": [0.5] * 4}
+    placement.report({"kind": "base_evaluated", "val_loss": 0.7, "scores": even})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    why = {"pattern": "no job beats the base at the warmup boundary", "base_val_accuracy": 0.5, "rows": 40, "val_loss": 0.9}
+    placement.report(
+        placement.adapter(0, 0.9) | {"scores": wrong},
+        exited(0, 3) | {"evidence": why | {"val_accuracy": 0.1}},
+        exited(1, 3) | {"evidence": why | {"val_accuracy": 0.05}},
+    )
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    assert task["selection"]["verdict"] == (
+        "nothing has learned more than the base by validation accuracy: check the data. After warmup the base alone has 0.5000 "
+        "on 40 pairs, the best of 2 jobs 0.1000"
+    )
+
+
 def test_an_exit_with_an_adapter_competes(placement, task_of, jobs):
     placement.report(moved(0, "warmup"), moved(1, "warmup"))
     placement.report(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
+from contract.wording.exit_sentences import exit_sentence
 from worker.policy.early_exit.guarded_alto import GuardedAlto
 from worker.policy.early_exit.policy_interface import Standing
 
@@ -77,6 +78,31 @@ def test_as_many_as_may_go_on_where_no_job_is_surely_better_than_the_base():
     assert kept(POLICY.decide_ranks(found, scores(0.5, 99, 0.01))) == {0, 1}
     unscored = [Standing(job, (float(job),)) for job in range(16)]
     assert kept(POLICY.decide_ranks(unscored, scores(0.0, 99, 0.01))) == {0, 1, 2, 3}
+
+
+def ordered(accuracies: list[float], losses: list[float]) -> list[Standing]:
+    """Of a dpo search over beta: of each job the pairs that it orders rightly."""
+    wrong = [RowScores(metric="error", totals=[float(n >= ROWS * share) for n in range(ROWS)]) for share in accuracies]
+    return [Standing(job, (loss,), one) for job, (loss, one) in enumerate(zip(losses, wrong, strict=True))]
+
+
+def test_of_jobs_that_order_as_many_pairs_the_one_with_the_lowest_loss_goes_first():
+    settled = POLICY.decide_ranks(ordered([1.0] * 4, [0.57, 0.38, 0.06, 0.0004]))
+    assert kept(settled) == {2, 3}
+    evidence = settled[0].evidence
+    assert (evidence["val_loss"], evidence["val_accuracy"], evidence["last_kept_val_accuracy"]) == (0.57, 1.0, 1.0)
+    assert exit_sentence(ExitReason.UNDERPERFORMING, evidence) == (
+        "4th of 4 after warmup by validation accuracy, at most 2 go on"
+    )
+
+
+def test_a_search_over_beta_is_told_by_its_accuracies():
+    settled = POLICY.decide_ranks(ordered([1.0, 0.9, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]))
+    said = exit_sentence(ExitReason.UNDERPERFORMING, settled[2].evidence)
+    assert said == "3rd of 4 after warmup by validation accuracy, at most 2 go on"
+    harmed = POLICY.decide_ranks(ordered([0.1, 0.05], [0.9, 0.8]), RowScores(metric="error", totals=[0.5] * ROWS))
+    said = exit_sentence(ExitReason.UNDERPERFORMING, harmed[0].evidence)
+    assert said == "no job beats the base after warmup by validation accuracy: 0.1000, the base alone 0.5000"
 
 
 def test_a_search_goes_on_where_one_job_may_have_learned():

@@ -11,7 +11,7 @@ from contract.row_scores import MeanEstimate, RowScores
 from contract.states import ExitReason
 from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict
-from worker.policy.early_exit.ranking import Measure, Place, by_scores
+from worker.policy.early_exit.ranking import Measure, Place, by_scores, is_error
 
 
 class GuardedAlto(Alto):
@@ -83,7 +83,14 @@ class GuardedAlto(Alto):
             own, first = (replace(place, value=place.val_loss, scores=place.validation) for place in (one, ranked[0]))
             difference = _paired(own.scores, first.scores)
             if difference is not None and difference.interval[0] > 0:
-                return _worse(Measure(tied=measure.metric), own, first, difference, ahead, len(ranked))
+                return _worse(
+                    Measure(tied=measure.metric, by_error=is_error(own.scores)),
+                    own,
+                    first,
+                    difference,
+                    ahead,
+                    len(ranked),
+                )
         return None
 
 

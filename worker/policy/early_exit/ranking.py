@@ -27,11 +27,13 @@ class Place:
 @dataclass(frozen=True)
 class Measure:
     """What jobs were ranked by. metric: the text metric; None: validation losses or scores, since no job could be scored by the
-    text metric `lacking`, or since the text metric `tied` does not tell the job from the best."""
+    text metric `lacking`, or since the text metric `tied` does not tell the job from the best. by_error: the validation scores
+    are shares of pairs ordered wrongly."""
 
     metric: str | None = None
     lacking: str | None = None
     tied: str | None = None
+    by_error: bool = False
 
     @property
     def rows(self) -> str:
@@ -39,17 +41,19 @@ class Measure:
         return "rows" if self.metric is None else "prompts"
 
     def told(self, value: float, whose: str = "") -> Evidence:
-        """The value of a job as evidence: a loss, or a result of the metric, of which higher is better."""
-        if self.metric is None:
+        """The value of a job as evidence: a loss, or an accuracy or a result of the metric, of which higher is better."""
+        if self.metric is None and not self.by_error:
             return {f"{whose}val_loss": value}
-        return {f"{whose}score": 1 - value if math.isfinite(value) else None}
+        name = "val_accuracy" if self.metric is None else "score"
+        return {f"{whose}{name}": 1 - value if math.isfinite(value) else None}
 
     def evidence(self, place: Place) -> Evidence:
         """What it was, and the job's own value."""
         if self.metric is not None:
             return {"metric": self.metric, **self.told(place.value), "val_loss": place.val_loss}
         why = {"unscored_by": self.lacking, "tied_by": self.tied}
-        return self.told(place.value) | {name: metric for name, metric in why.items() if metric is not None}
+        loss: Evidence = {"val_loss": place.val_loss}
+        return loss | self.told(place.value) | {name: metric for name, metric in why.items() if metric is not None}
 
 
 Order = Callable[[Sequence[Standing]], list[Place]]
@@ -58,11 +62,10 @@ Order = Callable[[Sequence[Standing]], list[Place]]
 def ranking(metric: str | None, standings: Sequence[Standing], by_validation: Order) -> tuple[Measure, list[Place]]:
     """The jobs that have reached the rung, the best first: by this text metric, or, where there is none or no job has scores by
     it, by validation."""
-    if metric is None:
-        return Measure(), by_validation(standings)
-    if any(one.losses and one.texts is not None for one in standings):
+    if metric is not None and any(one.losses and one.texts is not None for one in standings):
         return Measure(metric), by_texts(standings)
-    return Measure(lacking=metric), by_validation(standings)
+    places = by_validation(standings)
+    return Measure(lacking=metric, by_error=any(is_error(place.scores) for place in places)), places
 
 
 def by_losses(standings: Sequence[Standing], rung: int = 0) -> list[Place]:
@@ -72,9 +75,9 @@ def by_losses(standings: Sequence[Standing], rung: int = 0) -> list[Place]:
 
 
 def by_scores(standings: Sequence[Standing]) -> list[Place]:
-    """By the mean scores of validation rows. A job without scores counts by its loss; among scores of another metric it is the
-    last."""
-    by_error = any(one.scores is not None and one.scores.metric != "loss" for one in standings)
+    """By the mean scores of validation rows; ties by the loss, as the winner is chosen (service/tasks/selection.py). A job
+    without scores counts by its loss; among scores of another metric it is the last."""
+    by_error = any(is_error(one.scores) for one in standings)
     found = []
     for one in standings:
         if one.losses:
@@ -91,7 +94,7 @@ def by_texts(standings: Sequence[Standing]) -> list[Place]:
 
     Not as `by_losses`: a later arrival may join jobs that were apart, or part jobs that were equal.
     """
-    validated = {place.job: (place.value, place.job) for place in by_scores(standings)}
+    validated = {place.job: _by_value(place) for place in by_scores(standings)}
     found = [Place(one.job, _mean(one.texts), one.losses[0], one.texts, one.scores) for one in standings if one.losses]
     left = sorted(found, key=lambda place: (place.value, validated[place.job]))
     order: list[Place] = []
@@ -100,6 +103,11 @@ def by_texts(standings: Sequence[Standing]) -> list[Place]:
         order += sorted(equal, key=lambda place: validated[place.job])
         left = [place for place in left if place not in equal]
     return order
+
+
+def is_error(scores: RowScores | None) -> bool:
+    """Whether they are of a dpo search over beta."""
+    return scores is not None and scores.metric == "error"
 
 
 def _mean(scores: RowScores | None) -> float:
@@ -112,5 +120,5 @@ def _equal(place: Place, best: Place) -> bool:
     return place is best or (place.scores.comparable(best.scores) and not place.scores.surely_worse_than(best.scores))
 
 
-def _by_value(place: Place) -> tuple[float, int]:
-    return place.value, place.job
+def _by_value(place: Place) -> tuple[float, float, int]:
+    return place.value, place.val_loss, place.job
