@@ -22,7 +22,7 @@ HEADINGS: Mapping[str, str] = {
     "beta": "beta",
 }
 TO_BE_PROPOSED = "to be proposed"  # of a job in a later round of a tpe search, instead of its configuration
-MAIN = ("learning_rate", "rank", "batch_size")  # what a configuration is told by, beside what varies
+MAIN = ("learning_rate", "rank", "batch_size", "beta")  # what a configuration is told by, beside what varies
 _BARE = ("schedule", "target_modules", "rslora")  # fields whose values need no name beside them
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from contract.job_config import JobConfig
-from contract.wording.config_labels import HEADINGS, cell, label, varying
+from contract.wording.config_labels import HEADINGS, MAIN, cell, label, varying
 
 PLAIN = {"learning_rate": 1e-4, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}
 OTHER = {
@@ -35,6 +35,13 @@ def test_a_field_that_varies_is_named_and_tells_the_jobs_apart(name: str) -> Non
     assert "learning_rate" in names
     assert cell(one, name) != cell(two, name)
     assert label(one, names) != label(two, names)
+
+
+def test_jobs_that_differ_in_beta_alone_are_told_apart_where_one_is_told_by_itself() -> None:
+    one, two = (JobConfig(**PLAIN | {"beta": beta}) for beta in (0.1, 0.3))
+    assert label(one, MAIN).removesuffix("0.1") == label(two, MAIN).removesuffix("0.3")
+    assert label(two, MAIN).endswith(", beta 0.3")
+    assert "beta" not in label(JobConfig(**PLAIN), MAIN)
 
 
 def test_alpha_that_follows_the_rank_is_no_axis() -> None:

@@ -102,12 +102,13 @@ def test_the_winner_is_told_by_its_configuration_and_the_step_of_its_adapter(vis
         row = session.get_one(Task, task)
         row.winner_job_id = first.id
         _, made = choose([Candidate(0, 4, 1.0, None)], None)
-        row.selection = made.model_dump(mode="json")
+        row.selection = made.model_dump(mode="json") | {"suggestions": ["check the data: is it right?", "bring more rows"]}
     sweeps.end(database, task)
     page = visitor.open(f"/tasks/{task}")
     assert " ".join(page.text_content("#selection").split()) == (
         "job 0 (lr 0.0001, rank 4, batch 4) won: the lowest validation loss, 1.0000. "
-        "Its own loss was lowest after step 7 of 100, and rose afterwards."
+        "Its own loss was lowest after step 7 of 100, and rose afterwards. "
+        "Next: check the data: is it right? Bring more rows."
     )
     rows = [" ".join(row.split()) for row in page.locator("#adapters tbody tr").all_text_contents()]
     assert [row.startswith("job 0 (winner)") for row in rows] == [True, False]
