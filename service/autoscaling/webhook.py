@@ -7,16 +7,14 @@ difference.
 
 import json
 import logging
-import threading
 import time
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.autoscaling.announcement_pace import AnnouncementPace
 from service.autoscaling.fleet_needs import autoscaling_state
 from service.autoscaling.resource import AutoscalingState
 from service.database.engine import Database, new_id
 from service.http.outbound import Failed, Outbound, Refused
+from service.messaging.woken_thread import WokenThread
 from service.settings import Settings
 from service.webhooks.signatures import headers
 
@@ -26,49 +24,24 @@ EVENT = "autoscaling.state"
 _CALL_SECONDS = 15.0
 
 
-class AutoscalingWebhook:
-    """Does nothing where the settings name no URL."""
+class AutoscalingWebhook(WokenThread):
+    """Does nothing where the settings name no URL. A call in flight may end while `close` waits."""
+
+    name, put_off = "autoscaling webhook", "the fleet's needs are told later"
 
     def __init__(self, settings: Settings, db: Database) -> None:
+        super().__init__()
         self._settings, self._db = settings, db
         self._secrets = [secret.get_secret_value() for secret in settings.autoscaling_secrets]
         self._outbound = Outbound(seconds=_CALL_SECONDS)
         self._pace = AnnouncementPace(settings.autoscaling_settle_seconds)
-        self._woken, self._closing = threading.Event(), False
-        self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
         """Look, in the background, whether there is something to tell. Call it every few seconds."""
-        if self._settings.autoscaling_url is None:
-            return
-        self._woken.set()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name="autoscaling webhook", daemon=True)
-            self._thread.start()
+        if self._settings.autoscaling_url is not None:
+            super().wake()
 
-    def stop(self) -> None:
-        """Tell nothing more; returns at once."""
-        self._closing = True
-        self._woken.set()
-
-    def close(self, seconds: float = 1.0) -> None:
-        """Stop; a call in flight may end within so many seconds."""
-        self.stop()
-        if self._thread is not None:
-            self._thread.join(seconds)
-
-    def _work(self) -> None:
-        while True:
-            self._woken.wait()
-            self._woken.clear()
-            if self._closing:
-                return
-            try:
-                self.look()
-            except SQLAlchemyError as error:
-                log.error("the fleet's needs are told later, the database does not answer: %s", error)
-
-    def look(self) -> None:
+    def run_due(self) -> None:
         """Tell the state if that is due; the transaction that reads it is over before the call."""
         if self._pace.resting(time.monotonic()):
             return

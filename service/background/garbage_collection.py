@@ -1,6 +1,7 @@
 """Garbage collection: deletes objects that no row refers to, and rows past their retention (retention.py).
 
-It also checks the usage counters against the usage rows.
+It also checks the usage counters against the usage rows. It runs in a thread of the queue worker: where there are millions of
+objects it takes long, and no plan waits for it.
 """
 
 import itertools
@@ -14,11 +15,13 @@ from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
+from service.dependencies import Dependencies
 from service.files.models import File
 from service.fleet.base_models.model_catalog import stored_objects
 from service.hub_pushes.models import OPEN as PUSH_OPEN
 from service.hub_pushes.models import HubPush
 from service.merges.models import OPEN, MergedModel
+from service.messaging.woken_thread import WokenThread
 from service.metrics.ended_totals import fold
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task, reads_file
@@ -30,6 +33,18 @@ log = logging.getLogger(__name__)
 KEPT_SECONDS = 24 * 3600.0  # the longest time between an object's upload and the report that refers to it
 _DEFAULT = Retention()
 _BATCH, _ROWS = 50_000, 1000  # objects that are looked for at a time, rows read at a time
+
+
+class Sweeper(WokenThread):
+    name, put_off = "sweeper", "the rest is swept later"
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        super().__init__()
+        self._db, self._storage = dependencies.db, dependencies.storage
+        self._keep = Retention.of(dependencies.settings)
+
+    def run_due(self) -> None:
+        sweep(self._db, self._storage, self._keep)
 
 
 def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:

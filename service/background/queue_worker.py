@@ -16,9 +16,8 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import JobTimeoutException
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.background.garbage_collection import sweep
+from service.background.garbage_collection import Sweeper
 from service.background.liveness import show_alive
-from service.background.retention import Retention
 from service.background.stopping import stop_all
 from service.completions.session_starts import start_for_who_asks
 from service.dependencies import Dependencies
@@ -38,7 +37,9 @@ _RETRY_SECONDS = 1.0
 _TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns every 5 s
 
 
-def job_functions(dependencies: Dependencies, courier: Courier, validator: Validator) -> Mapping[QueueJob, Callable[[], None]]:
+def job_functions(
+    dependencies: Dependencies, courier: Courier, validator: Validator, sweeper: Sweeper
+) -> Mapping[QueueJob, Callable[[], None]]:
     """The function for each queue job. Each finds its own work in Postgres, and may find none."""
     pace = Pace()
 
@@ -46,16 +47,13 @@ def job_functions(dependencies: Dependencies, courier: Courier, validator: Valid
         replan(dependencies, pace)
         courier.wake()  # the change that asked for a plan may also be a webhook event
 
-    def collect() -> None:
-        sweep(dependencies.db, dependencies.storage, Retention.of(dependencies.settings))
-
     def answer() -> None:
         start_for_who_asks(dependencies)
 
     return {
         QueueJob.REPLAN: plan,
         QueueJob.VALIDATE: validator.wake,
-        QueueJob.SWEEP: collect,
+        QueueJob.SWEEP: sweeper.wake,
         QueueJob.DELIVER: courier.wake,
         QueueJob.ANSWER: answer,
     }
@@ -112,11 +110,11 @@ class _Worker(rq.SimpleWorker):
 
 def run_worker(settings: Settings) -> None:
     """Execute queue jobs until SIGTERM or SIGINT; a running job ends first, and so do deliveries that are in flight. Tasks
-    whose files are read are left to another validator. Reconnects when Redis fails."""
+    whose files are read are left to another validator, and what is not swept to the next sweep. Reconnects when Redis fails."""
     span_exporter.start(settings, "motet-queue")
     dependencies = Dependencies.of(settings)
-    courier, validator = courier_of(settings, dependencies.db), Validator(dependencies)
-    NamedQueueJob.work = job_functions(dependencies, courier, validator)
+    in_threads = courier_of(settings, dependencies.db), Validator(dependencies), Sweeper(dependencies)
+    NamedQueueJob.work = job_functions(dependencies, *in_threads)
     stop = threading.Event()
     current: list[_Worker] = []
 
@@ -142,5 +140,5 @@ def run_worker(settings: Settings) -> None:
             log.warning("the queue worker lost Redis and will reconnect: %r", error)
         current.clear()
         stop.wait(_RETRY_SECONDS)
-    stop_all([courier, validator])
+    stop_all(in_threads)
     span_exporter.stop()

@@ -92,7 +92,7 @@ def test_a_message_is_signed_and_holds_what_an_admin_reads(nothing_left, webhook
     node = new_node()
     tenant.task(gpus=2)
     plan()
-    webhook().look()
+    webhook().run_due()
     (message,) = scaler.messages(1)
     headers, body = scaler.got[0]
     for secret in SECRETS:
@@ -110,19 +110,19 @@ def test_only_changes_are_told(nothing_left, webhook, scaler, queue):
     mine = webhook()
     queue()
     for _ in range(3):
-        mine.look()
+        mine.run_due()
     assert len(scaler.messages(1)) == 1
     queue()
-    mine.look()
-    mine.look()
+    mine.run_due()
+    mine.run_due()
     assert [m["data"]["wanted"][0]["tasks"] for m in scaler.messages(2)] == [1, 2]
 
 
 def test_a_change_waits_until_it_has_settled(nothing_left, webhook, scaler, queue):
     mine = webhook(settle=3600.0)
-    mine.look()
+    mine.run_due()
     queue()
-    mine.look()
+    mine.run_due()
     assert [m["data"]["wanted"] for m in scaler.messages(1)] == [[]]
 
 
@@ -132,14 +132,14 @@ def test_a_message_that_is_not_taken_is_repeated_as_the_state_that_there_is_then
 ):
     mine = webhook()
     scaler.status = status
-    mine.look()
-    mine.look()
+    mine.run_due()
+    mine.run_due()
     assert [record.levelname for record in caplog.records if "autoscaling" in record.message] == ["WARNING"], "one for a row"
     assert SECRETS[0] not in caplog.text
     queue()
     scaler.status = 200
-    mine.look()
-    mine.look()
+    mine.run_due()
+    mine.run_due()
     messages = scaler.messages(3)
     assert len(messages) == 3
     assert [one["tasks"] for one in messages[-1]["data"]["wanted"]] == [1]
@@ -162,10 +162,10 @@ def test_a_receiver_that_is_away_costs_the_reconciler_nothing(nothing_left, webh
 
 def test_a_process_that_starts_tells_the_state_that_there_is(nothing_left, webhook, scaler, queue):
     """Whatever the one before it had told, or had not yet: it kept nothing but that."""
-    webhook().look()
+    webhook().run_due()
     queue()
     for _ in range(2):  # two reconcilers
-        webhook().look()
+        webhook().run_due()
     assert [len(m["data"]["wanted"]) for m in scaler.messages(3)] == [0, 1, 1]
 
 

@@ -4,15 +4,18 @@ import hashlib
 import io
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import update
 
-from service.background.garbage_collection import KEPT_SECONDS, sweep
+from service.background.garbage_collection import KEPT_SECONDS, Sweeper, sweep
 from service.database.engine import clock
 from service.files.models import File
-from service.storage.object_store import Storage
+from service.storage.object_store import Storage, StorageAway
+from tests.service.background.test_queue import until
 from tests.service.fleet.scripted import completed, moved, points
+from tests.service.live_server import PATIENCE
 
 
 @pytest.fixture
@@ -78,3 +81,26 @@ def test_a_deleted_file_goes_once_no_task_and_no_other_file_needs_its_bytes(depe
     assert not gone()
     assert tenant.post(f"/v1/tasks/{task['id']}/cancel").status_code == 200
     assert gone()
+
+
+def test_a_sweep_that_storage_breaks_off_is_made_at_the_next_wake(dependencies, storage, aged, caplog):
+    orphan, away = put(storage, b"nobody's"), [StorageAway("away", retry_after=1)]
+    aged()
+
+    class Flaky:
+        def keys(self):
+            if away:
+                raise away.pop()
+            return storage.keys()
+
+        def __getattr__(self, name: str):
+            return getattr(storage, name)
+
+    sweeper = Sweeper(replace(dependencies, storage=Flaky()))
+    sweeper.wake()
+    until(lambda: "the rest is swept later: " in caplog.text)
+    assert orphan in held(storage)
+    sweeper.wake()
+    until(lambda: orphan not in held(storage))
+    sweeper.close(PATIENCE)
+    assert not sweeper._thread.is_alive()

@@ -22,15 +22,22 @@ from tests.service.live_server import PATIENCE, until
 
 
 class StandsStill:
-    """Storage that gives no file before `go_on`."""
+    """Storage that gives no file, and lists none, before `go_on`."""
 
     def __init__(self, storage) -> None:
         self._storage, self.asked, self.go_on = storage, threading.Event(), threading.Event()
 
     def open(self, sha256: str):
+        self._wait()
+        return self._storage.open(sha256)
+
+    def keys(self):
+        self._wait()
+        return self._storage.keys()
+
+    def _wait(self) -> None:
         self.asked.set()
         assert self.go_on.wait(PATIENCE)
-        return self._storage.open(sha256)
 
     def __getattr__(self, name: str):
         return getattr(self._storage, name)
@@ -101,8 +108,9 @@ def test_a_node_is_given_up_and_a_lease_ends_while_a_file_is_read(
         lost.result()
 
 
-def test_the_queue_worker_plans_while_a_file_is_read(
-    slow, still, dependencies, tenant, new_node, status_of, handlers_kept, monkeypatch
+@pytest.mark.parametrize("slow_job", [QueueJob.VALIDATE, QueueJob.SWEEP])
+def test_the_queue_worker_plans_while_a_file_is_read_or_storage_is_swept(
+    slow, still, dependencies, tenant, new_node, status_of, handlers_kept, monkeypatch, slow_job
 ):
     new_node()
     ready = tenant.task()["id"]
@@ -111,7 +119,7 @@ def test_the_queue_worker_plans_while_a_file_is_read(
 
     class Asked(queue_worker._Worker):
         def work(self, *_: object, **__: object) -> bool:
-            NamedQueueJob.work[QueueJob.VALIDATE]()
+            NamedQueueJob.work[slow_job]()
             assert still.asked.wait(PATIENCE)
             NamedQueueJob.work[QueueJob.REPLAN]()
             seen.extend((still.go_on.is_set(), status_of(ready), status_of(new)))
