@@ -200,8 +200,8 @@ def _whole(number: Any) -> bool:
 
 
 def check_tensors(tensors: Sequence[Tensor], settings: PeftSettings, shapes: MatrixShapes, base: str) -> list[str]:
-    """The modules whose matrices the adapter holds: of all layers, in the shapes of its rank and its base. Raises
-    AdapterInvalid, which names every tensor that is wrong."""
+    """The modules whose matrices the adapter holds, alone or joined: of all layers, in the shapes of its rank and its base.
+    Raises AdapterInvalid, which names every tensor that is wrong."""
     held = {tensor.name: tensor.shape for tensor in tensors}
     wanted: dict[str, dict[str, tuple[int, int]]] = {module: {} for module in shapes.modules}
     for path, module, inputs, outputs in shapes.matrices():
@@ -217,7 +217,7 @@ def check_tensors(tensors: Sequence[Tensor], settings: PeftSettings, shapes: Mat
     if settings.target_modules is not None and set(settings.target_modules) != set(modules):
         message = f"lists the target_modules {', '.join(settings.target_modules)}; the file holds {', '.join(modules)}"
         raise AdapterInvalid([FieldError(field="config", code="modules_differ", message=message)], error_count=1)
-    return modules
+    return shapes.own_modules(modules)
 
 
 def _mistakes(

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
+from contract.job_config import MAX_RANK
 from contract.messages.adapter_manifest import AdapterBase, AdapterFile, UploadedManifest
-from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, NotPlainLora, PeftSettings
+from contract.messages.peft_settings import CONFIG_FILE, MAX_LORA_ALPHA, WEIGHTS_FILE, NotPlainLora, PeftSettings
 from service.adapters import actions
 from service.adapters.adapter_intake import AdapterIntake, AdapterTooLarge, check_tensors
 from service.adapters.matrix_shapes import MatrixShapes
@@ -102,9 +103,13 @@ def _name(said: str | None) -> str | None:
 
 def _settings(config: str) -> PeftSettings:
     try:
-        return PeftSettings.read(config.encode())
+        settings = PeftSettings.read(config.encode())
     except NotPlainLora as error:
         raise invalid_field("config", "not_plain_lora", str(error)) from None
+    if settings.rank > MAX_RANK or settings.alpha > MAX_LORA_ALPHA:  # which exports of joined matrices may have
+        message = f"has rank {settings.rank} and alpha {settings.alpha:g}; uploaded adapters have at most {MAX_RANK} and "
+        raise invalid_field("config", "not_plain_lora", f"{message}{MAX_LORA_ALPHA:g}")
+    return settings
 
 
 def _shapes(folder: Path) -> MatrixShapes:

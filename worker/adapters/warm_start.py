@@ -40,7 +40,7 @@ class StartAdapter:
 
     def check(self, config: JobConfig) -> None:
         """Raises WarmStartError where a job of this configuration could not hold the adapter."""
-        if config.rank != self.rank:
+        if config.rank < self.rank:
             raise WarmStartError(
                 f"has rank {self.rank}, but a job asks for rank {config.rank}; set search_space.rank to [{self.rank}]"
             )
@@ -58,12 +58,13 @@ class StartAdapter:
             )
 
     def write_onto(self, fresh: Tensor, scale: float) -> None:
-        """Put this adapter's matrices into a job's first weights, float32 [rank, W], rescaled to the job's scale."""
+        """Put this adapter's matrices into a job's first weights, float32 [rank, W], rescaled to the job's scale. Ranks that
+        the adapter lacks stay as they are: they do nothing at first."""
         own = self.layout.split(self.weights)
         for target, (a, b) in zip(self.layout.targets, self.layout.split(fresh).values(), strict=True):
             if target.module in self.modules:
-                a.copy_(own[target.name][0])
-                b.copy_(own[target.name][1] * (self.scale / scale))
+                a[: self.rank].copy_(own[target.name][0])
+                b[:, : self.rank].copy_(own[target.name][1] * (self.scale / scale))
 
 
 def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:

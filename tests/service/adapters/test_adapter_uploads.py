@@ -270,7 +270,14 @@ def test_weights_have_a_limit_of_their_own(serve, settings_for, database_url, tm
     assert "save it in bfloat16 or float16" in refused.json()["detail"]
 
 
-@pytest.mark.parametrize(("config", "code"), [("", "missing"), ("{", "not_plain_lora"), ("{" + " " * 2**18, "too_long")])
+_WIDE = json.dumps(CONFIG | {"r": 257, "target_modules": ["qkv_proj"]})  # as an export of joined matrices may have
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [("", "missing"), ("{", "not_plain_lora"), (_WIDE, "not_plain_lora"), ("{" + " " * 2**18, "too_long")],
+    ids=["none", "cut", "wide", "long"],
+)
 def test_a_wrong_configuration_is_named(tenant, config, code):
     parts = {"file": ("adapter_model.safetensors", WHOLE), "config": (None, config)}
     refused = tenant.post("/v1/adapters", files=parts, data={"base_model": "toy"})

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
+from safetensors.torch import load_file
 
 from contract.messages.peft_settings import PeftSettings
+from service.adapters.adapter_intake import AdapterInvalid, Tensor, check_tensors
 from service.adapters.adapter_readme import served, vllm_rank
 from service.adapters.matrix_shapes import MatrixShapes
 from service.fleet.base_models.model_config import ModelConfig
@@ -16,12 +19,27 @@ from tests.worker.model import tiny
 SAID = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "max_position_embeddings": 131072}
 
 
-def test_adapters_from_elsewhere_are_refused_in_words() -> None:
-    with pytest.raises(Invalid) as refused:
-        MatrixShapes.read(json.dumps(BASE | {"model_type": "phi3"}).encode(), "base_model")
-    (error,) = refused.value.errors
-    assert (error.field, error.code) == ("base_model", "joined_matrices")
-    assert error.message.startswith("holds qkv_proj and gate_up_proj, whose parts have adapters of their own here")
+@pytest.mark.parametrize("modules", [["qkv_proj", "down_proj"], ["o_proj", "gate_up_proj"]])
+def test_an_adapter_that_peft_made_is_taken_for_the_parts(tmp_path: Path, modules: list[str]) -> None:
+    config = tiny.configs()["phi3_part"]
+    peft.get_peft_model(tiny.model(config), peft.LoraConfig(r=4, target_modules=modules)).save_pretrained(tmp_path)
+    held = load_file(tmp_path / "adapter_model.safetensors")
+    tensors = [Tensor(name, "F32", (one.shape[0], one.shape[1]), 0) for name, one in held.items()]
+    settings = PeftSettings.read((tmp_path / "adapter_config.json").read_bytes())
+    shapes = MatrixShapes.read(json.dumps(config.to_dict()).encode(), "base_model")
+    own = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+    assert check_tensors(tensors, settings, shapes, "phi") == [part for name in modules for part in own.get(name, [name])]
+    with pytest.raises(AdapterInvalid) as refused:
+        check_tensors(tensors[1:], settings, shapes, "phi")
+    assert refused.value.errors[0].message.startswith("lacks base_model.model.model.layers.0.")
+
+
+def test_an_adapter_of_a_part_alone_is_none_of_the_base() -> None:
+    shapes = MatrixShapes.read(json.dumps(BASE | {"model_type": "phi3"}).encode(), "base_model")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    with pytest.raises(AdapterInvalid) as refused:
+        check_tensors([Tensor(name, "F32", (2, 12), 0)], PeftSettings(rank=2, alpha=4), shapes, "phi")
+    assert f"holds {name}, which is no LoRA matrix of phi" in refused.value.errors[0].message.replace("'", "")
 
 
 @pytest.mark.parametrize(

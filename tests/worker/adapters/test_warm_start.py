@@ -12,6 +12,7 @@ from contract.messages.placement_messages import Placement, WarmStartRef
 from contract.messages.report_messages import BaseEvaluated, PlacementFailed
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
+from worker.adapters.location_types import AdapterSpec
 from worker.adapters.peft_export import export_peft
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena import AdapterState, Arena
@@ -83,8 +84,18 @@ def test_modules_that_the_start_has_not_got_keep_their_first_weights(arena, fold
     start.check(config())
     with pytest.raises(WarmStartError, match="has matrices for k_proj, o_proj, which a job's target_modules leave out"):
         start.check(config(target_modules=["q_proj", "v_proj"]))
-    with pytest.raises(WarmStartError, match="has rank 4, but a job asks for rank 8"):
-        start.check(config(rank=8))
+    with pytest.raises(WarmStartError, match="has rank 4, but a job asks for rank 2"):
+        start.check(config(rank=2))
+
+
+def test_a_job_of_a_higher_rank_begins_with_what_the_adapter_does(arena, folder):
+    start = read_peft(folder, arena.layout)
+    start.check(config(rank=6))
+    fresh = AdapterSpec.of(config(rank=6), start).first_weights(arena.layout)
+    own, made = arena.layout.split(start.weights), arena.layout.split(fresh)
+    for name, (a, b) in made.items():
+        assert a[4:].ne(0).any(), "the ranks that it lacks can learn"
+        torch.testing.assert_close(config(rank=6).plain_alpha / 6 * b @ a, start.scale * own[name][1] @ own[name][0])
 
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -156,7 +167,7 @@ def test_a_job_goes_on_where_another_ended(fleet, placing, tmp_path):
 
 def test_an_adapter_that_does_not_fit_the_jobs_fails_with_a_reason(fleet, placing, tmp_path):
     (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=CALM))
-    placement = placing(SPACE | {"rank": [8]}, early_exit=CALM, warm_start=START)
+    placement = placing(SPACE | {"rank": [2]}, early_exit=CALM, warm_start=START)
     (refused,) = Inside(fleet, tmp_path / "second").run(started_from(fleet, placement, first.manifests[0].files))
     (failed,) = refused.of(PlacementFailed)
-    assert failed.error.startswith("warm_start.adapter_id adapter_x: has rank 4, but a job asks for rank 8")
+    assert failed.error.startswith("warm_start.adapter_id adapter_x: has rank 4, but a job asks for rank 2")
