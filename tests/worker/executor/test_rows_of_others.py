@@ -9,6 +9,7 @@ from tests.worker.corpus import PAIRS
 from tests.worker.executor.completion_work import LONG, over, work
 from tests.worker.executor.text_evaluations import ASKED, evaluated
 from tests.worker.inside import Inside
+from worker.executor.step_scheduler import StepScheduler
 from worker.model import arena as arenas
 from worker.pipe_messages import Detach
 
@@ -50,11 +51,20 @@ def left(reported):
     return dict(reported.curves), {job: event.kind for job, event in reported.ended.items()}
 
 
-def test_it_waits_for_rows_that_a_neighbour_trains_in(fleet, placing, tmp_path, preferring, arena_of):
+def test_it_waits_for_rows_that_a_neighbour_trains_in(fleet, placing, tmp_path, preferring, arena_of, monkeypatch):
+    """And keeps the neighbour's steps from nothing meanwhile: a device may be given several at a time."""
     (alone,) = Inside(fleet, tmp_path / "alone").run(again(preferring, "alone"))
     neighbour = placing(SPACE | {"rank": [32]}, early_exit=CALM, training={"max_steps": 30, "epochs": 10})
     arena_of(32)
+    choose, turns = StepScheduler.choose, []
+
+    def seen(self, replicas, placements, runs, others):
+        turns.append((len(placements), others))
+        return choose(self, replicas, placements, runs, others)
+
+    monkeypatch.setattr(StepScheduler, "choose", seen)
     _, reported = Inside(fleet, tmp_path / "both").run(neighbour, joining=[preferring])
+    assert (2, False) in turns
     assert left(reported) == left(alone)
     assert left(alone)[1] == {0: "job_completed"}
 

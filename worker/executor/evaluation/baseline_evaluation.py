@@ -29,7 +29,8 @@ class Baselines:
         self._begun: dict[str, _Baseline] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._begun)
+        """Whether one can go on now."""
+        return self._next() is not None
 
     def __contains__(self, task: PlacementRun) -> bool:
         return task.key in self._begun
@@ -54,7 +55,9 @@ class Baselines:
 
     def advance(self) -> tuple[PlacementRun, Unrunnable]:
         """Run one pass of the baseline whose turn it is. Returns its task, and the jobs that cannot run for lack of memory."""
-        key, baseline = next(iter(self._begun.items()))
+        baseline = self._next()
+        assert baseline is not None, "one is to be there"
+        key = baseline.task.key
         del self._begun[key]
         unrunnable = baseline.advance()
         if baseline.done:
@@ -62,6 +65,9 @@ class Baselines:
         else:
             self._begun[key] = baseline  # behind the others
         return baseline.task, unrunnable
+
+    def _next(self) -> "_Baseline | None":
+        return next((one for one in self._begun.values() if not one.waits), None)
 
 
 class _Baseline:
@@ -73,11 +79,15 @@ class _Baseline:
         self._passes: Passes | None = None
         self._rows_taken: int | None = None  # by others, of the arena, that left none for the adapter that the task starts from
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for arena rows until others give some back."""
+        rows_used = self._replicas.first.trainer.arena.rows_used
+        return self._rows_taken is not None and rows_used >= self._rows_taken and self.task.any_unfinished
+
     def advance(self) -> Unrunnable:
-        """One pass, or none while it waits for arena rows until others give some back."""
+        """One pass, or none where others have the arena's rows."""
         replica, unfinished = self._replicas.first, [run.key for run in self.task.runs if run.unfinished]
-        if unfinished and self._rows_taken is not None and replica.trainer.arena.rows_used >= self._rows_taken:
-            return {}
         self._rows_taken = None
         jobs = [run.key for run in self.task.runs] if unfinished or self._judges else []
         try:
