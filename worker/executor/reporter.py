@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from contract.messages.report_messages import Points, Report, ReportEvent, Series, TextsEvaluated, Throughput
+from contract.messages.report_messages import AdapterKept, Points, Report, ReportEvent, Series, TextsEvaluated, Throughput
 from contract.messages.span_messages import MOST_SPANS, PhaseSpan
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
@@ -153,7 +153,8 @@ def points(job: int, series: Series, steps: Sequence[int], values: Sequence[floa
 def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent], int]:
     """The next report's events, and how many of `waiting` they cover. Merges points of a series unless another event about
     their job lies between; an event without a job separates all, except Throughput. A report's size is bounded, so it holds all
-    texts of one evaluation at most."""
+    texts of one evaluation at most. An adapter comes with its job's end: had a crash parted them, the service would delete an
+    adapter that its tenant may have named."""
     events: list[ReportEvent] = []
     merged: list[list[Points]] = []  # of each event, those that are one with it; empty where it has no points
     counts: list[int] = []  # of their points
@@ -168,6 +169,8 @@ def events_of_report(waiting: Sequence[ReportEvent]) -> tuple[list[ReportEvent],
             continue
         with_texts = isinstance(event, TextsEvaluated) and bool(event.texts)
         if len(events) == _MAX_EVENTS or (texts and with_texts):
+            if isinstance(waiting[used - 1], AdapterKept):
+                events, merged, used = events[:-1], merged[:-1], used - 1
             break
         texts = texts or with_texts
         if isinstance(event, Points):

@@ -5,11 +5,15 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.job_config import JobConfig
+from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import (
+    AdapterKept,
     Attached,
     Checkpointed,
     GeneratedText,
+    JobCompleted,
     JobMoved,
     Points,
     Report,
@@ -104,6 +108,21 @@ def test_a_report_holds_the_texts_of_one_evaluation_at_most():
         reports.append(events)
         waiting = waiting[used:]
     assert reports == [[without, full, point(0, 1), without], [full], [full]]
+
+
+def test_an_adapter_comes_with_the_end_of_its_job():
+    """A crash between them takes the job back, and with it an adapter that a task may start from by then."""
+    config = JobConfig(learning_rate=1e-4, rank=8, alpha=16.0, batch_size=4, seed=0)
+    origin = {"base_model": "tiny", "base_revision": "a" * 40, "dataset_sha256": "b" * 64, "config": config}
+    lineage = Lineage(task_id="task_1", job_id="job_1", **origin)
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    files = [AdapterFile(path=name, sha256="c" * 64, bytes=1) for name in names]
+    kept = AdapterKept(job=0, manifest=AdapterManifest(files=files, step=1, val_loss=1.0, lineage=lineage))
+    completed = JobCompleted(job=0, step=1, best_step=1, best_val_loss=1.0)
+    before = [MOVED.model_copy(update={"step": step}) for step in range(511)]
+    assert events_of_report([*before, kept, completed, WORK]) == (before, 511)
+    assert events_of_report([kept, completed, WORK]) == ([kept, completed, WORK], 3)
+    assert events_of_report([*before[1:], kept, completed, WORK]) == ([*before[1:], kept, completed], 512)
 
 
 def test_a_steady_curve_takes_few_events():
