@@ -68,8 +68,8 @@ def status_at(job: Job, step: int | None, has_boundary: bool) -> JobStatus:
     """The job's status when it had trained `step` steps (None: before its first checkpoint)."""
     if step is None:
         return JobStatus.PENDING
-    if job.promoted:
-        return JobStatus.TRAINING
+    if job.promoted:  # one that an earlier rewind took to its start may be before its boundary again, where it is not ranked
+        return JobStatus.TRAINING if job.status == JobStatus.TRAINING else JobStatus.WARMUP
     at_boundary = (
         has_boundary and job.warmup_steps is not None and job.warmup_steps <= step and job.warmup_steps != job.total_steps
     )

@@ -96,6 +96,19 @@ def test_promotion_outlives_a_rewind_to_the_very_start(placement, lost):
     assert (job.status, job.promoted, job.warmup_val_loss, job.checkpoint) == ("pending", True, 1.5, None)
 
 
+def test_one_that_was_promoted_and_parked_again_trains_on(database, placement, lost):
+    """An earlier rewind took it to its start, and its next executor parked it at the boundary that it had passed."""
+    placement.report(*(moved(job, "warmup") for job in range(2)), *(points(job, [1, 2]) for job in range(2)))
+    placement.report(*(moved(job, "training", 2, warmup_val_loss=1.5) for job in range(2)))
+    again = lost(placement)
+    again.report(*(moved(job, "warmup") for job in range(2)), *(points(job, [1, 2]) for job in range(2)))
+    again.report(moved(1, "parked", 2, warmup_val_loss=1.5), again.checkpoint({0: 1, 1: 2}))
+    once_more = lost(again)
+    given = [(job.status, job.promoted, job.checkpoint.step) for job in once_more.given.jobs[:2]]
+    assert given == [("warmup", True, 1), ("warmup", True, 2)], "their executor says that they train"
+    once_more.report(moved(0, "training", 1), moved(1, "training", 2))
+
+
 def test_scores_at_the_boundary_are_given_back_until_the_cut_is_decided(database, placement, lost):
     """A job that ended, and one whose checkpoint is from before its boundary, are compared by them after a restart."""
     sent = [RowScores(totals=[1.0 + job, 2.0], weights=[3, 4]) for job in range(5)]
@@ -159,7 +172,7 @@ def test_a_rewind_only_ever_goes_where_the_table_allows(data, selects):
         status=status,
         total_steps=total,
         warmup_steps=warmup,
-        promoted=status == JobStatus.TRAINING,
+        promoted=status == JobStatus.TRAINING or data.draw(st.booleans()),  # before an earlier rewind
         warmup_val_loss=1.0 if ranked and data.draw(st.booleans()) else None,
     )
     step = None if status == JobStatus.PENDING else data.draw(st.none() | st.integers(0, total))
