@@ -1,6 +1,7 @@
 """Placements: lookup under the task's lock, and ending them. Lock order everywhere: task, placement, node; several of a kind by
 their ids."""
 
+import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
@@ -18,6 +19,8 @@ from service.tasks.lifecycle.rewind import rewind
 from service.tasks.lifecycle.task_trace import placement_ended
 from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import note
+
+log = logging.getLogger(__name__)
 
 FINISHED = "finished"  # end reason of a placement whose task ended there
 
@@ -122,13 +125,18 @@ def release_placement(
     """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request. With
     `hopeless`, the task fails for that reason (see `rewind`).
 
-    A placement that was asked to leave ends for that reason. The caller holds the locks of `lock_placement` and has checked
-    that the placement is live.
+    A placement that was asked to leave ends for that reason. One whose task cannot be rewound ends all the same, so that its
+    devices are free and its node's other placements are released; the reconciler rewinds the task as soon as that is possible.
+    The caller holds the locks of `lock_placement` and has checked that the placement is live.
     """
     if placement.leaving is not None:
         reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
     end_placement(session, dependencies.wakeups, placement, reason)  # locked before the usage counter, as everywhere
-    rewind(session, task, reason, detail, hopeless)
+    try:
+        with session.begin_nested():
+            rewind(session, task, reason, detail, hopeless)
+    except ValueError as error:  # a status of a newer version, say
+        log.error("task %s has left node %s and cannot be rewound: %s", task.id, placement.node_id, error, exc_info=True)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
     bump_version_and_notify(session, task)
     request_plan(session, dependencies.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

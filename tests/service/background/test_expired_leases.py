@@ -13,7 +13,7 @@ from service.fleet.node_health.node_faults import Fault
 from service.fleet.node_health.quarantine import ExecutorLoss, faults_of
 from service.fleet.nodes import lose
 from service.tasks.lifecycle.placements import lock_placement
-from service.tasks.models import Task
+from service.tasks.models import Job, Task
 from tests.service.scheduler import sharing
 from tests.service.scheduler.planned import rows
 from tests.service.scheduler.sharing import shared
@@ -125,6 +125,35 @@ def test_who_sat_beside_a_suspect_is_not_blamed_for_it(
     else:
         assert losing[0] == "an earlier one"
         assert losing[1:] == [f"{other.given.task_id}+{suspect.given.task_id}"], "evidence against neither"
+
+
+@pytest.mark.parametrize("lose_all", [report, stall, fall_silent, reboot, expired])
+def test_a_task_that_cannot_be_rewound_keeps_no_device_and_no_other(tenant, new_node, plan, database, dependencies, lose_all):
+    """A version that comes later may have given its job a status that this one does not know."""
+    node, tasks = new_node(slots=3), [tenant.task()["id"] for _ in range(3)]
+    plan()
+    placed = sorted((node.take(task) for task in tasks), key=lambda one: one.id)
+    node.leases(*(one.pulse() for one in placed))
+    broken = [one.given.task_id for one in placed[:2]]
+
+    def write(task, status):
+        with database.begin() as session:
+            session.execute(update(Job).where(Job.task_id == task).values(status=status))
+
+    def running():
+        return [task.id for task in sorted(rows(database, Task), key=lambda task: task.id) if task.status == "running"]
+
+    for task in broken:
+        write(task, "cooling")
+    lose_all(node, placed, dependencies, database)
+    assert all(row.ended_at is not None for row in rows(database, Placement))
+    assert running() == sorted(broken)
+    for task in reversed(broken):
+        reconciler.requeue_running_without_placement(dependencies)
+        assert task in running()
+        write(task, "pending")
+        reconciler.requeue_running_without_placement(dependencies)
+        assert task not in running(), "the other is passed over"
 
 
 def test_two_reconcilers_count_an_executor_once(tenant, new_tenant, gpu, plan, database, dependencies, expire, monkeypatch):
