@@ -218,7 +218,7 @@ def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: Cla
 )
 def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey) -> DeliveryResource:
     with db.begin() as session:
-        webhook = actions.find_webhook(session, writer, webhook_id)
+        webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
         sent = DeliveryResource.of(actions.test(session, queue, webhook))
         claim.store_answer(session, 202, sent, {})
     return sent

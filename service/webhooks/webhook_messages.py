@@ -50,7 +50,9 @@ def announce(session: Session, task: Task) -> None:
         return
     wants = Webhook.events.overlap(sorted(types))
     webhooks = select(Webhook).where(Webhook.tenant_id == task.tenant_id, Webhook.disabled.is_(None), wants)
-    if not (wanting := session.scalars(webhooks).all()):
+    # locked against deletion, as the messages' foreign keys lock them: one that goes meanwhile would undo the whole transaction
+    held = webhooks.order_by(Webhook.id).with_for_update(read=True, key_share=True)
+    if not (wanting := session.scalars(held).all()):
         return
     now, about = clock(session), _about(session, task)
     for webhook in wanting:
