@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -138,6 +140,26 @@ def test_a_process_of_its_own_ends_with_the_lease(cache, all_are_large, monkeypa
     (child,) = children
     assert child.returncode == -signal.SIGKILL
     assert [path.name for path in file.streams.iterdir()] == [SFT.key + ".lock"]
+
+
+@pytest.fixture
+def many_open_files():
+    """So many that the next ones have numbers that select(2) does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    while held[-1] < 1024:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    yield
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_open_files")
+def test_an_executor_with_many_open_files_reads_in_a_process_of_its_own(cache, all_are_large, monkeypatch, tokeniser):
+    monkeypatch.setattr(row_tokeniser, "tokenise", here)
+    reads(cache, tokeniser, "t1")
 
 
 def test_a_wrong_line_is_named_by_a_process_of_its_own(cache, all_are_large, tokeniser):

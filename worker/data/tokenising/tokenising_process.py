@@ -3,11 +3,11 @@ steps of a training loop beside it, and are read slowly there.
 """
 
 import os
+import select
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from select import select
 
 from pydantic import ValidationError
 
@@ -85,7 +85,9 @@ class TokenisingProcess:
 
     def _said_something(self, seconds: float) -> bool:
         assert self._child.stdout is not None
-        return bool(select([self._child.stdout], [], [], seconds)[0])
+        poll = select.poll()  # select.select takes no descriptor from 1,024 on, and each adapter of a rank has some
+        poll.register(self._child.stdout, select.POLLIN)
+        return bool(poll.poll(1e3 * seconds))
 
     def _answer(self) -> Outcome:
         assert self._child.stdout is not None
