@@ -266,7 +266,7 @@ class AttachedPlacements:
     def close(self) -> None:
         """End the other ranks, and the process that reads rows."""
         self._base.close()
-        self._tokeniser.close()
+        self._worker.submit(self._tokeniser.close)  # whose thread may be reading by it
 
     # ---- progress --------------------------------------------------------------------------------------------------
 
