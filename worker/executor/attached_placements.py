@@ -195,6 +195,7 @@ class AttachedPlacements:
             self.progress(now=True)
         else:
             ResumedFiles(self._folders.own, task.placement).drop()
+            self._worker.submit(partial(self._base.close_streams, task.key))  # whose thread may load another base by now
 
     # ---- departure -------------------------------------------------------------------------------------------------
 

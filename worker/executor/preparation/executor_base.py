@@ -1,8 +1,9 @@
 """The base that an executor holds: fetched to this node, loaded onto the devices of its placements, checked, with its kernels
 compiled. Used by the preparation thread alone, but for `close`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseModelRef
@@ -62,6 +63,19 @@ class ExecutorBase:
         name = self.loaded.base.ref.name
         with self._fetch.telling(lease) as tell:
             self._compiled(lease.check, lambda: tell(f"base model {name}: loaded; its kernels are being compiled"))
+
+    @contextmanager
+    def streams_kept_if_done(self, placement: str) -> Iterator[None]:
+        """Close the placement's streams on the other ranks if the body raises."""
+        with ExitStack() as undone:
+            undone.callback(self.close_streams, placement)
+            yield
+            undone.pop_all()
+
+    def close_streams(self, placement: str) -> None:
+        """Close the placement's streams on the other ranks: it will not begin."""
+        if self.loaded is not None:
+            self.loaded.close_streams(placement)
 
     def _drop(self) -> None:
         self.loaded = None

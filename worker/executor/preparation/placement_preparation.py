@@ -147,7 +147,7 @@ class Preparation:
         """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, DamagedObject, LeaseNotHeld, and Refused if the
         service does not serve a file."""
         try:
-            with self._resumed.kept_if_done():
+            with self._resumed.kept_if_done(), held.streams_kept_if_done(self._placement.placement_id):
                 return self._prepared(held, devices)
         except (CannotTrain, DataError, CheckpointError):
             held.await_revision(self._lease)  # another base than the task is pinned to is said rather than what follows from it

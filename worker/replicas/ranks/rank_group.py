@@ -66,6 +66,11 @@ class LoadedBase:
         for each in self.ranks:
             each.call("open_stream", placement, stream.folder)
 
+    def close_streams(self, placement: str) -> None:
+        """Have every rank close those that it opened for a placement which does not begin."""
+        for each in self.ranks:
+            each.post("close_streams", placement)
+
 
 class RankGroup:
     """Starts and ends the processes. on_silence: as of RankProcess."""

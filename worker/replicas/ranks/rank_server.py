@@ -72,7 +72,7 @@ class RankServer:
         self._steps_told, self._steps_told_at = 0, 0.0  # of these, and when
         calls: list[Callable[..., Any]] = [
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
-            *(self.open_stream, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
+            *(self.open_stream, self.close_streams, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
             *(self.steps, self.forecasts, self.evaluate),
             *(self.allocate, self.tensors, self.mean_weights, self.rows, self.note_lowest, self.restore_mean),
             *(self.park, self.evict, self.free),
@@ -190,6 +190,9 @@ class RankServer:
         FileNotFoundError."""
         self._streams.setdefault(placement, []).append(TokenStream.mapped(folder))
 
+    def close_streams(self, placement: str) -> None:
+        self._streams.pop(placement, None)
+
     def add_placement(self, placement: str, need: Need) -> None:
         self._activations[placement] = need.activations
         self._own.add_placement(placement, need)
@@ -202,7 +205,7 @@ class RankServer:
 
     def remove_placement(self, placement: str) -> None:
         self._own.remove_placement(placement)
-        self._streams.pop(placement, None)
+        self.close_streams(placement)
         self._jobs = {key: job for key, job in self._jobs.items() if key.placement != placement}
         self._activations.pop(placement, None)
         self._references.pop(placement, None)
