@@ -6,7 +6,7 @@ import torch
 from contract.messages.placement_messages import WarmStartRef
 from contract.messages.report_messages import Detached
 from tests.worker.corpus import PAIRS
-from tests.worker.executor.completion_work import LONG, over, work
+from tests.worker.executor.completion_work import LONG, answers, over, work
 from tests.worker.executor.text_evaluations import ASKED, evaluated
 from tests.worker.inside import Inside
 from worker.executor.step_scheduler import StepScheduler
@@ -87,6 +87,15 @@ def test_adapters_that_completions_hold_give_way_to_it(fleet, placing, tmp_path,
     beside, reported = inside.run(neighbour, prepare=executors.append, **joins)
     assert left(reported)[1] == {0: "job_completed"}
     assert not beside.ended
+
+
+def test_who_asks_an_adapter_is_told_to_try_again_where_others_have_the_rows(fleet, placing, tmp_path, trained, arena_of):
+    """The words for an adapter that is too large for the device say what its operator may change."""
+    asked, neighbour = trained(SPACE), placing(SPACE, early_exit=CALM, training=LONG)
+    arena_of(8)
+    said = answers(fleet, tmp_path, neighbour, [work("one", adapter=asked)])
+    failed = said["one"].last.failed
+    assert (failed.code, failed.message) == ("no_memory", "the executor has no memory for it now; try again shortly")
 
 
 def test_an_evaluation_waits_for_rows_that_others_train_in(fleet, placing, tmp_path, arena_of):

@@ -58,10 +58,9 @@ class Completions:
         self._placement_id = ""  # under whose lease requests are answered
         self._earlier: frozenset[str] = frozenset()  # requests that were at hand when it changed: their adapters do not stay
         self._generator: Generator | None = None
-        self._pages, self._held_bytes = 0, 0
+        self._pages, self._held_bytes, self._used_at = 0, 0, 0.0
         self._begun_anew: set[str] = set()  # requests that gave way to training once
         self._most = MOST_REQUESTS  # at once; fewer once a pass found no memory, until none was asked for a while
-        self._used_at = 0.0
 
     def __bool__(self) -> bool:
         """Whether a pass can run."""
@@ -221,8 +220,9 @@ class Completions:
             self._waiting.popleft()
             try:
                 self._begin(replicas, run, needed, room)
-            except NoRows as error:
-                self._channel.send(run.failure(CompletionFailed(code="no_memory", message=str(error)[:2000])))
+            except NoRows as error:  # its advice fits where none has rows: others give theirs back
+                lacking = CompletionFailed(code="no_memory", message=str(error)[:2000])
+                self._channel.send(run.failure(lacking if replicas.first.empty else _NO_MEMORY))
 
     def _begin(self, replicas: Replicas, run: RequestRun, pages: int, room: Room) -> None:
         """Raises NoRows."""
