@@ -237,7 +237,10 @@ def test_an_error_on_one_replica_ends_the_executor(fleet, placing, tmp_path, mon
         Inside(fleet, tmp_path).run(placement)
 
 
-def test_ranks_have_the_variables_of_torchrun(fleet, placing, tmp_path, monkeypatch):
+def test_ranks_have_the_variables_of_torchrun_and_no_secret(fleet, placing, tmp_path, monkeypatch):
+    secrets = {"MOTET_JOIN_TOKEN", "MOTET_WORKER_HOSTS_SECRET", "HF_TOKEN"}
+    for name in secrets:
+        monkeypatch.setenv(name, "secret" * 8)
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     seen = {}
 
@@ -250,6 +253,7 @@ def test_ranks_have_the_variables_of_torchrun(fleet, placing, tmp_path, monkeypa
     assert sorted(seen) == ["1", "2"]
     for rank, has in seen.items():
         assert (has["LOCAL_RANK"], has["WORLD_SIZE"], has["LOCAL_WORLD_SIZE"]) == (rank, "3", "3")
+        assert not secrets & has.keys()
         assert has["MASTER_ADDR"] == "192.0.2.1", "one that is given stays"
         assert has["MASTER_PORT"] == seen["1"]["MASTER_PORT"]
         assert int(has["MASTER_PORT"])
