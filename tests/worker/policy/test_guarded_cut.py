@@ -96,6 +96,16 @@ def test_of_jobs_that_order_as_many_pairs_the_one_with_the_lowest_loss_goes_firs
     )
 
 
+def test_a_job_of_a_search_over_beta_without_scores_is_last():
+    """Its loss says nothing: the others are told by shares of pairs."""
+    settled = POLICY.decide_ranks([*ordered([0.9, 0.8, 0.1], [0.5, 0.6, 0.7]), Standing(3, (0.0,))])
+    assert kept(settled) == {0}
+    assert settled[3].evidence["rank"] == 4
+    assert exit_sentence(ExitReason.UNDERPERFORMING, settled[3].evidence) == (
+        "4th of 4 after warmup by validation accuracy, at most 2 go on"
+    )
+
+
 def test_a_search_over_beta_is_told_by_its_accuracies():
     settled = POLICY.decide_ranks(ordered([1.0, 0.9, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]))
     said = exit_sentence(ExitReason.UNDERPERFORMING, settled[2].evidence)

@@ -133,6 +133,10 @@ def test_a_job_as_it_is_assigned():
     assert JobRecord.of(promoted, seen).rungs_decided == 2
     lost = promoted.model_copy(update={"checkpoint": None})
     assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, JobProgress(rung_losses=(2.5,)), rungs_decided=1)
+    assert JobRecord.of(lost, seen).checkpoint is None
+    assert JobRecord.of(promoted, None).checkpoint is None, "its checkpoint was not read, so storage holds none of its steps"
+    without = promoted.model_copy(update={"warmup_val_loss": None})
+    assert JobRecord.of(without, JobProgress(step=1)).rungs_decided == 1, "it does not wait for its rank again"
     scores = RowScores(totals=[2.0, 3.0])
     scored = JobRecord.of(lost.model_copy(update={"boundary_scores": scores}), JobProgress(step=1))
     assert scored.progress.boundary_scores == scores, (

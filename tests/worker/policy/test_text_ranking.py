@@ -128,6 +128,24 @@ def test_whom_the_metric_does_not_part_from_the_best_validation_does():
     assert len(kept(verdicts("alto_guarded", [standing(job, 1.0, hits(8, job)) for job in range(16)]))) == 6, "nothing decides"
 
 
+def test_by_a_metric_a_job_is_cut_though_none_is_surely_better_than_the_base():
+    """As where the paired test decides, but the base has as many right answers as the best."""
+    jobs = [standing(job, 20.0 if job < 3 else 0.1 * job, hits(16 if job < 3 else 2)) for job in range(16)]
+    assert kept(verdicts("alto_guarded", jobs, RowScores.of_results(hits(16)))) == {0, 1, 2}
+
+
+def test_validation_parts_equals_from_the_first_of_them_not_from_the_best_by_the_metric():
+    """Job 0 has the most right answers and the highest loss; of its equals, job 1 goes first."""
+    jobs = [standing(job, loss, hits(right)) for job, (loss, right) in enumerate(((5.0, 16), (1.0, 15), (3.0, 15)))]
+    decided = verdicts("alto_guarded", jobs, keep_fraction=2 / 3)
+    assert kept(decided) == {1}
+    assert [decided[job].evidence["best_val_loss"] for job in (0, 2)] == [1.0, 1.0]
+
+
+def test_scores_of_other_prompts_are_ranked_by_their_means_alone():
+    assert [place.job for place in by_texts([standing(0, 0.0, [1.0, 0.0] * 8), standing(1, 1.0, [1.0] * 4)])] == [1, 0]
+
+
 def test_a_paired_test_is_against_the_best_by_the_metric_not_the_first_of_its_equals():
     """Job 1 goes first by its loss, and is not surely worse than job 0; job 2 is surely worse than job 0 alone."""
     results = ((5.0, 16), (1.0, 15), (2.0, 12))
