@@ -1,10 +1,17 @@
-"""What pages say, without a browser: specs in their own order, the fields by which losses cannot be compared."""
+"""What pages say, without a browser: states as shapes, specs in their own order, the fields by which losses cannot be
+compared."""
 
+from pathlib import Path
+
+import service.web
+from contract.states import JobStatus, TaskStatus
+from service.fleet.node_health.quarantine import TROUBLES
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
 from service.web.views.curve_image import draw
 from service.web.views.curve_pack import curve_pack
+from service.web.views.icons import icon
 from service.web.views.job_rows import importance, job_table
 from service.web.views.spec_differences import NamedFile, contents_of, differences, in_order
 from service.web.views.spec_form.form_to_spec import spec_of_form
@@ -22,6 +29,17 @@ SPEC = {
     "name": None,
     "evaluation": {"metrics": [{"json_schema": {"const": None}, "type": "json_schema", "name": None}]},
 }
+
+
+STATES = {*TaskStatus, *JobStatus, *TROUBLES, "ready", "lost", "stopped", "drained", "delivered"}
+
+
+def test_every_state_has_a_colour_and_a_shape():
+    css = (Path(service.web.__file__).parent / "static" / "app.css").read_text()
+    assert [state for state in STATES if f".s-{state}" not in css] == []
+    unknown = icon("of_another_version").replace("of_another_version", "{}")
+    waiting = {state for state in STATES if icon(state) == unknown.format(state)}
+    assert waiting == {TaskStatus.QUEUED, JobStatus.PENDING}, "the shape of a state that is not known"
 
 
 def test_a_spec_is_shown_in_its_own_order_without_nulls():
