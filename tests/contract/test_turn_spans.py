@@ -3,6 +3,7 @@
 import pytest
 
 from contract.rows.conversation import Conversation
+from contract.rows.tokenizer import TemplateError
 from contract.rows.turn_spans import render
 from service.files.chat_template import Template
 
@@ -48,3 +49,22 @@ def test_turns_behind_the_cut_are_not_looked_for(template: str) -> None:
     render(talk(400), many.write, cut=lambda _: 500)
     assert len(few.messages) == len(many.messages)
     assert sum(many.messages) <= 2 * sum(few.messages), "it grows with the row, not with its square"
+
+
+def test_a_turn_of_calls_that_is_written_otherwise_where_it_is_last_is_refused() -> None:
+    """Its end is told by the conversation that ends with it, which then tells nothing of this one."""
+    template = (
+        "{% for m in messages %}{% set last = loop.last %}<{{ m.role }}>{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments | tojson if last else c.function.arguments | tojson | upper }}{% endfor %}"
+        "{{ m.content }};\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+    said = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "r", "tool_call_id": "1"},
+    ]
+    with pytest.raises(TemplateError, match=r"messages\[1\]\.tool_calls: where this turn begins or ends cannot be told"):
+        render(Conversation(said, None, (True,) * 3, ()), Writer(template).write)
+    alike = render(Conversation(said, None, (True,) * 3, ()), Writer(template.replace(" | upper", "")).write)
+    assert [alike.text[begin:end] for begin, end in alike.learned] == ['{"a": "b"};\n']
