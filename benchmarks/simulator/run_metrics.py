@@ -3,13 +3,12 @@
 `completion_weighted_fixed` covers the tasks that may not be wider than they ask for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
 import numpy as np
 
 from benchmarks.simulator.run_record import Outcome, Ran
-from service.scheduler.core.fair_share import jain
 
 
 def metrics(outcome: Outcome) -> dict[str, float]:
@@ -64,3 +63,10 @@ def _weighted(ran: Sequence[Ran]) -> float:
     """Mean completion by weight; 0 if there are none."""
     weights = sum(r.task.priority for r in ran)
     return sum(r.task.priority * (r.ended - r.task.at) for r in ran if r.ended is not None) / max(1, weights)
+
+
+def jain(values: Iterable[float]) -> float:
+    """Jain's index of equality: 1 when all are equal, 1/n when one has everything; 1 for no values."""
+    values = list(values)
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

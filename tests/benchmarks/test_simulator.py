@@ -13,7 +13,7 @@ from benchmarks.simulator.engine import simulate
 from benchmarks.simulator.named_runs import Run, run_all
 from benchmarks.simulator.plan_checker import BadPlan, check
 from benchmarks.simulator.policies import POLICIES, big_m
-from benchmarks.simulator.run_metrics import metrics
+from benchmarks.simulator.run_metrics import jain, metrics
 from benchmarks.simulator.run_plot import draw
 from benchmarks.simulator.run_record import Outcome, Setup
 from service.scheduler.core.decision import Decision
@@ -188,3 +188,9 @@ def test_a_trace_of_ones_own_is_read_plain_or_packed_and_scaled(tmp_path: Path) 
     assert plain == trace(tmp_path / "own.csv.gz", seed=1, scale=3)
     assert [(t.at, t.true, t.gpus) for t in plain] == [(0, 100, 4), (30, 50, 1), (32, 30, 1)]
     assert {t.tenant for t in largest_tenants(plain, 1)} == {"a"}
+
+
+def test_jain() -> None:
+    assert jain([3, 3, 3]) == pytest.approx(1)
+    assert jain([1, 0, 0, 0]) == pytest.approx(0.25)
+    assert jain([]) == 1

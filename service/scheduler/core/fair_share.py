@@ -159,10 +159,3 @@ def _in_tenant(ask: Ask) -> float:
 
 def _demand(share: Share) -> float:
     return float("inf") if share.demand is None else float(share.demand)
-
-
-def jain(values: Iterable[float]) -> float:
-    """Jain's index of equality: 1 when all are equal, 1/n when one has everything; 1 for no values."""
-    values = list(values)
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

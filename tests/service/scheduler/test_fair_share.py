@@ -12,7 +12,6 @@ from service.scheduler.core.fair_share import (
     decayed,
     entered,
     entitled,
-    jain,
     owed,
     standing,
     total,
@@ -147,12 +146,6 @@ def test_weight_rises_with_deficit_age_and_urgency() -> None:
     )
     assert 2 * completion_weight(0.5, 1, 0) == completion_weight(1, 1, 0)
     assert completion_weight(1, 1, 6 * 3600) == 2 * completion_weight(1, 1, 0)
-
-
-def test_jain() -> None:
-    assert jain([3, 3, 3]) == pytest.approx(1)
-    assert jain([1, 0, 0, 0]) == pytest.approx(0.25)
-    assert jain([]) == 1
 
 
 def test_what_one_does_not_want_the_others_are_owed() -> None:
