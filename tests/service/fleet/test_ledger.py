@@ -71,6 +71,27 @@ def test_a_rewind_writes_what_it_took_back(tenant, trained, database):
         assert (task.rewound_rows, task.kept_rows) == (20, 30)
 
 
+def test_on_two_gpus_each_second_counts_twice_billed_or_taken_back(tenant, new_node, plan, database):
+    """Of 10 steps, all beyond the checkpoint at 8 are taken back: 6 of 36 rows."""
+    node, task = new_node(slots=2), tenant.task(search_space=SPACE | {"learning_rate": [1e-4]}, gpus=2)
+    plan()
+    placed = node.take(task["id"])
+    placed.report(placed.attached(steps=20, warmup=2), moved(0, "warmup"))
+    placed.report(points(0, range(1, 11)), placed.checkpoint({0: 8}), throughput(10, tokens=1000, seconds=10.0))
+    assert usage(tenant)["data"][0]["gpu_seconds"] == pytest.approx(20.0)
+    assert node.lost(placed).status_code == 204
+
+    def told() -> list[float]:
+        said = usage(tenant)
+        return [said["data"][0]["gpu_seconds"], sum(day["gpu_seconds"] for day in said["days"])]
+
+    kept = pytest.approx([20.0 * 30 / 36] * 2)
+    assert told() == kept
+    assert tenant.post(f"/v1/tasks/{task['id']}/cancel").status_code == 200
+    roll_up(database, timedelta(0))
+    assert told() == kept
+
+
 def test_a_node_that_comes_back_with_other_devices_changes_no_use_of_before(tenant, new_node, plan, database):
     node = new_node("worker-0", said={"devices": devices(1, kind="L4")})
     task = tenant.task()["id"]
