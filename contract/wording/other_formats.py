@@ -1,5 +1,6 @@
 """What a file is that is not JSON Lines, and what a row is that has a form of elsewhere, and how to convert them."""
 
+import json
 from typing import Any
 
 JSONL = "a data set is JSON Lines in UTF-8, one example a line"
@@ -20,6 +21,19 @@ _KINDS: tuple[tuple[str, tuple[str, ...], tuple[bytes, ...], str], ...] = (  # n
 )
 _CHAT = 'a chat row of {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 _PAIR = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
+_OF_ROWS = {
+    "messages",
+    "prompt",
+    "completion",
+    "text",
+    "input",
+    "preferred_output",
+    "non_preferred_output",
+    "chosen",
+    "rejected",
+}
+_ASKED_AND_ANSWERED = (("question", "answer"), ("input", "output"), ("prompt", "response"))
+ONE_A_LINE = "write each row on a line of its own, ended by a line feed, as jq -c . does"
 
 
 def other_format(first: bytes, name: str = "") -> str | None:
@@ -49,4 +63,27 @@ def other_row(row: dict[str, Any]) -> str | None:
         )
     if "messages" not in row and any(isinstance(row.get(name), list) for name in ("prompt", "completion")):
         return f"is a completion row whose texts are turns; write it as {_CHAT}: those of prompt, then those of completion"
+    for asked, answered in _ASKED_AND_ANSWERED:
+        if isinstance(row.get(asked), str) and isinstance(row.get(answered), str):
+            return f'is a row of {asked} and {answered}; write it as {{"prompt": {asked}, "completion": {answered}}}'
+    if _OF_ROWS.isdisjoint(row):
+        for name, held in row.items():
+            if isinstance(held, list) and held and isinstance(held[0], dict) and not {"role", "from"} & held[0].keys():
+                way_out = f"write each on a line of its own, as jq -c '.[{json.dumps(name):.60}][]' does"
+                return f"holds a list of objects in {name!r:.60}; where these are the rows, {way_out}"
     return None
+
+
+def not_json(error: json.JSONDecodeError) -> str:
+    """What is wrong with a text that is not JSON, by the column alone: a line feed is in none."""
+    return f"is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+
+
+def row_not_json(error: json.JSONDecodeError) -> str:
+    """What is wrong with a line that is not JSON, and the way out where its object is whole and something follows it."""
+    row = error.doc[: error.pos].strip()
+    if not (error.msg == "Extra data" and row.startswith("{") and row.endswith("}")):
+        return not_json(error)
+    if error.doc[error.pos :].strip() == ",":
+        return f"ends in a comma after its object, at column {error.colno}; remove it: no comma joins lines"
+    return f"holds more than one object: another begins at column {error.colno}; {ONE_A_LINE}"

@@ -8,7 +8,7 @@ Knows storage and rows. Knows no HTTP and no tenants.
 from codecs import BOM_UTF8
 from dataclasses import dataclass, field, replace
 
-from contract.wording.other_formats import FIRST_BYTES, JSONL, TO_ROWS, other_format
+from contract.wording.other_formats import FIRST_BYTES, JSONL, ONE_A_LINE, TO_ROWS, other_format
 from service.files.row_checks import Format, check_row
 from service.files.row_values import RowMistake
 from service.http.problems import FieldError, Invalid, TooLarge, shown
@@ -114,7 +114,8 @@ class RowCheck:
             raise FileTooLarge.rows(self.limits.rows)
         if self._overlong or len(line) > self.limits.line_bytes:
             self._overlong = False
-            message = f"has more than {self.limits.line_bytes} bytes, the limit of a line; shorten the row, or split it"
+            limit = f"has more than {self.limits.line_bytes} bytes, the limit of a line"
+            message = f"{limit}; shorten the row, or split it; where several rows are in it, {ONE_A_LINE}"
             self._note([RowMistake(None, "line_too_long", message)])
             return line
         format, errors, prompt_bytes = check_row(line)

@@ -4,9 +4,11 @@ import json
 import math
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from contract.wording.other_formats import not_json, row_not_json
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,16 @@ def read(line: bytes) -> Any:
     except UnicodeDecodeError as error:
         where = f"{error.reason} at byte {error.start + 1} of the line"
         raise UnreadableJson("not_utf8", f"is not UTF-8: {where}; save the file as UTF-8") from None
-    return decoded(source)
+    return decoded(source, row_not_json)
 
 
-def decoded(source: str) -> Any:
-    """A text as JSON, strictly: no key twice, no NaN, no number that would be read as infinite. Raises UnreadableJson."""
+def decoded(source: str, told: Callable[[json.JSONDecodeError], str] = not_json) -> Any:
+    """A text as JSON, strictly: no key twice, no NaN, no number that would be read as infinite. Raises UnreadableJson; `told`
+    words a mistake in the syntax."""
     try:
         return _DECODER.decode(source)
     except json.JSONDecodeError as error:
-        raise UnreadableJson("not_json", f"is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
+        raise UnreadableJson("not_json", told(error)) from None
     except RecursionError:
         raise UnreadableJson("not_json", "is nested too deeply") from None
     except UnreadableJson:

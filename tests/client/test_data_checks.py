@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from codecs import BOM_UTF8
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def test_good_files_pass(tmp_path: Path) -> None:
         (json.dumps([CHAT, CHAT]).encode(), "sft", "is a list in JSON; a data set is JSON Lines"),
         (json.dumps(CHAT).encode("utf-16"), "sft", "is UTF-16; a data set is JSON Lines in UTF-8"),
         (b'{"conversations": [{"from": "human", "value": "a"}]}', "sft", "line 1 is a ShareGPT row; write it as a chat row"),
+        (
+            json.dumps(CHAT).encode() * 2,
+            "sft",
+            "line 1 holds more than one object: another begins at column 93; write each row",
+        ),
+        (
+            json.dumps({"data": [CHAT]}).encode(),
+            "sft",
+            """line 1 holds a list of objects in 'data'; where these are the rows""",
+        ),
         (json.dumps(CHAT).encode() + b"\n[1]\n", "sft", "line 2 is not a JSON object"),
         (json.dumps(CHAT).encode() + b"\n" + json.dumps(CHAT).encode(), "sft", "all rows are the same"),
         (json.dumps(PAIR).encode(), "sft", "line 1 is no row for objective sft"),
@@ -70,6 +81,20 @@ def test_what_is_wrong_names_the_file(tmp_path: Path, content: bytes, objective:
     assert "nothing was uploaded" in str(refused.value)
     assert str(path) in str(refused.value)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("begins", "says"), [(b"[", "is a list in JSON"), (b'{"data": [', "line 1 has more than 64 MiB")])
+def test_a_file_of_one_endless_line_is_not_read_whole(tmp_path: Path, begins: bytes, says: str) -> None:
+    path = tmp_path / "rows.json"
+    with path.open("wb") as file:
+        file.write(begins)
+        file.truncate(2**31)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=says):
+        check(spec(), {"file_id": path}, ["example-7m"])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**29
 
 
 def test_a_file_of_csv_is_to_be_converted(tmp_path: Path) -> None:

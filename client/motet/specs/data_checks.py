@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from contract.task_spec import TaskSpec
-from contract.wording.other_formats import other_format, other_row
+from contract.wording.other_formats import FIRST_BYTES, ONE_A_LINE, not_json, other_format, other_row, row_not_json
 from motet.api.errors import MotetError
 
 Learned = Literal["answers", "preferences"]
+
+_LONGEST = 64 * 2**20  # bytes of a line; what is no row, a whole file without a line feed, is not read to its end
 
 _KEYS: tuple[tuple[frozenset[str], Learned], ...] = (
     (frozenset({"chosen", "rejected", "input", "preferred_output", "non_preferred_output"}), "preferences"),
@@ -58,8 +60,11 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
     """The first wrong row of the file; the user fixes it and checks again."""
     rows = 0
     for number, line in _lines(path):
-        if not rows and (said := other_format(line.lstrip())):
+        if not rows and (said := other_format(line.lstrip()[:FIRST_BYTES])):
             yield said
+            return
+        if len(line) > _LONGEST:
+            yield f"line {number} has more than {_LONGEST // 2**20} MiB; where several rows are in it, {ONE_A_LINE}"
             return
         rows += 1
         try:
@@ -68,7 +73,7 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
             yield f"line {number} is not UTF-8: {error.reason} at byte {error.start + 1} of the line; save the file as UTF-8"
             return
         except ValueError as error:
-            yield other_format(b"", path.name) or f"line {number} is not JSON: {_mistake(error)}; each line is one row"
+            yield other_format(b"", path.name) or f"line {number} {_mistake(error)}"
             return
         if not isinstance(row, dict):
             yield f"line {number} is not a JSON object; each line is one row"
@@ -85,10 +90,10 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
 
 
 def _mistake(error: ValueError) -> str:
-    """The parser's message with the column alone: to the parser, each row is a text of one line."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
-    return str(error)
+    if not isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error}"
+    said = row_not_json(error)
+    return f"{said}; each line is one row" if said == not_json(error) else said
 
 
 def _divisible(path: Path) -> Iterator[str]:
@@ -99,10 +104,11 @@ def _divisible(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Non-empty lines with their numbers, counted from 1; what leads a line stays, so that columns are the file's."""
+    """Non-empty lines with their numbers, counted from 1; what leads a line stays, so that columns are the file's. What has
+    more than _LONGEST bytes comes in pieces, the first of them longer than that."""
     try:
         with path.open("rb") as source:
-            for number, line in enumerate(source, 1):
+            for number, line in enumerate(iter(lambda: source.readline(_LONGEST + 2), b""), 1):
                 if text := (line.removeprefix(BOM_UTF8) if number == 1 else line).rstrip():
                     yield number, text
     except OSError as error:

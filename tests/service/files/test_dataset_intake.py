@@ -133,6 +133,37 @@ def test_a_mistake_in_an_object_is_not_taken_for_another_format():
     assert [(error.line, "convert" in error.message) for error in refusal.value.errors] == [(1, False), (2, False)]
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            b'{"prompt": "a", "completion": "b"}{"prompt": "c", "completion": "d"}\n',
+            "another begins at column 35; write each row",
+        ),
+        (b'{"prompt": "a", "completion": "b"}\r{"prompt": "c", "completion": "d"}\r', "ended by a line feed, as jq -c . does"),
+        (b'{"prompt": "a", "completion": "b"},\n', "ends in a comma after its object, at column 35; remove it"),
+        (
+            b'{"version": 1, "data": [{"prompt": "a", "completion": "b"}]}\n',
+            """on a line of its own, as jq -c '.["data"][]' does""",
+        ),
+        (b'{"question": "a", "answer": "b"}\n', '{"prompt": question, "completion": answer}'),
+    ],
+)
+def test_a_line_of_several_rows_or_of_other_names_says_how_to_write_it(content, says):
+    with pytest.raises(FileInvalid) as refusal:
+        check(content).finish()
+    (error,) = refusal.value.errors
+    assert error.line == 1
+    assert says in error.message
+
+
+def test_what_follows_within_arguments_is_not_told_as_rows():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1} {"b": 2}'}}
+    with pytest.raises(FileInvalid) as refusal:
+        check(jsonl({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]})).finish()
+    assert ["Extra data at column 10" in error.message for error in refusal.value.errors] == [True]
+
+
 def test_mistakes_are_capped_and_counted():
     with pytest.raises(FileInvalid) as refusal:
         check(b"x\n" * 150).finish()
