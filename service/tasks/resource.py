@@ -76,7 +76,8 @@ class Winner(BaseModel):
     adapter_id: str
     adapter_deleted_at: datetime | None = Field(description="When its tenant deleted the adapter, if it did")
     val_loss: float
-    step: int
+    step: int = Field(description="After which the job's own weights had their lowest validation loss")
+    averaged_steps: list[int] = Field(description="The steps whose weights the adapter is the mean of; none: those of `step`")
 
 
 class PlacementResource(BaseModel):
@@ -90,9 +91,7 @@ class PlacementResource(BaseModel):
     since: datetime
     acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
     waits_for: str | None = Field(description="What it cannot go on without, in a sentence: room on the node's disk")
-    loading: str | None = Field(
-        description="How far the fetching of its base from the hub, or from storage, then its loading, is, in a sentence"
-    )
+    loading: str | None = Field(description="How far fetching its base from hub or storage, then loading it, is, in a sentence")
     ended_at: datetime | None
     end_reason: str | None
     tokens_per_second: float | None
@@ -166,6 +165,7 @@ _WINNERS = (  # columns as Winner names them
         Adapter.deleted_at.label("adapter_deleted_at"),
         Adapter.val_loss,
         Adapter.step,
+        func.coalesce(Adapter.manifest["averaged_steps"], func.jsonb_build_array()).label("averaged_steps"),
     )
     .join(Adapter, Adapter.job_id == Job.id)
     .join(Task, Task.winner_job_id == Job.id)

@@ -109,6 +109,8 @@ def test_an_adapter_that_is_a_mean_says_of_which_steps(tenant, new_node, plan):
     assert [data.get("averaged_steps") for data in told] == [[5, 6, 8], [5, 6, 8], None, None]
     jobs = tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"]
     assert [job["averaged_steps"] for job in jobs] == [[5, 6, 8], []]
+    winner = tenant.get(f"/v1/tasks/{task_id}").json()["winner"]
+    assert (winner["index"], winner["averaged_steps"]) == (0, [5, 6, 8])
     assert tenant.delete(f"/v1/adapters/{jobs[1]['adapter_id']}").status_code == 204
     after = tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"]
     assert after == [jobs[0], jobs[1] | {"adapter_id": None}]

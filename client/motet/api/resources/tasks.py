@@ -103,6 +103,7 @@ class Winner(Message):
     adapter_deleted_at: datetime | None = None
     val_loss: float
     step: int
+    averaged_steps: tuple[int, ...] = ()  # the steps whose weights the adapter is the mean of; none: it has those of `step`
 
 
 class Placement(Message):
