@@ -60,6 +60,9 @@ from service.tracing import span_exporter
 from service.web.page_route import problem_page
 from service.web.session import framed_problems
 
+_ERROR_FORMATS = {error_objects.PREFIX: error_objects.render_problem} | dict.fromkeys(
+    error_objects.MISSED, error_objects.render_missed
+)
 _ROUTERS = (
     service.tasks.submission.routes.router,
     service.tasks.routes.router,
@@ -129,7 +132,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(InternalPort, port=internal_port)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
-    problem_handlers.install(app, {error_objects.PREFIX: error_objects.render_problem}, problem_page)
+    problem_handlers.install(app, _ERROR_FORMATS, problem_page)
     framed_problems.install(app)
     repeated_requests.install(app)
     for router in _ROUTERS:

@@ -119,14 +119,18 @@ class JobRequest(Strict):
 
     @model_validator(mode="after")
     def _said_once(self) -> Self:
-        wanted = self._wanted()
+        wanted, older = self._wanted(), self.hyperparameters
+        if older is not None and any(
+            getattr(wanted, name) != said for name, said in older.model_dump(exclude_unset=True).items()
+        ):
+            raise ValueError("'method' has hyperparameters of its own; leave the older 'hyperparameters' out")
         tried = [wanted.batch_size, wanted.learning_rate_multiplier, _beta(wanted)]
         if self.search_space is not None and any(said != "auto" for said in tried):
             raise ValueError("'search_space' says what is tried; leave batch_size, learning_rate_multiplier and beta at 'auto'")
         if self.search_space is not None and self.seed is not None:
             raise ValueError("'search_space' has seeds of its own; leave 'seed' out")
-        if self.training is not None and wanted.n_epochs != "auto":
-            raise ValueError("'training' says how many epochs there are; leave n_epochs at 'auto'")
+        if self.training is not None and "epochs" in self.training.model_fields_set and wanted.n_epochs != "auto":
+            raise ValueError("'training.epochs' says how many epochs there are; leave n_epochs at 'auto'")
         return self
 
     def _wanted(self) -> Hyperparameters:

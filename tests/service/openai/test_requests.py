@@ -33,6 +33,28 @@ def test_what_is_said_is_not(how):
     assert JobRequest.model_validate(FILE | said).spec().training.epochs == 5
 
 
+def test_training_may_stand_beside_the_number_of_epochs():
+    said = supervised(n_epochs=2) | {"hyperparameters": {"n_epochs": 2}, "training": {"max_seq_len": 128}}
+    training = JobRequest.model_validate(FILE | said).spec().training
+    assert (training.epochs, training.max_seq_len) == (2, 128)
+
+
+def test_a_file_of_another_objective_is_told_in_openais_terms(tenant):
+    file = tenant.file(chat_rows(8))
+    asked = {"model": "small", "training_file": file, "method": {"type": "dpo"}}
+    error = tenant.post("/openai/v1/fine_tuning/jobs", json=asked).json()["error"]
+    assert error["param"] == "training_file"
+    assert "set method.type to supervised, or name a file" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs", "/v1/chat/completions", "/chat/completions", "/v1/completions"])
+def test_an_sdk_with_another_base_url_is_told_the_right_one(tenant, path):
+    response = tenant.post(path, json={})
+    assert response.status_code == 404
+    said = f"There is no {path} here: OpenAI's API is below /openai/v1, so that is how base_url ends."
+    assert response.json()["error"]["message"] == said
+
+
 def test_preferences_have_a_beta_of_their_own():
     asked = {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 2}}}}
     spec = JobRequest.model_validate(FILE | asked).spec()
@@ -75,6 +97,8 @@ def test_the_rest_of_a_request_lands_in_the_spec():
         {"search_space": {"learning_rate": [1e-4]}, "hyperparameters": {"batch_size": 8}},
         {"search_space": {"learning_rate": [1e-4]}, "seed": 1},
         {"training": {"epochs": 1}, "hyperparameters": {"n_epochs": 2}},
+        {"hyperparameters": {"n_epochs": 2}} | supervised(n_epochs=1),
+        {"hyperparameters": {"batch_size": 2}, "method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}},
         {"gpus": 2, "max_gpus": 3},
         {"hyperparameters": {"learning_rate_multiplier": 0}},
         {"hyperparameters": {"learning_rate_multiplier": True}},
