@@ -282,14 +282,10 @@ export function short(value) {
 }
 
 function ticks(low, high, log) {
-  if (log && high / low > 20) {
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const digit of [1, 2, 5]) found.push(digit * 10 ** power);
-    return found.filter((value) => value >= low && value <= high);
-  }
   if (log && high / low > 3) {
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const digit of [1, 1.5, 2, 3, 5, 7]) found.push(+(digit * 10 ** power).toPrecision(3));
+    const decades = Math.log10(high / low), apart = Math.ceil(decades / 8); // a label for each of eight decades is what fits
+    const digits = decades > 4 ? [1] : high / low > 20 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7], found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) if (power % apart === 0) for (const digit of digits) found.push(+(digit * 10 ** power).toPrecision(3));
     return found.filter((value) => value >= low && value <= high);
   }
   const raw = (high - low) / 6 || 1, power = 10 ** Math.floor(Math.log10(raw));

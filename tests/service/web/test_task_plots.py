@@ -1,10 +1,11 @@
 """The plots of a task page in a real browser: hover, brushes, keyboard."""
 
 import re
+from itertools import pairwise
 
 from service.tasks.models import Task
 from tests.browser import eventually
-from tests.service.sample_tasks import jobs_of
+from tests.service.sample_tasks import chunk, jobs_of
 from tests.service.web import sweeps
 from tests.service.web.page_samples import GRID, drawn, picture, redrawn
 
@@ -15,6 +16,12 @@ OPAQUE = """(() => { const canvas = document.querySelector("#plot canvas"), foun
 SAID = """const write = CanvasRenderingContext2D.prototype.fillText;
 CanvasRenderingContext2D.prototype.fillText = function (words, ...where) {
   document.documentElement.dataset.said = words; write.call(this, words, ...where); };"""  # what was last written on a canvas
+
+HEIGHTS = """const put = CanvasRenderingContext2D.prototype.fillText; let heights = [];
+CanvasRenderingContext2D.prototype.fillText = function (words, x, y, ...more) {
+  if (words === "step") { window.heights = heights; heights = []; }
+  else if (this.textAlign === "right" && (!this.canvas.isConnected || this.canvas.closest("#plot"))) heights.push(y);
+  put.call(this, words, x, y, ...more); };"""  # where the values beside the loss axis stand, in CSS pixels
 
 
 def test_hovering_links_plot_and_table(visitor, sweep):
@@ -169,3 +176,17 @@ def test_a_task_that_ends_without_losses_while_it_is_looked_at_awaits_none(visit
     page.wait_for_selector("html[data-said='No losses yet; they appear here as they come']")
     tenant.post(f"/v1/tasks/{task}/cancel")
     page.wait_for_selector("html[data-said='No losses came before the end']")
+    assert "the base was not evaluated" in page.text_content("#facts")
+
+
+def test_losses_over_many_decades_have_values_that_do_not_cover_each_other(visitor, tenant, database):
+    task = tenant.task(search_space=GRID)["id"]
+    sweeps.begin(database, task)
+    with database.begin() as session:
+        chunk(session, jobs_of(session, task)[1], "train_loss", list(range(41, 55)), [10.0**-power for power in range(14)])
+    visitor.page.add_init_script(HEIGHTS)
+    page = visitor.open(f"/tasks/{task}")
+    drawn(page)
+    heights = sorted(page.evaluate("window.heights"))
+    assert len(heights) >= 4
+    assert min(after - before for before, after in pairwise(heights)) >= 12
