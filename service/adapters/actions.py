@@ -105,5 +105,6 @@ def _must_be_free(session: Session, principal: Principal, adapter: Adapter) -> N
     tasks = list(session.scalars(open_.where(starts).order_by(Task.id)))
     if tasks:
         more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-        detail = f"{', '.join(tasks[:_NAMED])}{more} start from the adapter; cancel them or wait for their end."
+        starting, them = ("starts", "it or wait for its") if len(tasks) == 1 else ("start", "them or wait for their")
+        detail = f"{', '.join(tasks[:_NAMED])}{more} {starting} from the adapter; cancel {them} end."
         raise AdapterInUse(detail, tasks=tasks[:_NAMED])

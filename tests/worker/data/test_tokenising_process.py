@@ -288,3 +288,12 @@ def test_where_it_is_killed_rows_are_read_here(cache, tokeniser, caplog, asked):
     reads(cache, tokeniser, "t1", ticks=process._child.kill if asked else nothing)
     assert not process.lives
     assert "in a process of their own (exit code -9)" in caplog.text
+
+
+def test_where_it_hangs_rows_are_read_here(cache, tokeniser, caplog, monkeypatch):
+    process = standby(cache, tokeniser)
+    monkeypatch.setattr(row_tokeniser, "_MOST_SECONDS", 0.5)
+    process._child.send_signal(signal.SIGSTOP)
+    reads(cache, tokeniser, "t1")
+    assert not process.lives
+    assert "in a process of their own (no answer in 0.5 s)" in caplog.text

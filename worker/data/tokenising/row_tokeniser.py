@@ -1,6 +1,7 @@
 """Where an executor tokenises its files: in its own process, or in one beside it. Knows no cache."""
 
 import logging
+import time
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from worker.data.tokenising.tokenising_process import ProcessFailed, TokenisingP
 log = logging.getLogger(__name__)
 
 _APART_WORK = 4 << 20  # of a file for which a process is started: one of less is read before that has loaded a tokenizer
+_MOST_SECONDS = 60.0  # of the process that stays, for a file that takes one or two: other placements wait behind it
 
 
 class RowTokeniser:
@@ -42,7 +44,7 @@ class RowTokeniser:
                 return True
             standby = self._ready_standby(reading)
             if standby is not None:
-                standby.tokenise(path, reading, into, on_progress)
+                standby.tokenise(path, reading, into, _bounded(on_progress))
             return standby is not None
         except ProcessFailed as error:
             log.warning(
@@ -57,6 +59,17 @@ class RowTokeniser:
         if wanted and (self._standby is None or not self._standby.lives):
             self._standby = TokenisingProcess(reading, yields=False)
         return self._standby if self._standby is not None and self._standby.ready() else None
+
+
+def _bounded(on_progress: Tick) -> Tick:
+    until = time.monotonic() + _MOST_SECONDS
+
+    def tick() -> None:
+        on_progress()
+        if time.monotonic() > until:
+            raise ProcessFailed(f"no answer in {_MOST_SECONDS:g} s")
+
+    return tick
 
 
 def _takes_long(path: Path) -> bool:
