@@ -93,7 +93,7 @@ class Deadly:
 
 HOSTILE = {
     "broken UTF-8": (lambda: jsonl(CHAT) + b'{"prompt": "\xc3\x28", "completion": "x"}\n', "not_utf8"),
-    "UTF-16": (lambda: jsonl(CHAT).decode().encode("utf-16"), "not_utf8"),
+    "UTF-16": (lambda: jsonl(CHAT).decode().encode("utf-16"), "format_not_taken"),
     "a line of 36 MB": (lambda: b'{"prompt": "' + b"x" * (36 * MIB) + b'", "completion": "y"}', "line_too_long"),
     "ten thousand lines of nothing": (lambda: b"\n" * 10_000, "empty_file"),
     "a deep list": (lambda: b'{"prompt": ' + b"[" * 2_000_000 + b"]" * 2_000_000 + b"}", "not_json"),
