@@ -21,17 +21,8 @@ _KINDS: tuple[tuple[str, tuple[str, ...], tuple[bytes, ...], str], ...] = (  # n
 )
 _CHAT = 'a chat row of {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 _PAIR = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
-_OF_ROWS = {
-    "messages",
-    "prompt",
-    "completion",
-    "text",
-    "input",
-    "preferred_output",
-    "non_preferred_output",
-    "chosen",
-    "rejected",
-}
+ANSWER_FIELDS = frozenset({"messages", "prompt", "completion", "text"})  # of rows for sft
+PREFERENCE_FIELDS = frozenset({"input", "preferred_output", "non_preferred_output", "chosen", "rejected"})  # dpo; beside prompt
 _ASKED_AND_ANSWERED = (("question", "answer"), ("input", "output"), ("prompt", "response"))
 ONE_A_LINE = "write each row on a line of its own, ended by a line feed, as jq -c . does"
 
@@ -66,7 +57,7 @@ def other_row(row: dict[str, Any]) -> str | None:
     for asked, answered in _ASKED_AND_ANSWERED:
         if isinstance(row.get(asked), str) and isinstance(row.get(answered), str):
             return f'is a row of {asked} and {answered}; write it as {{"prompt": {asked}, "completion": {answered}}}'
-    if _OF_ROWS.isdisjoint(row):
+    if (ANSWER_FIELDS | PREFERENCE_FIELDS).isdisjoint(row):
         for name, held in row.items():
             if isinstance(held, list) and held and isinstance(held[0], dict) and not {"role", "from"} & held[0].keys():
                 way_out = f"write each on a line of its own, as jq -c '.[{json.dumps(name):.60}][]' does"

@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import Literal
 
 from contract.task_spec import TaskSpec
-from contract.wording.other_formats import FIRST_BYTES, ONE_A_LINE, not_json, other_format, other_row, row_not_json
+from contract.wording.other_formats import (
+    ANSWER_FIELDS,
+    FIRST_BYTES,
+    ONE_A_LINE,
+    PREFERENCE_FIELDS,
+    not_json,
+    other_format,
+    other_row,
+    row_not_json,
+)
 from motet.api.errors import MotetError
 
 Learned = Literal["answers", "preferences"]
 
 _LONGEST = 64 * 2**20  # bytes of a line; what is no row, a whole file without a line feed, is not read to its end
 
-_KEYS: tuple[tuple[frozenset[str], Learned], ...] = (
-    (frozenset({"chosen", "rejected", "input", "preferred_output", "non_preferred_output"}), "preferences"),
-    (frozenset({"messages", "completion", "prompt", "text"}), "answers"),
-)
+_KEYS: tuple[tuple[frozenset[str], Learned], ...] = ((PREFERENCE_FIELDS, "preferences"), (ANSWER_FIELDS, "answers"))
 _OBJECTIVES: dict[str, Learned] = {"sft": "answers", "dpo": "preferences"}
 _SHAPES: dict[Learned, str] = {
     "answers": '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}',
