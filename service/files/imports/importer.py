@@ -5,11 +5,8 @@ from the beginning, and what was written is swept with other partial objects. No
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.database.claimed_rows import Lost
 from service.dependencies import Dependencies
@@ -19,12 +16,12 @@ from service.files.imports.claims import Claimed, Claims
 from service.files.imports.download import Download
 from service.http.outbound import Outbound
 from service.http.problems import Problem, Unavailable
+from service.messaging.woken_threads import WokenThreads
 from service.secret_box import Unsealable
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 2  # imports of a process: each checks its rows in Python
 _NOTE_SECONDS = 1.0  # between two notes of the progress
 _SILENT_SECONDS = 30.0  # after which a source that sends nothing is asked again
 
@@ -38,32 +35,16 @@ class _Stopped(Exception):
     """This process ends; the import goes back as it was."""
 
 
-class Importer:
+class Importer(WokenThreads):
+    """One that is stopped gives back what it fetches."""
+
+    name, put_off = "importer", "imports go on later"
+    at_once = 2  # of a process: each checks its rows in Python
+
     def __init__(self, dependencies: Dependencies) -> None:
+        super().__init__()
         self._settings, self._storage = dependencies.settings, dependencies.storage
         self._claims = Claims(dependencies.db, box_of(dependencies.settings))
-        self._due, self._stopping = threading.Event(), threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def wake(self) -> None:
-        """Look for due imports in the background; threads that died are replaced."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while len(self._threads) < _AT_ONCE and not self._stopping.is_set():
-            self._threads.append(threading.Thread(target=self._work, name="importer", daemon=True))
-            self._threads[-1].start()
-        self._due.set()
-
-    def stop(self) -> None:
-        """Ask the threads to end, and to give back what they fetch; returns at once."""
-        self._stopping.set()
-        self._due.set()
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Stop, and wait for the threads at most so many seconds."""
-        self.stop()
-        until = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
 
     def run_due(self) -> int:
         """Fetch what is due, one import after another; returns how many were tried."""
@@ -72,18 +53,6 @@ class Importer:
             self._fetch(claimed)
             done += 1
         return done
-
-    def _work(self) -> None:
-        while True:
-            self._due.wait()
-            self._due.clear()
-            if self._stopping.is_set():
-                self._due.set()  # for the other threads
-                return
-            try:
-                self.run_due()
-            except SQLAlchemyError as error:
-                log.error("imports go on later, the database does not answer: %s", error)
 
     def _fetch(self, claimed: Claimed) -> None:
         """Bring one import to its end, or to its next attempt."""
