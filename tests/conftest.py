@@ -253,6 +253,11 @@ class NotRun:
                 terminalreporter.write_line(f"NOT RUN: {count} {_NOT_RUN[marker]}")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes stay out of names: all test processes must find the same ones, and a gzip's header holds the second."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {_HERE / name: place for place, name in enumerate(_LONGEST)}
