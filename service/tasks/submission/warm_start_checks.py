@@ -10,11 +10,13 @@ from sqlalchemy.orm import Session
 
 from contract.messages.peft_settings import PeftSettings
 from contract.search_space import SearchSpace
+from contract.states import JOB_TERMINAL
 from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError
 from service.tasks.adapter_queries import adapters_of
+from service.tasks.models import Job
 from service.tenants.api_keys import Principal
 
 FIELD = "warm_start.adapter_id"
@@ -31,6 +33,10 @@ def warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, mo
         message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
         yield FieldError(field=FIELD, code="adapter_unknown", message=message)
         return
+    maker = session.get(Job, adapter.job_id) if adapter.job_id is not None else None
+    if maker is not None and maker.status not in JOB_TERMINAL:  # an older worker reports the adapter before the job's end
+        message = f"is of job {maker.id}, which has not ended and may be rewound, its adapter with it; wait for the job's end"
+        yield FieldError(field=FIELD, code="adapter_unfinished", message=message)
     folder = adapter.folder
     lineage = folder.lineage
     if lineage.base_revision != model.revision:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
+from contract.states import JobStatus
 from service.adapters.models import Adapter
 from service.background.garbage_collection import KEPT_SECONDS, sweep
 from service.background.retention import Retention, forget
@@ -25,6 +26,7 @@ def won(tenant, database, storage):
     task_id = tenant.task()["id"]
     with database.begin() as session:
         job = jobs_of(session, task_id)[1]
+        job.status = JobStatus.COMPLETED
         model = {**FILES, "adapter_model.safetensors": task_id.encode()}
         made = adapter(session, storage, job, model, val_loss=0.75)
         revision = session.get_one(Task, task_id).base_revision

@@ -142,6 +142,19 @@ def test_an_adapter_whose_jobs_end_was_never_reported_is_made_again(database, pl
     again.report(moved(1, "warmup"), again.adapter(1, 1.3), completed(1, loss=1.3))
 
 
+def test_no_task_starts_from_an_adapter_that_a_rewind_may_take(placement, tenant):
+    placement.report(moved(0, "warmup"), placement.adapter(0, 1.5))
+    (made,) = tenant.get("/v1/adapters").json()["data"]
+    spec = tenant.spec(tenant.file(), warm_start={"adapter_id": made["id"]})
+    refused = tenant.post("/v1/tasks", json=spec)
+    assert refused.status_code == 422, refused.text
+    (error,) = refused.json()["errors"]
+    assert (error["field"], error["code"]) == ("warm_start.adapter_id", "adapter_unfinished")
+    assert made["job_id"] in error["message"]
+    placement.report(completed(0, loss=1.5))
+    assert tenant.post("/v1/tasks", json=spec).status_code == 201
+
+
 def test_a_second_rewind_hides_what_was_trained_since(database, placement, lost):
     job_id = placement.given.jobs[0].job_id
     placement.report(moved(0, "warmup"), points(0, list(range(1, 250))), points(0, list(range(250, 300))))
