@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.background.retention import Retention, forget
+from service.background.separate_steps import alone
 from service.database.engine import Database, clock
 from service.dependencies import Dependencies
 from service.files.models import File
@@ -48,32 +49,43 @@ class Sweeper(WokenThreads):
 
 
 def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
-    """Delete unreferenced objects and old rows; returns the number of objects.
+    """Delete unreferenced objects and old rows; returns the number of objects. A step that fails is logged and made again by
+    the next sweep; the others continue.
 
     Safe beside uploads: a grant or put resets the object's age. Memory is bounded, however many objects there are.
     """
-    with db.begin() as session:
-        expired = update(File).where(File.deleted_at.is_(None), File.expires_at <= clock(session))
-        session.execute(expired.values(deleted_at=File.expires_at))
-        row = MergedModel
-        expired = update(row).where(row.deleted_at.is_(None), row.expires_at <= clock(session))
-        session.execute(expired.values(deleted_at=row.expires_at))
-    fold(db)  # before placements are deleted, which stay counted
-    roll_up(db)
+    for step in (_note_expired, fold, roll_up):  # placements are counted before they are deleted
+        with alone(step.__name__):
+            step(db)
     forgotten = {table: rows for table, rows in forget(db, keep).items() if rows}
     if forgotten:
         log.info("removed rows that were kept long enough: %s", forgotten)
-    _compare_counters(db)
+    with alone("the check of the usage counters"):
+        _compare_counters(db)
+    removed = 0
+    with alone("the removal of objects that nothing refers to"):
+        removed = _remove_objects(db, storage)
+    if removed:
+        log.info("removed %d objects that nothing referred to", removed)
+    return removed
+
+
+def _note_expired(db: Database) -> None:
+    """Mark files and merged models whose time is over as deleted."""
+    for row in (File, MergedModel):
+        with db.begin() as session:
+            expired = update(row).where(row.deleted_at.is_(None), row.expires_at <= clock(session))
+            session.execute(expired.values(deleted_at=row.expires_at))
+
+
+def _remove_objects(db: Database, storage: Storage) -> int:
     removed = 0
     listed = storage.keys()
     for old in _batches(stored.sha256 for stored in listed if stored.age > KEPT_SECONDS):
         with db.begin() as session:  # after the listing: what was referred to meanwhile is kept
             orphans = _unreferenced(session, old)
         removed += sum(storage.delete(sha256, older_than=KEPT_SECONDS) for sha256 in sorted(orphans))
-    removed += storage.sweep_incoming()
-    if removed:
-        log.info("removed %d objects that nothing referred to", removed)
-    return removed
+    return removed + storage.sweep_incoming()
 
 
 def _batches(keys: Iterable[str]) -> Iterator[set[str]]:

@@ -8,20 +8,19 @@ import pkgutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 
 from sqlalchemy import ColumnElement, DateTime, func, select
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.autoscaling.webhook import AutoscalingWebhook
 from service.background.liveness import show_alive
 from service.background.retention import forget_surplus_plans
+from service.background.separate_steps import alone
 from service.background.stopping import stop_all
 from service.completions.session_starts import start_for_who_asks
 from service.database.engine import clock
@@ -106,17 +105,8 @@ def grader_courier_of(dependencies: Dependencies) -> GraderCourier:
 def once(dependencies: Dependencies) -> None:
     """Run all steps once. A step that fails is logged and runs again next time; the others continue."""
     for step in STEPS:
-        with _alone(step.__name__):
+        with alone(step.__name__):
             step(dependencies)
-
-
-@contextmanager
-def _alone(what: str) -> Iterator[None]:
-    """Log an error of this block, which is run again next time; what follows it continues."""
-    try:
-        yield
-    except (SQLAlchemyError, OSError, ValueError) as error:
-        log.error("%s failed and will be tried again: %s", what, error, exc_info=not isinstance(error, OSError))
 
 
 def give_up_silent_nodes(dependencies: Dependencies) -> None:
@@ -136,7 +126,7 @@ def give_up_silent_nodes(dependencies: Dependencies) -> None:
     counted = ""
     for placement_id, name, stopping in left:
         loss = None if stopping or name == counted else ExecutorLoss.NODE
-        with _alone(f"the release of placement {placement_id} of lost node {name}"):
+        with alone(f"the release of placement {placement_id} of lost node {name}"):
             if lose(dependencies, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
                 counted = name  # a silent node counts as one loss, however many placements it had
 
@@ -146,7 +136,7 @@ def end_expired_leases(dependencies: Dependencies) -> None:
     counts as one loss, and so does all that a node never took up. Silent nodes are left to `give_up_silent_nodes`."""
     losses = dict[tuple[str, tuple[int, ...] | None], ExecutorLoss]()  # by node and devices; None: what it never took up
     for placement_id in _expired(dependencies):
-        with _alone(f"the release of placement {placement_id}, whose lease expired,"), dependencies.db.begin() as session:
+        with alone(f"the release of placement {placement_id}, whose lease expired,"), dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
             if found is None:
                 continue
@@ -181,7 +171,7 @@ def requeue_running_without_placement(dependencies: Dependencies) -> None:
     with dependencies.db.begin() as session:
         ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, Task.id.not_in(live))))
     for task_id in ids:
-        with _alone(f"the rewind of task {task_id}"), dependencies.db.begin() as session:
+        with alone(f"the rewind of task {task_id}"), dependencies.db.begin() as session:
             task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
             if task.status == TaskStatus.RUNNING and live_placement(session, task_id) is None:
                 log.error("task %s was running without a placement", task_id)
@@ -196,7 +186,7 @@ def end_placements_of_ended_tasks(dependencies: Dependencies) -> None:
         stray = select(Placement.id).join(Task, Task.id == Placement.task_id)
         ids = list(session.scalars(stray.where(Placement.ended_at.is_(None), Task.status != TaskStatus.RUNNING)))
     for placement_id in ids:
-        with _alone(f"the end of placement {placement_id}"), dependencies.db.begin() as session:
+        with alone(f"the end of placement {placement_id}"), dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
             if found is not None and found[1].ended_at is None and found[0].status != TaskStatus.RUNNING:
                 task, placement = found

@@ -3,6 +3,7 @@
 Usage totals do not depend on these rows: usage/usage_ledger.py has stored them as counters before.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -13,7 +14,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.audit.models import AuditEntry
+from service.background.separate_steps import alone
 from service.completions.models import CompletionRequest
+from service.database.ended_rows import LONG_AGO
 from service.database.engine import Base, Database, clock, id_at
 from service.files.models import ChunkedUpload, File, FileImport
 from service.fleet.models import Node
@@ -77,28 +80,34 @@ def _over(before: datetime) -> ColumnElement[bool]:
 
 
 def forget(db: Database, keep: Retention) -> dict[str, int]:
-    """Delete rows past their retention; returns how many of each table."""
+    """Delete rows past their retention; returns how many of each table. One that fails is logged and tried again by the next
+    sweep; the others continue."""
     with db.begin() as session:
         now = clock(session)
-    removed = {
-        "plan_changes": _made_before(db, PlanChange, PlanChange.id, "change", now - keep.plan_history),
-        "plans": _made_before(db, Plan, Plan.id, "plan", now - keep.plans),
-        "webhook_deliveries": _made_before(db, Delivery, Delivery.id, "msg", now - keep.deliveries),
-        "audit_entries": _made_before(db, AuditEntry, AuditEntry.id, "audit", now - keep.audit),
-        "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
-        "placements": _forget_placements(db, now - keep.placements),
-        "nodes": remove_away(db, now - keep.nodes) + delete_in_batches(db, Node, *unnamed(now - keep.placements)),
-        "merged_models": delete_in_batches(db, MergedModel, _over(now - keep.deleted)),
-        "hub_pushes": delete_in_batches(db, HubPush, HubPush.ended_at < now - keep.deleted),
-        "file_imports": delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
-        "uploads": delete_in_batches(db, ChunkedUpload, ChunkedUpload.expires_at < now - UPLOADS_KEPT),
-        "completion_requests": _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", now - COMPLETIONS_KEPT),
-        "endpoint_graders": delete_in_batches(db, EndpointGrader, _TASK_ENDED, ~_WAITED_FOR),
-        "point_chunks": _forget_hidden(db, now - keep.deleted),
-        "adapters": delete_in_batches(db, Adapter, Adapter.task_id.is_(None), Adapter.deleted_at < now - keep.deleted),
-        "boundary_scores": _forget_scores(db),
+    asked = now - COMPLETIONS_KEPT
+    steps: dict[str, Callable[[], int]] = {
+        "plan_changes": lambda: _made_before(db, PlanChange, PlanChange.id, "change", now - keep.plan_history),
+        "plans": lambda: _made_before(db, Plan, Plan.id, "plan", now - keep.plans),
+        "webhook_deliveries": lambda: _made_before(db, Delivery, Delivery.id, "msg", now - keep.deliveries),
+        "audit_entries": lambda: _made_before(db, AuditEntry, AuditEntry.id, "audit", now - keep.audit),
+        "idempotency_keys": lambda: delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
+        "placements": lambda: _forget_placements(db, now - keep.placements),
+        "nodes": lambda: remove_away(db, now - keep.nodes) + delete_in_batches(db, Node, *unnamed(now - keep.placements)),
+        "merged_models": lambda: delete_in_batches(db, MergedModel, _over(now - keep.deleted)),
+        "hub_pushes": lambda: delete_in_batches(db, HubPush, HubPush.ended_at < now - keep.deleted),
+        "file_imports": lambda: delete_in_batches(db, FileImport, FileImport.ended_at < now - keep.deleted, ~_KEPT_FILE),
+        "uploads": lambda: delete_in_batches(db, ChunkedUpload, ChunkedUpload.expires_at < now - UPLOADS_KEPT),
+        "completion_requests": lambda: _made_before(db, CompletionRequest, CompletionRequest.id, "cmpl", asked),
+        "endpoint_graders": lambda: delete_in_batches(db, EndpointGrader, _TASK_ENDED, ~_WAITED_FOR),
+        "point_chunks": lambda: _forget_hidden(db, now - keep.deleted),
+        "adapters": lambda: delete_in_batches(db, Adapter, Adapter.task_id.is_(None), Adapter.deleted_at < now - keep.deleted),
+        "boundary_scores": lambda: _forget_scores(db),
+        "tasks": lambda: _empty_deleted_tasks(db, now - keep.deleted),
     }
-    removed["tasks"] = _empty_deleted_tasks(db, now - keep.deleted)
+    removed = {}
+    for table, step in steps.items():
+        with alone(f"the removal of old {table}"):
+            removed[table] = step()
     return removed
 
 
@@ -151,7 +160,7 @@ def _forget_placements(db: Database, before: datetime) -> int:
     has yet to count. task_usage holds what is billed."""
     with db.begin() as session:
         counted = [session.scalar(select(kind.moment)) for kind in (EndedTotalsThrough, RolledUpThrough)]
-    before = min([before, *(moment for moment in counted if moment is not None)])
+    before = min(before, *(moment or LONG_AGO for moment in counted))
     values, removed = {"before": before, "ended": sorted(TASK_TERMINAL), "batch": BATCH}, 0
     while True:
         with db.begin() as session:

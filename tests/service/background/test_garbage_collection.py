@@ -4,18 +4,23 @@ import hashlib
 import io
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from service.background.garbage_collection import KEPT_SECONDS, Sweeper, sweep
+from service.background.retention import Retention
 from service.database.engine import clock
 from service.files.models import File
 from service.storage.object_store import Storage, StorageAway
+from service.tasks.models import Task
 from tests.service.background.test_queue import until
 from tests.service.fleet.scripted import completed, moved, points
 from tests.service.live_server import PATIENCE
+from tests.service.sample_tasks import adapter, jobs_of
 
 
 @pytest.fixture
@@ -98,9 +103,52 @@ def test_a_sweep_that_storage_breaks_off_is_made_at_the_next_wake(dependencies, 
 
     sweeper = Sweeper(replace(dependencies, storage=Flaky()))
     sweeper.wake()
-    until(lambda: "the rest is swept later: " in caplog.text)
+    until(lambda: "the removal of objects that nothing refers to failed and will be tried again: away" in caplog.text)
     assert orphan in held(storage)
     sweeper.wake()
     until(lambda: orphan not in held(storage))
     sweeper.close(PATIENCE)
     assert not sweeper._threads[0].is_alive()
+
+
+@pytest.fixture
+def without(database):
+    """Put this table out of reach until the test ends."""
+    with ExitStack() as back:
+
+        def rename(table: str, to: str) -> None:
+            with database.begin() as session:
+                session.execute(text(f"ALTER TABLE {table} RENAME TO {to}"))
+
+        def put_away(table: str) -> None:
+            rename(table, f"{table}_away")
+            back.callback(rename, f"{table}_away", table)
+
+        yield put_away
+
+
+@pytest.mark.parametrize("table", ["ended_totals_through", "usage_rolled_up_through", "plan_changes", "tenant_usage"])
+def test_a_step_that_fails_keeps_no_other_from_its_turn(database, dependencies, tenant, storage, aged, without, table, caplog):
+    """Neither what a tenant deleted stays, nor objects that nothing refers to."""
+    task, orphan = tenant.task()["id"], put(storage, table.encode())
+    assert tenant.post(f"/v1/tasks/{task}/cancel").status_code == 200
+    assert tenant.delete(f"/v1/tasks/{task}").status_code == 204
+    aged()
+    without(table)
+    sweep(dependencies.db, dependencies.storage, Retention(deleted=timedelta(0)))
+    assert f'relation "{table}" does not exist' in caplog.text
+    assert orphan not in held(storage)
+    with database.begin() as session:
+        emptied = session.get_one(Task, task).emptied_at
+    assert (emptied is None) == (table == "plan_changes"), "what it could not remove it does not take for removed"
+
+
+def test_no_object_goes_while_a_row_that_names_objects_is_damaged(database, dependencies, tenant, storage, aged, caplog):
+    task, orphan = tenant.task()["id"], put(storage, b"nobody's, perhaps")
+    with database.begin() as session:
+        made = adapter(session, storage, jobs_of(session, task)[0], {"adapter_config.json": b"{}"})
+        made.manifest = {"files": [{"path": "adapter_config.json"}]}
+    aged()
+    assert sweep(dependencies.db, dependencies.storage) == 0
+    assert "the removal of objects that nothing refers to failed and will be tried again: 'sha256'" in caplog.text
+    assert orphan in held(storage)

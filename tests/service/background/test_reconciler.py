@@ -13,7 +13,7 @@ from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.models import PlanRequest
-from service.tasks.models import Task
+from service.tasks.models import Job, Task
 from service.tasks.submission.validator import Validator
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import moved, points
@@ -68,6 +68,18 @@ def test_a_running_task_without_a_placement_is_queued_again(database, dependenci
     assert placement.send(points(0, [2])).json()["code"] == "fence_stale"
     plan()
     assert node.take(task["id"]).given.jobs[0].status == "pending"
+
+
+def test_a_task_with_a_damaged_row_keeps_no_other_from_its_turn(database, dependencies, tenant, new_node, plan, caplog):
+    tasks = [tenant.task()["id"] for _ in range(2)]
+    new_node(), new_node()
+    plan()
+    with database.begin() as session:
+        session.execute(update(Placement).values(ended_at=clock(session), end_reason="nobody knows"))
+        session.execute(update(Job).where(Job.task_id == tasks[0]).values(config={}))
+    reconciler.once(dependencies)
+    assert f"the rewind of task {tasks[0]} failed and will be tried again: 'batch_size'" in caplog.text
+    assert [status_of(database, task)[0] for task in tasks] == ["running", "queued"]
 
 
 @pytest.mark.parametrize("status", ["cancelled", "queued"])

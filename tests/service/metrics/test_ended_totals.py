@@ -11,6 +11,7 @@ from service.fleet.models import Placement
 from service.metrics.ended_totals import SUMS, by_status, fold, placements_by_end
 from service.metrics.models import EndedTotal, EndedTotalsThrough
 from service.tasks.models import Job, Task
+from service.usage.daily_rollup import roll_up
 from tests.service.fleet.scripted import moved
 
 AT_ONCE = timedelta(0)
@@ -88,6 +89,8 @@ def test_placements_that_retention_deletes_stay_counted(database, ended, counted
         session.execute(update(Task).values(ended_at=clock(session) - LONG_AGO))
     before = counted()
     fold(database)
+    assert forget(database, Retention())["placements"] == 0, "usage by day has yet to count them"
+    roll_up(database)
     assert forget(database, Retention())["placements"] == 1
     assert counted() == before
     with database.begin() as session:
