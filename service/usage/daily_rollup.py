@@ -2,7 +2,8 @@
 usage grows with the history. What has not been rolled up yet is read from its rows (usage_queries.py).
 
 An ended row changes no more after SETTLED, so each is counted once: those that ended before the moment in
-`usage_rolled_up_through` are in the tables. Retention removes no other placement.
+`usage_rolled_up_through` are in the tables. Retention removes no other placement. The roll-up stops before the placements of a
+task that is running without one: its rewind, which the reconciler has yet to make, takes usage back from them.
 """
 
 from datetime import datetime, timedelta
@@ -10,8 +11,9 @@ from typing import Any
 
 from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from contract.states import TaskStatus
 from service.database.ended_rows import SETTLED, claim_mark
 from service.database.engine import Database, clock
 from service.fleet.models import Placement
@@ -22,6 +24,10 @@ from service.usage.usage_queries import AMOUNTS, UNKNOWN_TYPE, with_savings
 _MOST = 5000  # placements, and tasks, of one transaction
 _LOCK = 0x75736167  # "usag"; an advisory lock of this database
 
+_other = aliased(Placement)
+_LIVE = select(_other.id).where(_other.task_id == Task.id, _other.ended_at.is_(None)).exists()
+_YET_TO_REWIND = select(func.min(Placement.ended_at)).join(Task, Task.id == Placement.task_id)
+_YET_TO_REWIND = _YET_TO_REWIND.where(Task.status == TaskStatus.RUNNING, ~_LIVE)
 _NAMES = ", ".join(AMOUNTS)
 _ADDED = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in AMOUNTS)
 _OF_PLACEMENTS = """sum(p.tokens - p.rewound_tokens) AS tokens,
@@ -64,6 +70,7 @@ def roll_up(db: Database, settled: timedelta = SETTLED) -> None:
     """Roll up what has ended since the last call, but for the last hour. One call at a time; another one does nothing."""
     with db.begin() as session:
         until = clock(session) - settled
+        until = min(until, session.scalar(_YET_TO_REWIND) or until)
     while _advance(db, until):
         pass
 

@@ -8,6 +8,7 @@ from sqlalchemy import event, func, select, update
 from service.audit.models import AuditEntry
 from service.background import retention
 from service.background.garbage_collection import sweep
+from service.background.reconciler import requeue_running_without_placement
 from service.background.retention import Retention, delete_in_batches, forget
 from service.database.engine import clock, id_at, new_id
 from service.fleet.models import Placement
@@ -17,7 +18,7 @@ from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import shares
 from service.tasks.models import PointChunk, Task, TaskEvent
 from service.usage.daily_rollup import roll_up
-from service.usage.models import TenantUsage
+from service.usage.models import DailyUsage, TenantDailyUsage, TenantUsage
 from service.usage.usage_ledger import drift, month_at, trained_in
 from service.webhooks.models import Delivery, Webhook
 from tests.service.fleet.scripted import completed, devices, exited, moved, points, throughput
@@ -90,6 +91,27 @@ def test_on_two_gpus_each_second_counts_twice_billed_or_taken_back(tenant, new_n
     assert tenant.post(f"/v1/tasks/{task['id']}/cancel").status_code == 200
     roll_up(database, timedelta(0))
     assert told() == kept
+
+
+def test_a_rewind_long_after_its_placements_end_is_taken_off_its_day(dependencies, tenant, new_node, plan, database):
+    """The reconciler could not rewind the task until usage was rolled up."""
+    node, task = new_node(), tenant.task(search_space=SPACE)
+    plan()
+    placed = node.take(task["id"])
+    placed.report(placed.attached(steps=20, warmup=2), moved(0, "warmup"), points(0, range(1, 11)))
+    placed.report(placed.checkpoint({0: 8}), throughput(10, tokens=1000, seconds=10.0))
+    with database.begin() as session:
+        session.execute(update(Placement).values(ended_at=clock(session), end_reason="nobody knows"))
+    roll_up(database, timedelta(0))
+    requeue_running_without_placement(dependencies)
+    for _ in range(2):
+        said = usage(tenant)
+        (by_ledger,), (by_day,) = said["data"], said["days"]
+        assert by_ledger["trained_tokens"] == by_day["trained_tokens"] == 1000 - 167
+        assert by_ledger["gpu_seconds"] == pytest.approx(by_day["gpu_seconds"])
+        roll_up(database, timedelta(0))
+    with database.begin() as session:
+        assert [*session.scalars(select(DailyUsage.tokens))] == [*session.scalars(select(TenantDailyUsage.tokens))] == [833]
 
 
 def test_a_node_that_comes_back_with_other_devices_changes_no_use_of_before(tenant, new_node, plan, database):
