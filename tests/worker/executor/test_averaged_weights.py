@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from contract.job_schedule import JobSchedule
 from contract.messages.report_messages import AdapterKept
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.peft_export import export_peft
 from worker.executor.evaluation.job_evaluations import JobEvaluations, Settled
-from worker.policy.job_record import AVERAGED, Best, BestEvaluated, JobKey, JobProgress
+from worker.executor.placement.job_run import JobRun
+from worker.policy.job_record import AVERAGED, Best, BestEvaluated, JobKey, JobProgress, JobRecord, Stage
 
 NOISY = {"learning_rate": [3e-2, 1e-2], "rank": [4], "batch_size": [2]}
 
@@ -48,6 +50,18 @@ def test_a_noisy_job_keeps_the_mean_of_its_best_weights(fleet, placing, tmp_path
         if share is None:
             assert event.manifest.val_loss < min(curve.values())
         assert stored(event, fleet) == exported(event, placement, noted, layouts[0], lowest, curve, tmp_path)
+
+
+def test_a_job_keeps_its_best_weights_alone_up_to_the_end_of_its_warmup(placing):
+    placement = placing(NOISY, early_exit={"policy": "alto", "warmup_fraction": 0.25})
+    schedule = JobSchedule.of(placement.spec, placement.jobs[0].config, 36)
+    (boundary, *_) = schedule.rungs
+
+    def kept(step: int) -> int:
+        record = JobRecord(Stage.TRAINING, progress=JobProgress(step=step))
+        return JobRun("job_0", SimpleNamespace(key=JobKey("p", 0)), placement.spec, schedule, record).most_averaged
+
+    assert [kept(step) for step in (1, boundary, boundary + 1)] == [1, 1, AVERAGED]
 
 
 def stored(event: AdapterKept, fleet) -> dict[str, bytes]:

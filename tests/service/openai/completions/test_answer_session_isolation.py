@@ -121,3 +121,17 @@ def test_a_dedicated_request_does_not_wait_for_an_executor_that_its_tenant_share
     assert start_for_who_asks(dependencies) == 1
     held(node).answer("secret")
     assert mine.result().choices[0].message.content == "secret"
+
+
+def test_who_has_left_the_executor_keeps_no_dedicated_request_from_it(secret, ask, training, new_tenant, database) -> None:
+    other = new_tenant()
+    beside, theirs = training(), training(other)
+    with database.begin() as session:  # as if that one had joined this one
+        session.execute(update(Placement).where(Placement.id == theirs.id).values(node_id=beside.node.id))
+    mine = ask("chat", messages=USER, model=secret)
+    waiting(database)
+    executor = Executor(beside)
+    assert executor.wants()["requests"] == []
+    assert other.post(f"/v1/tasks/{theirs.given.task_id}/cancel").status_code == 200
+    executor.sends(piece(executor.next(), 1, text("secret", finish_reason="stop"), over=True))
+    assert mine.result().choices[0].message.content == "secret"
