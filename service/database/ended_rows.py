@@ -17,9 +17,10 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 def claim_mark(session: Session, marks: Any, lock: int, until: datetime) -> tuple[Any, bool] | None:
     """The mark, for this transaction to move, and whether it is new (then at LONG_AGO); None where another transaction has it,
-    or all that ended before `until` is counted. The transaction must have done nothing yet: it reads one snapshot from here on.
-    lock: of an advisory lock of this database."""
-    session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+    or all that ended before `until` is counted. lock: of an advisory lock of this database.
+
+    What ended before `until` changes no more, so its statements need no common snapshot; with one, a task that is reported on
+    meanwhile could not be referred to."""
     if not session.scalar(select(func.pg_try_advisory_xact_lock(lock))):
         return None
     mark = session.get(marks, 1)

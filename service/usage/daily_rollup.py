@@ -36,8 +36,9 @@ _OF_PLACEMENTS = """sum(p.tokens - p.rewound_tokens) AS tokens,
 _BY_TENANT = f"""INSERT INTO tenant_daily_usage AS kept (tenant_id, day, device_type, {_NAMES})
     SELECT tenant_id, day, device_type, {", ".join(f"sum({name})" for name in AMOUNTS)} FROM found
     GROUP BY tenant_id, day, device_type ON CONFLICT (tenant_id, day, device_type) DO UPDATE SET {_ADDED}"""
+# in the order of the tasks' ids, since each row's foreign key locks its task, and others lock several tasks in this order
 _BY_TASK = f"""INSERT INTO daily_usage AS kept (task_id, day, device_type, tenant_id, {_NAMES})
-    SELECT task_id, day, device_type, tenant_id, {_NAMES} FROM found
+    SELECT task_id, day, device_type, tenant_id, {_NAMES} FROM found ORDER BY task_id
     ON CONFLICT (task_id, day, device_type) DO UPDATE SET {_ADDED}"""
 _ROLL_UP = text(
     f"""WITH found AS MATERIALIZED (

@@ -1,9 +1,10 @@
 """Usage by day: the same before, between and after roll-ups, and after retention has removed what was rolled up."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 
 from contract.states import ExitReason, JobStatus, TaskStatus
 from service.background.retention import Retention, forget
@@ -12,6 +13,8 @@ from service.metrics.ended_totals import fold
 from service.tasks.models import Task
 from service.usage import daily_rollup
 from service.usage.models import DailyUsage, MonthlySavings, RolledUpThrough, TaskUsageRecord, TenantDailyUsage
+from tests.service.background.test_queue import until
+from tests.service.lock_waits import waiting_for_locks
 from tests.service.sample_tasks import jobs_of, placement
 
 NOW = timedelta(0)
@@ -124,3 +127,23 @@ def test_one_rolls_up_at_a_time(searched, database):
         session.execute(select(func.pg_advisory_xact_lock(daily_rollup._LOCK)))
         daily_rollup.roll_up(database, NOW)
         assert rolled(database) == []
+
+
+def test_it_waits_for_a_change_of_a_task_and_the_change_never_for_it(tenant, database):
+    """Tasks are locked in the order of their ids, as planners and cancellations do, or the two could wait for each other."""
+    first, *others = sorted(tenant.task()["id"] for _ in range(20))
+    with database.begin() as session:
+        for task in (*others, first):
+            placement(session, task, tokens=100)
+    with database.begin() as session:  # with statistics Postgres groups by hashes, in no order
+        session.execute(text("ANALYZE placements, tasks, nodes"))
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            session.execute(select(Task.id).where(Task.id == first).with_for_update())
+            rolled_up = pool.submit(daily_rollup.roll_up, database, NOW)
+            until(lambda: waiting_for_locks(database))
+            free = select(Task.id).where(Task.id.in_(others)).with_for_update(skip_locked=True)
+            assert set(session.scalars(free)) == set(others)
+            session.execute(update(Task).where(Task.id == first).values(version=Task.version + 1))
+        rolled_up.result()
+    assert len(rolled(database)) == 20
