@@ -1,5 +1,6 @@
 """What reports teach the planner, as the fleet calls it. The app hands in the planner's implementation."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from sqlalchemy.orm import Session
@@ -12,9 +13,9 @@ from service.tasks.models import Task
 class ProfileUpdates(Protocol):
     """Learns in the report's own transaction."""
 
-    def note_steps(self, session: Session, task: Task, node: Node, gpus: int, done: Throughput) -> int:
-        """Learn from measured steps on `gpus` devices of a node, whose row is locked. Returns the number of measurements of
-        such steps, or 0 if this one is empty."""
+    def note_steps(self, session: Session, task: Task, node: Node, gpus: int, done: Sequence[Throughput]) -> list[int]:
+        """Learn from measured steps on `gpus` devices of a node, whose row is locked. Returns for each measurement that is not
+        empty how many of such steps there are by then."""
         ...
 
     def note_ended(self, session: Session, task: Task) -> None:

@@ -129,13 +129,15 @@ def _update_from_events(
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, Throughput)]
-    measured = [_add_throughput(session, dependencies, profile_updates, task, placement, event) for event in done]
+    for event in done:
+        _add_throughput(session, dependencies, placement, event)
+    measured = _learn(session, profile_updates, task, placement, done) if done else []
     if any(isinstance(event, _PROVES_TRAINING) for event in events):
         note_progress(session, dependencies, task, placement)
     _book(session, task, placement, done)
     # after an end, or at the 1st, 2nd, 4th, 8th … measurement
     end_may_have_moved = any(isinstance(event, _ENDS) for event in events) or any(
-        number & (number - 1) == 0 for number in measured if number
+        number & (number - 1) == 0 for number in measured
     )
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:
@@ -160,15 +162,8 @@ def _broken(placement: Placement) -> bool:
     return slowdown is not None and bound is not None and slowdown > BROKEN_AT * bound
 
 
-def _add_throughput(
-    session: Session,
-    dependencies: Dependencies,
-    profile_updates: ProfileUpdates,
-    task: Task,
-    placement: Placement,
-    done: Throughput,
-) -> int:
-    """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
+def _add_throughput(session: Session, dependencies: Dependencies, placement: Placement, done: Throughput) -> None:
+    """Add to the placement's sums."""
     placement.steps += done.steps
     placement.tokens += done.tokens
     placement.train_seconds += done.seconds
@@ -186,5 +181,11 @@ def _add_throughput(
         placement.slowdown = placement.current_slowdown  # null where it was on its way when one of the others left
         if _broken(placement) and not broken:
             request_plan(session, dependencies.queue, "bound_broken")
+
+
+def _learn(
+    session: Session, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Sequence[Throughput]
+) -> list[int]:
+    """Add to the learned speeds. Returns the numbers of measurements."""
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update(**NODE_LOCK)).one()
     return profile_updates.note_steps(session, task, node, len(placement.device_indexes), done)

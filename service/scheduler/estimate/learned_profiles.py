@@ -1,7 +1,7 @@
 """Stores what the fleet has learned: step times and job survival. throughput.py and survival.py do the arithmetic."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
@@ -33,9 +33,16 @@ def lives(session: Session, classes: Collection[str]) -> Mapping[str, JobLifetim
     return found
 
 
-def note_steps(session: Session, base: str, precision: str, kind: str, width: int, done: Throughput) -> int:
-    """Add a measurement of a base's steps on a device type, in a placement with `width` devices. Returns the number of
-    measurements, or 0 if this one is empty.
+def note_steps(session: Session, base: str, precision: str, kind: str, width: int, done: Sequence[Throughput]) -> list[int]:
+    """Add measurements of a base's steps on a device type, in a placement with `width` devices. Returns for each that is not
+    empty how many of such steps there are by then. Several profiles are locked in the order of their keys."""
+    found = [measurement for one in done if (measurement := _measurement(base, precision, kind, width, one)) is not None]
+    found.sort(key=lambda one: (one[0].tokens, one[0].rows))
+    return [_note_step(session, *one) for one in found]
+
+
+def _measurement(base: str, precision: str, kind: str, width: int, done: Throughput) -> tuple[ProfileKey, float, float] | None:
+    """Of such steps: their profile, and one step's tokens and seconds; None if there were none.
 
     Excludes evaluations: task_duration.py counts them separately. Of steps that tasks shared, the whole step counts.
     """
@@ -43,12 +50,15 @@ def note_steps(session: Session, base: str, precision: str, kind: str, width: in
     if done.device_steps is not None and done.device_seconds is not None:
         steps, seconds = done.device_steps, done.device_seconds
     if steps <= 0 or done.tokens <= 0 or seconds <= 0:
-        return 0
+        return None
     whole = done.seconds / done.share_seconds if done.share_seconds else 1.0  # of shared steps, which are divided by tokens
-    tokens, seconds = whole * done.tokens / steps, seconds / steps
-    key = throughput.key_of(base, precision, kind, tokens, whole * done.rows / steps, width)
-    own = {"base_model": base, "precision": precision, "device_type": kind, "tokens": key.tokens, "rows": key.rows}
-    own |= {"width": width}
+    tokens = whole * done.tokens / steps
+    return throughput.key_of(base, precision, kind, tokens, whole * done.rows / steps, width), tokens, seconds / steps
+
+
+def _note_step(session: Session, key: ProfileKey, tokens: float, seconds: float) -> int:
+    own = {"base_model": key.base, "precision": key.precision, "device_type": key.gpu, "tokens": key.tokens, "rows": key.rows}
+    own |= {"width": key.width}
     blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}
     session.execute(insert(ThroughputProfile).values(**own, **blank).on_conflict_do_nothing())
     row = session.get_one(ThroughputProfile, tuple(own.values()), with_for_update=True, populate_existing=True)

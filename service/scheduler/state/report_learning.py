@@ -4,6 +4,7 @@ Implements service/fleet/learning_protocol.py, so that the fleet knows no planne
 """
 
 import logging
+from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
@@ -20,12 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class ReportLearning:
-    def note_steps(self, session: Session, task: Task, node: Node, gpus: int, done: Throughput) -> int:
-        """Update the node's measured speed with this base, and the profile of such steps on its device type."""
-        before = node.tokens_per_second.get(task.base_model)
-        rate = measured_rate(before, done.tokens, done.own_seconds, gpus)
-        if rate is not None:
-            node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
+    def note_steps(self, session: Session, task: Task, node: Node, gpus: int, done: Sequence[Throughput]) -> list[int]:
+        """Update the node's measured speed with this base, and the profiles of such steps on its device type."""
+        for one in done:
+            before = node.tokens_per_second.get(task.base_model)
+            rate = measured_rate(before, one.tokens, one.own_seconds, gpus)
+            if rate is not None:
+                node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
         return learned_profiles.note_steps(session, task.base_model, task.precision, node.device_type, gpus, done)
 
     def note_ended(self, session: Session, task: Task) -> None:

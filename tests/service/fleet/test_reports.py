@@ -2,16 +2,20 @@
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine, event, select, text
+from sqlalchemy import Engine, delete, event, select, text
 
 from contract.job_schedule import JobSchedule
 from service.fleet.models import Node
+from service.scheduler.models import ThroughputProfile
 from service.storage.local_storage import LocalStorage
 from service.tasks.models import PointChunk
+from tests.service.background.test_queue import until
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
+from tests.service.lock_waits import waiting_for_locks
 
 
 def chunks(database, job_id, series="train_loss"):
@@ -70,6 +74,24 @@ def test_reports_and_heartbeats_do_not_wait_for_who_refers_to_their_node(placeme
         placement.report(moved(0, "warmup"), points(0, [1]), throughput(steps=1))
         placement.report(placement.checkpoint({0: 1}))
         assert placement.node.leases(placement.pulse()).leases
+
+
+def test_profiles_are_locked_in_one_order_whatever_the_reports(placement, database):
+    """Two nodes that report steps of the same sizes in opposite orders waited for each other."""
+    with database.begin() as session:
+        session.execute(delete(ThroughputProfile))
+    sizes = [throughput(steps=1, tokens=tokens) for tokens in (4000, 1000)]
+    placement.report(moved(0, "warmup"), *sizes)
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as session:
+            profiles = select(ThroughputProfile.tokens).with_for_update(skip_locked=True)
+            session.execute(profiles.where(ThroughputProfile.tokens == 1024))
+            reported = pool.submit(placement.report, *sizes)
+            until(lambda: waiting_for_locks(database))
+            assert session.scalars(profiles.where(ThroughputProfile.tokens == 4096)).all() == [4096]
+        reported.result()
+    with database.begin() as session:
+        assert session.scalars(select(ThroughputProfile.measured)).all() == [2, 2]
 
 
 def test_no_lock_is_held_while_storage_is_asked(placement, database, monkeypatch):
