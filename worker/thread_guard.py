@@ -14,6 +14,16 @@ def end_process_with_its_threads() -> None:
     threading.excepthook = _thread_died
 
 
+def let_threads_end() -> None:
+    """The process ends by itself from now on: a thread from which something is taken that it uses is noted, and ends no more
+    than itself."""
+    threading.excepthook = _thread_ended
+
+
 def _thread_died(args: threading.ExceptHookArgs) -> None:
     log.critical("thread %s died, and the process with it", args.thread and args.thread.name, exc_info=args.exc_value)
     os._exit(EXIT_CODE)
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    log.info("thread %s ended with the process: %s", args.thread and args.thread.name, args.exc_value)

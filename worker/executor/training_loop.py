@@ -10,7 +10,7 @@ finite (`_step`), by its own curve (`_apply_evaluation`), or by its rank at a ru
 import contextlib
 import math
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from contract.messages.placement_messages import Leased
@@ -72,9 +72,10 @@ class Executor:
         self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
         self._stopping = False
 
-    def run(self) -> None:
-        """The training loop, until a Stop. An error ends it, and a replica process that dies is one."""
-        with contextlib.closing(self._attached), contextlib.closing(self._completions):
+    def run(self, ending: Callable[[], None] = lambda: None) -> None:
+        """The training loop, until a Stop or an error, such as a replica process's end. `ending` comes before it closes."""
+        with contextlib.closing(self._attached), contextlib.closing(self._completions), contextlib.ExitStack() as ended:
+            ended.callback(ending)
             while self._run_inbox():
                 if self._replicas is not None:
                     self._iterate(self._replicas)
@@ -241,10 +242,9 @@ class Executor:
         run.apply(change)
         if (place := run.progress.place) is not None:
             replicas.store.note_lowest(run.key, place, run.most_averaged)
-        if finite and run.step >= run.schedule.total_steps:  # its end, whatever the policy says of its curve
-            self._end_job(replicas, run, None)
-        elif verdict is not None:
-            self._end_job(replicas, run, verdict)
+        completed = finite and run.step >= run.schedule.total_steps  # its end, whatever the policy says of its curve
+        if completed or verdict is not None:
+            self._end_job(replicas, run, None if completed else verdict)
         elif (rung := run.rung()) is not None:
             run.apply(RungReached(rung, result.loss, result.scores))
             if run.record.awaits_rank:

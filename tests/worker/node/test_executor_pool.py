@@ -1,4 +1,4 @@
-"""Executors that hang: asked to end, and while they load."""
+"""Executors that hang or end: asked to end, and while they load."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from tests.worker.fleet import Fleet
 from tests.worker.processes import gone
-from tests.worker.running_node import SHORT, SPACE, fleet_with_placements, running
+from tests.worker.running_node import LONG, PATIENCE, SHORT, SPACE, fleet_with_placements, running
 
 
 def test_an_idle_executor_that_hangs_when_it_is_asked_to_end_gives_its_devices_back(tiny_base, tmp_path):
@@ -49,3 +49,17 @@ def test_an_executor_that_hangs_while_it_loads_is_known_by_its_silence(tiny_base
         assert ages(fleet, silent.placement_id) == sorted(ages(fleet, silent.placement_id))
         fleet.end(silent.placement_id)  # what the service does about it
         assert gone(executor)
+
+
+def test_an_executor_that_is_asked_to_end_while_its_ranks_load_is_said_to_stop(tiny_base, tmp_path):
+    """And not that a thread died: it waits for ranks that are ended meanwhile."""
+    with (
+        fleet_with_placements(tiny_base, tmp_path) as (fleet, placing),
+        running(fleet, tmp_path, MOTET_WORKER_SLOTS="2") as node,
+    ):
+        reported = fleet.place(placing(SPACE, **LONG).model_copy(update={"device_indexes": [0, 1]}))
+        fleet.until(node.ranks)
+        node.process.terminate()
+        assert node.process.wait(timeout=PATIENCE) == 0
+        assert fleet.lost[-1].fences == {reported.placement.placement_id: 1}
+        assert "Traceback" not in node.log.read_text()
