@@ -9,7 +9,7 @@ from worker.pipe_messages import COMMANDS, Stop, Writer, take_stdout
 from worker.settings import Settings
 from worker.stderr_logging import log_to_stderr
 from worker.stepping_process import settle
-from worker.thread_guard import let_threads_end
+from worker.thread_guard import threads_end_after
 
 
 def main() -> None:
@@ -21,4 +21,4 @@ def main() -> None:
         settle()
         exit_with_parent(COMMANDS, executor.handle_command)
         signal.signal(signal.SIGTERM, lambda *_: executor.handle_command(Stop(seconds=settings.worker_stop_seconds)))
-        executor.run(let_threads_end)
+        executor.run(threads_end_after())

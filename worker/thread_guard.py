@@ -3,6 +3,8 @@
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
@@ -14,10 +16,14 @@ def end_process_with_its_threads() -> None:
     threading.excepthook = _thread_died
 
 
-def let_threads_end() -> None:
-    """The process ends by itself from now on: a thread from which something is taken that it uses is noted, and ends no more
-    than itself."""
-    threading.excepthook = _thread_ended
+@contextmanager
+def threads_end_after() -> Iterator[None]:
+    """The process ends by itself after the body: a thread from which something is taken that it uses is noted then, and ends no
+    more than itself."""
+    try:
+        yield
+    finally:
+        threading.excepthook = _thread_ended
 
 
 def _thread_died(args: threading.ExceptHookArgs) -> None:

@@ -2,15 +2,15 @@
 
     while jobs: admit -> pack -> step -> record -> evaluate -> rank -> release
 
-One step is an optimizer step of every job that holds arena rows, on all replicas in parallel. Slow work (network, disk,
-tokenising) runs in background threads, which queue callbacks for the loop. A job ends early for a training loss that is not
-finite (`_step`), by its own curve (`_apply_evaluation`), or by its rank at a rung (`_apply_rank_decisions`).
+One step is an optimizer step of every job that holds arena rows, on all replicas in parallel. Slow work runs in background
+threads, which queue callbacks for the loop. A job ends early for a training loss that is not finite (`_step`), by its own curve
+(`_apply_evaluation`), or by its rank at a rung (`_apply_rank_decisions`).
 """
 
 import contextlib
 import math
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from contract.messages.placement_messages import Leased
@@ -68,20 +68,19 @@ class Executor:
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._counter = StepCounter(self._attached, self._scheduler, self._generation)
         self._replicas: Replicas | None = None  # of the base that is loaded
-        self._recheck_admission = self._stuck = False  # waiting jobs may find room; or found none though nobody trains
+        self._stopping = self._recheck_admission = self._stuck = False  # jobs may find room; found none though nobody trains
         self._to_rank: dict[str, PlacementRun] = {}  # tasks whose standings at a rung have changed
-        self._stopping = False
 
-    def run(self, ending: Callable[[], None] = lambda: None) -> None:
-        """The training loop, until a Stop or an error, such as a replica process's end. `ending` comes before it closes."""
-        with contextlib.closing(self._attached), contextlib.closing(self._completions), contextlib.ExitStack() as ended:
-            ended.callback(ending)
+    def run(self, ending: contextlib.AbstractContextManager[None] | None = None) -> None:
+        """The training loop, until a Stop or an error, such as a replica process's end. `ending` ends before it is closed."""
+        with contextlib.closing(self._attached), contextlib.closing(self._completions), ending or contextlib.nullcontext():
             while self._run_inbox():
                 if self._replicas is not None:
                     self._iterate(self._replicas)
 
     def _iterate(self, replicas: Replicas) -> None:
         if self._baselines:
+            self._recheck_admission |= self._baselines.lack_rows  # those who wait behind one may go on once it has its rows
             self._advance_baseline(replicas)
         if self._recheck_admission or self._stuck:
             self._admit(replicas)
@@ -187,7 +186,8 @@ class Executor:
         runs = (run for task in self._attached.training for run in task.runs if run.trainable)
         waiting = {run.key: run for run in runs if replicas.store.trains_on(run.key) is None}
         self._completions.make_room(bool(waiting))
-        given, unrunnable = replicas.admit([run.demand for run in self._active()], [run.demand for run in waiting.values()])
+        active, demands = ([run.demand for run in runs] for runs in (self._active(), waiting.values()))
+        given, unrunnable = replicas.admit(active, demands, beside_first=self._baselines.lack_rows)
         for key in given:
             self._attached[key.placement].started(waiting[key])
         self._stuck = bool(waiting) and not self._active()  # what they lack, generation has, or a task that leaves

@@ -117,12 +117,14 @@ class Replicas:
         whys = [admission_refusal(demand, replica.capacity) for replica in self._all]
         return None if None in whys else whys[0]
 
-    def admit(self, active: Sequence[Demand], waiting: Sequence[Demand]) -> tuple[list[JobKey], Unrunnable]:
-        """Give rows to the waiting jobs that the policy admits. Returns these jobs, and those for which an empty replica has
-        no memory. A job that waited in one replica's arena may continue in another's."""
-        assigned = assign(self._loads(active), waiting)
+    def admit(
+        self, active: Sequence[Demand], waiting: Sequence[Demand], beside_first: bool = False
+    ) -> tuple[list[JobKey], Unrunnable]:
+        """Give rows to the waiting jobs that the policy admits; beside_first: on the other replicas alone. Returns these jobs,
+        and those for which an empty replica has no memory. A job that waited in one arena may continue in another's."""
+        assigned = assign(self._loads(active)[beside_first:], waiting)
         given, unrunnable = set[JobKey](), Unrunnable()
-        for number, (replica, demands) in enumerate(zip(self._all, assigned, strict=True)):
+        for number, (replica, demands) in enumerate(zip(self._all[beside_first:], assigned, strict=True), beside_first):
             chosen = set(map(_key, demands))
             keys = [_key(demand) for demand in waiting if _key(demand) in chosen]
             lacking = self.store.allocate_rows(number, keys)

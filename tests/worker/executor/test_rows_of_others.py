@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from contract.messages.placement_messages import WarmStartRef
-from contract.messages.report_messages import Detached
+from contract.messages.report_messages import BaseEvaluated, Detached
 from tests.worker.corpus import PAIRS
 from tests.worker.executor.completion_work import LONG, answers, over, work
 from tests.worker.executor.text_evaluations import ASKED, evaluated
@@ -67,6 +67,26 @@ def test_it_waits_for_rows_that_a_neighbour_trains_in(fleet, placing, tmp_path, 
     assert (2, False) in turns
     assert left(reported) == left(alone)
     assert left(alone)[1] == {0: "job_completed"}
+
+
+def test_no_job_of_a_search_takes_the_rows_that_it_waits_for(fleet, placing, tmp_path, trained, arena_of):
+    """Its adapter takes two jobs' rows. Jobs that end one by one made room for the next of theirs alone."""
+    wide = {"rank": [16]}
+    prefers = placing(SPACE | wide, PAIRS, objective={"type": "dpo"}, early_exit=CALM, training={"max_steps": 6})
+    prefers = prefers.model_copy(update={"warm_start": WarmStartRef(adapter_id="adapter_x", files=trained(SPACE | wide))})
+    search = placing(SPACE | {"batch_size": [1, 2, 3, 4, 5, 6, 7, 8]}, early_exit=CALM, training={"epochs": 2})
+    before: list[int] = []  # jobs of the search that had ended when the base was known
+
+    def look(reported, report):
+        if reported.placement is prefers and reported.of(BaseEvaluated):
+            before.append(len(fleet.reported[search.placement_id].ended))
+
+    arena_of(16)
+    fleet.on_report = look
+    searched, preferred = Inside(fleet, tmp_path).run(search, joining=[prefers], paced=True)
+    assert before[0] == 2, "those that had the rows"
+    assert {kind for one in (searched, preferred) for kind in left(one)[1].values()} == {"job_completed"}
+    assert len(searched.ended) == 8
 
 
 def test_adapters_that_completions_hold_give_way_to_it(fleet, placing, tmp_path, preferring, trained, arena_of):

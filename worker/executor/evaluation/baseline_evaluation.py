@@ -32,6 +32,11 @@ class Baselines:
         """Whether one can go on now."""
         return self._next() is not None
 
+    @property
+    def lack_rows(self) -> bool:
+        """Whether one found no arena rows on the first replica: jobs that come after it are to leave it those that get free."""
+        return any(one.lacks_rows for one in self._begun.values())
+
     def __contains__(self, task: PlacementRun) -> bool:
         return task.key in self._begun
 
@@ -80,10 +85,17 @@ class _Baseline:
         self._rows_taken: int | None = None  # by others, of the arena, that left none for the adapter that the task starts from
 
     @property
+    def lacks_rows(self) -> bool:
+        """Whether it found none when it last tried."""
+        return self._rows_taken is not None
+
+    @property
     def waits(self) -> bool:
-        """Whether it waits for arena rows until others give some back."""
+        """Whether it waits for arena rows until others give some back, or keep some only until they are needed."""
+        if self._rows_taken is None or not self.task.any_unfinished:
+            return False
         rows_used = self._replicas.first.trainer.arena.rows_used
-        return self._rows_taken is not None and rows_used >= self._rows_taken and self.task.any_unfinished
+        return rows_used >= self._rows_taken and not self._replicas.store.may_leave(0)
 
     def advance(self) -> Unrunnable:
         """One pass, or none where others have the arena's rows."""
