@@ -45,7 +45,7 @@ class Attached(Message):
     train_rows: Annotated[int, Field(ge=1)]
     validation_rows: int
     truncated_rows: int  # longer than max_seq_len, truncated
-    skipped_rows: int  # skipped: no label left after truncation
+    skipped_rows: int  # skipped: nothing left to learn after truncation
     trend_rows: int | None = None  # of the validation rows, the first, which every evaluation reads; None: all
     overlap_rows: int | None = None  # of the validation rows, those that are also trained on; None: of a worker of before
     total_steps: dict[int, int]

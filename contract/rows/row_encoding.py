@@ -44,8 +44,14 @@ def truncate(row: tuple[Tokens, ...], max_seq_len: int) -> tuple[tuple[Tokens, .
 
 
 def learns(row: tuple[Tokens, ...]) -> bool:
-    """Whether each of the row's sequences has a label; rows that fail this are skipped in training."""
-    return all(any(tokens.learned) for tokens in row)
+    """Whether each of the row's sequences has a label, and those of a preference differ: the gradient of equal ones is zero.
+    Rows that fail this are skipped in training."""
+    return all(any(tokens.learned) for tokens in row) and not equal(row)
+
+
+def equal(row: tuple[Tokens, ...]) -> bool:
+    """Whether the row is a preference of two equal sequences, as the cut may leave them."""
+    return len(row) > 1 and row[0] == row[1]
 
 
 class RowReader:

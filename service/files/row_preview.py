@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from contract.rows.row_encoding import Tokens, learns, truncate
+from contract.rows.row_encoding import Tokens, equal, learns, truncate
 from contract.rows.tokenizer import RowError, TemplateError, TokenizerError
 from contract.strict import Moment, Strict
 from contract.task_spec import Name, Objective, Training
@@ -151,7 +151,8 @@ def _sequence(answer: Literal["chosen", "rejected"] | None, whole: Tokens, left:
 def _problem(number: int, whole: tuple[Tokens, ...], left: tuple[Tokens, ...], most: int) -> FieldError | None:
     longest = max(len(tokens.ids) for tokens in whole)
     if not learns(left):
-        cause = f"its first {most} tokens of {longest} hold no label" if longest > most else "it holds no label"
+        within = f"its first {most} tokens of {longest}" if longest > most else "it"
+        cause = f"{within} prefer nothing, since both answers are equal" if equal(left) else f"{within} hold no label"
         message = f"is left out of training: {cause}"
         return FieldError(line=number, field="max_seq_len", code="nothing_to_learn", message=message)
     if longest > most:

@@ -78,3 +78,10 @@ def test_a_pair_is_learned_only_where_both_answers_have_a_label_left() -> None:
     assert learns(pair)
     assert learns(truncate(pair, 4)[0])
     assert not learns(truncate(pair, 3)[0])
+
+
+def test_a_pair_of_equal_answers_teaches_nothing() -> None:
+    pair = Tokens([1, 2, 3, 4], [False, True, True, True]), Tokens([1, 2, 3, 5], [False, True, True, True])
+    assert learns(truncate(pair, 4)[0])
+    assert not learns(truncate(pair, 3)[0])
+    assert learns(pair[:1])

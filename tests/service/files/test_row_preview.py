@@ -114,6 +114,14 @@ def test_a_row_of_many_turns_that_is_cut_before_the_first_says_so(ask):
     assert "its first 16 tokens of" in said["rows"][0]["problem"]["message"]
 
 
+def test_a_preference_whose_answers_differ_behind_the_cut_is_left_out(ask):
+    row = {"prompt": "why", "chosen": "so " * 20 + "yes", "rejected": "so " * 20 + "no"}
+    said = ask([row], objective={"type": "dpo"}, max_seq_len=12).json()
+    assert said["rows"][0]["problem"]["code"] == "nothing_to_learn"
+    assert "prefer nothing, since both answers are equal" in said["rows"][0]["problem"]["message"]
+    assert said["skipped"] == 1
+
+
 def test_a_row_that_is_cut_says_by_how_much(ask):
     rows = [{"prompt": "", "completion": "word " * 200}, {"prompt": "why " * 50, "completion": "so"}]
     said = ask(rows, max_seq_len=16).json()

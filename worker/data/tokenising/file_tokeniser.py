@@ -15,7 +15,7 @@ from contract.task_spec import Objective
 from worker.data.row_reader import example
 from worker.data.token_stream import StreamWriter, written_stream
 
-_KEY_FORMAT = 3  # to be raised whenever contract/rows makes other tokens of the same row, or refuses one that it took
+_KEY_FORMAT = 4  # to be raised whenever contract/rows makes other tokens of the same row, or leaves out one that it took
 _BATCH_ROWS, _BATCH_WORK = 256, 2**20  # a batch ends at the first of both: one call of the tokenizer, and its memory
 
 # of `work_of`, as measured: in the time of a byte that is tokenised, 256 are rendered, and a message renders as 2 KiB do
