@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from tests.worker.fleet import JOIN_TOKEN, Fleet
+from tests.worker.running_node import refused, running
 from worker.api_client import NodeLink
 from worker.node.node_credential import NodeCredential
 from worker.node.node_hosts import NodeHosts
@@ -117,3 +118,19 @@ def test_a_service_that_is_away_is_no_refusal(fleet, settings):
         )
     fleet.down = False
     joined(settings)
+
+
+def test_a_second_daemon_in_the_folder_of_one_that_runs_ends_and_takes_nothing(fleet, tmp_path):
+    """It would join by the other's credential: each join is the end of what the other runs."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with running(fleet, tmp_path / "one") as node:
+        fleet.until(lambda: fleet.heartbeats)
+        with refused(fleet, tmp_path / "two", MOTET_WORKER_DIR=str(tmp_path / "one")) as (code, said):
+            assert code == 2
+            assert f"MOTET_NODE_NAME: a worker named node already runs in {tmp_path / 'one' / 'node'}; stop it, or" in said
+        before = len(fleet.heartbeats)
+        fleet.until(lambda: len(fleet.heartbeats) > before + 1)
+        assert (len(fleet.registrations), node.process.poll()) == (1, None)
+    with running(fleet, tmp_path / "one"):  # killed, it holds nothing
+        fleet.until(lambda: len(fleet.registrations) == 2)
