@@ -2,7 +2,7 @@
 
     <scratch>/objects             profiles of bases and the like, which every process of the node may use
     <scratch>/tenants             tenants' data (node_cache.py)
-    <scratch>/executors/<id>      parked adapters, and checkpoints that jobs begin with
+    <scratch>/executors/<id>      parked adapters, checkpoints that jobs begin with, what is being uploaded
 
 Nobody sweeps an executor's own files by their age: a job may wait for rows for days. Another process removes them once their
 executor is dead.

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 from worker.data.disk_full import room_needed
 
@@ -90,14 +91,16 @@ class ObjectCache:
     def link(self, file: Path, name: str) -> Path:
         """The same file under this name here too, whatever becomes of the other. Raises FileNotFoundError, and DiskFull where a
         file of another disk has to be copied and there is no room."""
-        path = self.folder / name
-        self.drop(name)
+        path, new = self.folder / name, self.folder / f"new-{uuid4()}"
         try:
-            os.link(file, path)
+            os.link(file, new)
         except OSError as error:
             if error.errno not in _UNLINKABLE:
                 raise
             self.keep(partial(_copied, file), name)
+        else:
+            new.rename(path)
+            new.unlink(missing_ok=True)  # it stays where the path was the same file already
         return path
 
     def _stored(self, new: Path, name: str | None) -> Kept:

@@ -7,6 +7,7 @@ for as long as the lease lasts.
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,8 @@ from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.joined_adapters import rank_factor
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
-from worker.data.disk_full import room_needed
-from worker.data.node_cache import NodeCache
+from worker.data.disk_full import DiskFull, room_needed
+from worker.data.executor_folders import ExecutorFolders
 from worker.data.object_cache import Kept
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement.job_run import JobRun
@@ -63,16 +64,18 @@ class BestAdapter:
 
 class ArtifactUploader:
     """`hand_over` queues a callback for the training loop, which calls `leave(task, lost, why)` where a placement
-    cannot continue. adapters_left: given by the loop and not dealt with yet."""
+    cannot continue. adapters_left: given by the loop and not dealt with yet. What is on its way is the executor's own: storage
+    may be away for longer than others keep a file that nobody reads."""
 
     def __init__(
         self,
         link: PlacementLink,
-        cache: NodeCache,
+        folders: ExecutorFolders,
         hand_over: Callable[[Callback], None],
         leave: Callable[[PlacementRun, bool, str], None],
     ) -> None:
-        self._link, self._cache, self._hand_over, self._leave = link, cache, hand_over, leave
+        self._link, self._hand_over, self._leave = link, hand_over, leave
+        self._own, self._cache = folders.own, folders.cache
         self._checkpoints = BackgroundWorker("checkpoint uploads")
         self._adapters = BackgroundWorker("adapter uploads", _ADAPTERS_AT_ONCE)
         self.adapters_left = 0
@@ -110,23 +113,24 @@ class ArtifactUploader:
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
         times = rank_factor(target for target in layout.targets if target.module in config.target_modules)
-        tenant = task.placement.tenant_id
 
         def write() -> dict[str, Kept]:
-            with self._cache.relief():
-                scratch = self._cache.objects(tenant)
-                with room_needed(scratch.folder), TemporaryDirectory(prefix="new-", dir=scratch.folder) as new:
-                    targets = layout.split(best.weights)
-                    paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
-                    # by names of its own: another executor may have exported the same bytes, and drop them
-                    return {path.name: scratch.adopt(path, f"export-{uuid4()}") for path in paths}
+            own = self._own
+            with self._cache.relief(), room_needed(own.folder), TemporaryDirectory(prefix="new-", dir=own.folder) as new:
+                targets = layout.split(best.weights)
+                paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
+                # by names of its own: another job may have exported the same bytes, and drop them
+                return {path.name: own.adopt(path, f"export-{uuid4()}") for path in paths}
 
         began = time.time()
         kept = persist(task.lease, f"the adapter of job {run.index}", write)
         began = task.phases.over("export adapter", began, run.index)
-        for file in kept.values():
-            upload(self._link, task.lease, file)
-            self._cache.objects(tenant).drop(file.path.name)
+        try:
+            for file in kept.values():
+                upload(self._link, task.lease, file)
+        finally:
+            for file in kept.values():
+                self._own.drop(file.path.name)
         task.phases.over("upload adapter", began, run.index, bytes=sum(file.bytes for file in kept.values()))
         manifest = AdapterManifest(
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
@@ -152,8 +156,8 @@ class ArtifactUploader:
 
         def write(snapshot: JobSnapshot) -> Kept:
             with self._cache.relief():
-                # by a name of its own: another executor may have the same bytes, and drop them
-                return self._cache.objects(tenant).keep(
+                # by a name of its own: another job may have the same bytes, and drop them
+                return self._own.keep(
                     partial(save, progress=snapshot.progress, tensors=snapshot.tensors), f"checkpoint-{uuid4()}"
                 )
 
@@ -166,12 +170,18 @@ class ArtifactUploader:
                 try:
                     upload(self._link, task.lease, kept)
                 finally:
-                    kept.path.rename(kept.path.with_name(kept.sha256))  # by which it is found when its task comes again
+                    self._leave_to_cache(tenant, kept)
         except (LeaseNotHeld, FenceStale, Refused):  # the placement leaves, or has left: nothing points to them
             for ref in made.values():
                 self._cache.objects(tenant).drop(ref.sha256)
             raise
         self._hand_over(partial(then, made))
+
+    def _leave_to_cache(self, tenant: str, kept: Kept) -> None:
+        """Name the file by its bytes, by which it is found when its task comes again."""
+        with suppress(FileNotFoundError, DiskFull), room_needed(kept.path):  # then it is fetched
+            self._cache.objects(tenant).link(kept.path, kept.sha256)
+        self._own.drop(kept.path.name)
 
 
 def upload(link: PlacementLink, lease: Lease, kept: Kept) -> None:

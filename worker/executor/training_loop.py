@@ -57,7 +57,7 @@ class Executor:
             settings, link, self._folders, self._inbox.put, send, self._opened, self._hold, self._left
         )
         cache = self._folders.cache
-        self._uploader = ArtifactUploader(link, cache, self._inbox.put, self._attached.leave)
+        self._uploader = ArtifactUploader(link, self._folders, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(cache, self._attached.progress)
         self._scheduler = StepScheduler()

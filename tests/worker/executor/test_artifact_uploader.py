@@ -1,9 +1,16 @@
-"""Uploads of checkpoints beside other executors of the node, which keep objects of the same bytes in the same folder."""
+"""Uploads beside other executors of the node, which keep objects of the same bytes, and while storage is away for days."""
+
+import os
+import threading
+
+import pytest
 
 from contract.messages.report_messages import Checkpointed
 from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside
 from worker.api_client import PlacementLink, Unreachable
+from worker.data.node_cache import NodeCache
+from worker.pipe_messages import Stop
 
 
 def test_a_checkpoint_that_another_executor_drops_is_uploaded_all_the_same(fleet, placing, tmp_path, monkeypatch):
@@ -12,7 +19,7 @@ def test_a_checkpoint_that_another_executor_drops_is_uploaded_all_the_same(fleet
 
     def away(self, grant, path):
         if not gone:
-            objects = [one for one in path.parent.iterdir() if len(one.name) == 64]
+            objects = [one for one in inside.settings.scratch.glob("tenants/*/objects/*") if len(one.name) == 64]
             gone.append([one.unlink() for one in objects])
             raise Unreachable("storage is away")
         put(self, grant, path)
@@ -25,3 +32,35 @@ def test_a_checkpoint_that_another_executor_drops_is_uploaded_all_the_same(fleet
     assert reported.of(Checkpointed)
     kept = {ref.sha256 for event in reported.of(Checkpointed) for ref in event.jobs.values()}
     assert kept <= fleet.objects.keys()
+
+
+@pytest.mark.parametrize("seconds", [3600, 0.05])  # between checkpoints
+def test_what_waits_for_storage_for_days_is_uploaded_all_the_same(fleet, placing, tmp_path, monkeypatch, seconds):
+    """A sweep of a day later finds the files of an adapter, or a checkpoint, as nobody has touched them since. A thread that
+    finds no file ends its process, and all that trains there."""
+    put, waited, died = PlacementLink.put, [], []
+    inside = Inside(fleet, tmp_path / "node", worker_checkpoint_seconds=seconds)
+
+    def away(self, grant, path):
+        if not waited:
+            waited.append(path)
+            for one in inside.settings.scratch.rglob("*"):
+                os.utime(one, (0, 0))
+            NodeCache(inside.settings.scratch / "tenants").sweep()
+            raise Unreachable("storage is away")
+        put(self, grant, path)
+
+    def ended(args):
+        died.append(args.exc_value)
+        executors[0].handle_command(Stop(seconds=0))
+
+    executors = []
+    monkeypatch.setattr(PlacementLink, "put", away)
+    monkeypatch.setattr(threading, "excepthook", ended)
+    placement = placing(SPACE, early_exit=CALM, training={"epochs": 2})
+    (reported,) = inside.run(placement, prepare=executors.append, paced=seconds < 1)
+    assert died == []
+    assert waited[0].name.startswith("checkpoint-" if seconds < 1 else "export-")
+    assert {event.kind for event in reported.ended.values()} == {"job_completed"}
+    assert set(reported.manifests) == set(reported.ended)
+    assert not list(inside.settings.scratch.glob("executors/*/checkpoint-*"))

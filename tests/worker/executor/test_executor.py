@@ -232,7 +232,7 @@ def test_another_executor_that_drops_what_it_exported_takes_nothing_along(fleet,
     monkeypatch.setattr(PlacementLink, "put", late)
     (reported,) = inside.run(placing(SPACE, early_exit=CALM))
     assert set(reported.manifests) == {0, 1, 2, 3}
-    assert not [*inside.settings.scratch.glob("tenants/*/objects/export-*")], "what is uploaded is dropped"
+    assert not [*inside.settings.scratch.glob("executors/*/*export-*")], "what is uploaded is dropped"
 
 
 def test_adapters_of_jobs_that_end_together_are_stored_two_at_a_time(fleet, placing, tmp_path, monkeypatch):
