@@ -68,7 +68,7 @@ class DesiredStates:
         self._thread.join(seconds)
 
     def _work(self) -> None:
-        away = False
+        away, refusal = False, ""
         while self._next():
             try:
                 self._poll()
@@ -85,9 +85,11 @@ class DesiredStates:
                     self._wanted = True
                     self._changed.wait_for(lambda: self._closed, timeout=_RETRY_SECONDS)
             except LinkError as error:
-                log.error("the service refuses to tell what to run: %s", error)
+                if str(error) != refusal:  # each heartbeat asks again
+                    log.error("the service refuses to tell what to run: %s", error)
+                refusal = str(error)
             else:
-                away = False
+                away, refusal = False, ""
 
     def _next(self) -> bool:
         """Wait for work. False once the poller is closed and all losses are reported."""

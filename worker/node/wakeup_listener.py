@@ -24,7 +24,7 @@ class WakeupListener:
     def __init__(self, redis_url: str, stream: str, on_wakeup: Callable[[], None]) -> None:
         self._stream = stream
         self._on_wakeup = on_wakeup
-        self._closed = threading.Event()
+        self._closed, self._away = threading.Event(), False
         self._redis = redis.Redis.from_url(
             redis_url, socket_connect_timeout=2, socket_timeout=2 * _BLOCK_SECONDS, retry=Retry(NoBackoff(), 0)
         )
@@ -35,17 +35,14 @@ class WakeupListener:
         self._closed.set()
 
     def _listen(self) -> None:
-        away = False
         while not self._closed.is_set():
             try:
                 self._follow()
             except redis.RedisError as error:
-                if not away:
+                if not self._away:
                     log.warning("Redis is away, heartbeats alone tell of changes now: %s", error)
-                away = True
+                self._away = True
                 self._closed.wait(_RETRY_SECONDS)
-            else:
-                away = False
 
     def _follow(self) -> None:
         """Read the stream from its start until it fails: earlier entries may be wake-ups that this node missed."""
@@ -54,6 +51,9 @@ class WakeupListener:
         self._on_wakeup()
         while not self._closed.is_set():
             answer: Any = self._redis.xread({self._stream: last}, block=int(_BLOCK_SECONDS * 1000))
+            if self._away:
+                log.info("Redis is back")
+            self._away = False
             for _, entries in answer or []:
                 last = entries[-1][0]
                 if not self._closed.is_set():

@@ -43,6 +43,26 @@ def test_a_placement_that_cannot_be_read_is_refused_alone(fleet_of, tmp_path):
         assert node.process.poll() is None
 
 
+def test_a_desired_state_that_is_refused_again_and_again_is_told_once(fleet_of, tmp_path):
+    """Each heartbeat asks for it again, for as long as that lasts."""
+    fleet, placing = fleet_of
+    answer, refused = fleet._answer, []
+
+    def refusing(method, path, bearer, body):
+        if path.endswith("/desired") and len(refused) < 4:
+            refused.append(path)
+            return 413, b'{"code": "too_large", "detail": "it is too large"}'
+        return answer(method, path, bearer, body)
+
+    with running(fleet, tmp_path) as node:
+        fleet.until(lambda: fleet.heartbeats)
+        fleet._answer = refusing
+        reported = fleet.place(placing(SPACE, **SHORT))
+        fleet.until(lambda: reported.ended)
+        assert len(refused) == 4
+        assert node.log.read_text().count("the service refuses to tell what to run: ") == 1
+
+
 def test_a_thread_that_dies_ends_the_daemon_and_all_below_it(fleet_of, tmp_path):
     fleet, _ = fleet_of
     with running(fleet, tmp_path, program=("-c", DIES_PARSING)) as node:
