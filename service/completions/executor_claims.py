@@ -160,7 +160,7 @@ def claimed(session: Session, carrier: Carrier, request_id: str) -> CompletionRe
 
 
 def serves_object(session: Session, request: CompletionRequest, sha256: str) -> bool:
-    """Whether the object is a file of the adapter that the request asks."""
+    """Whether the object is a file of the adapter, or the checkpoint, that the request asks."""
     work = _work(session, request)
     if work is None:
         return False

@@ -93,7 +93,8 @@ def preemption(
 
 
 def next_bound(preemptors: Iterable[Preemptor], held: Iterable[Held], owed: Mapping[str, float], bound: float) -> float | None:
-    """Seconds until the next currently covered preemptor passes the bound; None if none will. A timer replans then."""
+    """Seconds until the next currently covered preemptor passes the bound; None if none will. A timer replans then. A GPU
+    counts as one, whatever its node is worth."""
     ledger = _Ledger(list(held), [], owed)
     return min((bound - c.waited for c in preemptors if c.waited < bound and ledger.covers(c)), default=None)
 
