@@ -128,6 +128,7 @@ def compared(name: str, seed: int, device: torch.device, sets: Path, small: bool
         ],
         RowScores.of_results(base_seen),
         metric.type,
+        metric_search.driver.ranked_out,
     )
     gate = _gate(metric_search, metric_winner.index, device)
     mine, theirs = metric_unseen[metric_winner.index], loss_unseen[loss_winner.index]

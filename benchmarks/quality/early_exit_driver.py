@@ -168,9 +168,14 @@ class EarlyExitDriver:
         kept = (e for e in self.entrants.values() if e.keeps_adapter and e.best_totals is not None)
         return [candidate_of(self._sweep, e, self.parts.full) for e in kept]
 
+    @property
+    def ranked_out(self) -> int:
+        """How many were stopped for ranking behind others."""
+        return sum(e.reason == "underperforming" and not e.keeps_adapter for e in self.entrants.values())
+
     def chosen(self) -> tuple[Entrant, Selection]:
         """The winner, as the service picks it."""
-        winner, selection = choose(self.candidates(), self.base)
+        winner, selection = choose(self.candidates(), self.base, ranked_out=self.ranked_out)
         return self.entrants[winner.index], selection
 
 

@@ -26,27 +26,27 @@ class PairwiseWins(BaseModel):
     ties: int
     losses: int
     win_share: WinShare | None = Field(
-        description="Of wins and losses; null where all are ties. The interval holds for all jobs that kept an adapter at "
+        description="Of wins and losses; null where all are ties. The interval holds for all jobs that were compared at "
         "once, since the winner is the best of them"
     )
     sentence: str = Field(description="The same in words")
 
 
-def wins_over(base: Mapping[str, Sequence[float]], own: Mapping[str, Sequence[float]], candidates: int) -> list[PairwiseWins]:
-    """By each metric that both have scores by, of the same number of prompts, in order of the names. candidates: among how many
-    the adapter is the best."""
+def wins_over(base: Mapping[str, Sequence[float]], own: Mapping[str, Sequence[float]], compared: int) -> list[PairwiseWins]:
+    """By each metric that both have scores by, of the same number of prompts, in order of the names. compared: among how many
+    jobs the adapter is the best."""
     names = sorted(name for name in own if own[name] and len(own[name]) == len(base.get(name, ())))
-    return [_counted(name, base[name], own[name], candidates) for name in names]
+    return [_counted(name, base[name], own[name], compared) for name in names]
 
 
-def _counted(metric: str, base: Sequence[float], own: Sequence[float], candidates: int) -> PairwiseWins:
+def _counted(metric: str, base: Sequence[float], own: Sequence[float], compared: int) -> PairwiseWins:
     wins = sum(ours > theirs for ours, theirs in zip(own, base, strict=True))
     losses = sum(ours < theirs for ours, theirs in zip(own, base, strict=True))
     ties, decided = len(own) - wins - losses, wins + losses
     said = f"by {metric} the adapter's text is better than the base's on {wins} prompts, worse on {losses}, as good on {ties}"
     share = None
     if decided:
-        low, high = wilson(wins, decided, candidates)
+        low, high = wilson(wins, decided, compared)
         share = WinShare(share=wins / decided, low=low, high=high)
         said += f": it wins {share.share:.0%} ({low:.0%} to {high:.0%}) of those that differ"
     return PairwiseWins(metric=metric, wins=wins, ties=ties, losses=losses, win_share=share, sentence=said)

@@ -58,7 +58,12 @@ class Selection(BaseModel):
     value: Interval | None = Field(description="The winner's metric")
     gain: Interval | None = Field(
         description="By how much it is better than the base on the same rows; above 0 is better. The interval "
-        "holds for all jobs that kept an adapter at once, since the winner is the best of them"
+        "holds for all jobs that were compared (`compared`) at once, since the winner is the best of them"
+    )
+    compared: int | None = Field(
+        default=None,
+        description="How many jobs were compared: those that kept an adapter and could win, and those that were ranked out "
+        "before; null where an earlier version chose",
     )
     beats_base: bool | None = Field(description="Whether the whole interval of `gain` is above 0; null where it is unknown")
     tied: list[int] = Field(description="Indexes of the jobs that the rule counts as equal to the best, the winner among them")
@@ -81,7 +86,8 @@ class Selection(BaseModel):
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What jobs were compared by. jobs: how many were; unscored: the indexes of the others."""
+    """What jobs were compared by. jobs: how many were, those that were ranked out before too; unscored: the indexes of those
+    that kept an adapter and could not be."""
 
     metric: str | None
     base: RowScores | None
@@ -89,22 +95,25 @@ class _Comparison:
     unscored: list[int]
 
 
-def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str | None = None) -> tuple[Candidate, Selection]:
+def choose(
+    candidates: Sequence[Candidate], base: RowScores | None, metric: str | None = None, ranked_out: int = 0
+) -> tuple[Candidate, Selection]:
     """The winner, and what is known of it. Only those that have scores can win, if any has: the loss of one without them is of
-    fewer rows. metric: the text metric that the scores are of; None: they are of validation rows. Of at least one candidate, of
-    a text metric one with scores."""
+    fewer rows. metric: the text metric that the scores are of; None: they are of validation rows. ranked_out: how many jobs
+    were stopped for ranking behind these, which were ahead by the luck of the same rows, too. Of at least one candidate, of a
+    text metric one with scores."""
     scored = [one for one in candidates if one.scores is not None]
     judged = scored or candidates
     unscored = sorted({one.index for one in candidates} - {one.index for one in judged})
     scores = [_scored(one) for one in scored]
-    compared = _Comparison(metric, base, len(judged), unscored)
+    compared = _Comparison(metric, base, len(judged) + ranked_out, unscored)
     if not scores or not all(one.comparable(scores[0]) for one in scores):
         winner = min(judged, key=_order if metric is not None else _by_loss)
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
     tied = _tied(judged, metric)
-    better = [one for one in tied if _beats(one, base, len(judged))]
+    better = [one for one in tied if _beats(one, base, compared.jobs)]
     lucky = ""
-    if not better and (sure := [one for one in judged if _beats(one, base, len(judged))]):
+    if not better and (sure := [one for one in judged if _beats(one, base, compared.jobs)]):
         lucky = f"; job {min(tied, key=_order).index} has a better mean, whose gain over the base may be chance"
         better = tied = _tied(sure, metric)
     winner = min(better or tied, key=_by_loss if metric is not None else lambda one: (one.rank, *_order(one)))
@@ -161,10 +170,10 @@ def _mean_ends(scores: RowScores) -> tuple[float, float]:
     return made.mean * (1 - share), made.mean + share * (1 - made.mean)
 
 
-def _beats(one: Candidate, base: RowScores | None, candidates: int) -> bool | None:
+def _beats(one: Candidate, base: RowScores | None, comparisons: int) -> bool | None:
     """Whether it is surely better than the base, though it is the best of so many."""
     gain = _gain(one, base)
-    return _gain_ends(gain, _scored(one).metric, candidates)[0] > 0 if gain is not None else None
+    return _gain_ends(gain, _scored(one).metric, comparisons)[0] > 0 if gain is not None else None
 
 
 def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidate], rule: Rule) -> Selection:
@@ -182,6 +191,7 @@ def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidat
         rows=len(winner.scores.totals) if winner.scores is not None else None,
         value=value,
         gain=gain,
+        compared=compared.jobs,
         beats_base=_beats(winner, compared.base, compared.jobs),
         tied=sorted(one.index for one in tied),
         unscored=compared.unscored,

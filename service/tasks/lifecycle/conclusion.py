@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from contract.job_config import JobConfig
 from contract.row_scores import RowScores
-from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import VAL_LOSS
 from service.adapters.models import Adapter
 from service.database.engine import clock
@@ -46,7 +46,7 @@ def conclude(session: Session, task: Task, error: str | None = None, fenced: boo
         configs = _configs(session, task)
         winner, selection = _selected(session, task, candidates, kept, configs)
         base, own = scores_of_prompts(session, task, None), scores_of_prompts(session, task, winner.id)
-        selection = selection.model_copy(update={"pairwise": wins_over(base, own, len(candidates))})
+        selection = selection.model_copy(update={"pairwise": wins_over(base, own, selection.compared or 1)})
         chosen = {"winner_job_id": winner.id, "selection": selection.model_dump(mode="json")}
         enter(task, TaskStatus.SUCCEEDED, clock(session), fenced, **chosen)
     else:
@@ -93,14 +93,15 @@ def _chosen(
     adapter's texts were scored; else by the validation rows."""
     metric = effective(task).get("select_by", VAL_LOSS)
     texts = scores_to_select_by(session, task, metric) if metric != VAL_LOSS else {}
+    ranked_out = sum(job.exit_reason == ExitReason.UNDERPERFORMING and job.id not in kept for job in task.jobs)
     if any(job.id in texts for job in jobs.values()):
         scored = [Candidate(index, ranks[index], _validated(kept[job.id]), texts.get(job.id)) for index, job in jobs.items()]
-        return scored, *choose(scored, texts.get(None), metric)
+        return scored, *choose(scored, texts.get(None), metric, ranked_out)
     base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
     candidates = [
         Candidate(index, ranks[index], kept[job.id].val_loss, _scores(kept[job.id].scores)) for index, job in jobs.items()
     ]
-    winner, selection = choose(candidates, base)
+    winner, selection = choose(candidates, base, ranked_out=ranked_out)
     if metric == VAL_LOSS:
         return candidates, winner, selection
     why = why_unscored(session, task, metric) or "its worker reported no score"

@@ -114,6 +114,7 @@ def _tell(session: Session, task: Task, job: Job | None, evaluation: TextEvaluat
             events.add(EventKind.ADAPTER, kept | told)
     if task.status == TaskStatus.SUCCEEDED and task.selection is not None and evaluation.job_id in (None, task.winner_job_id):
         base, own = scores_of_prompts(session, task, None), scores_of_prompts(session, task, task.winner_job_id)
-        candidates = session.scalar(select(func.count(Adapter.id)).where(Adapter.task_id == task.id)) or 1
-        wins = [one.model_dump(mode="json") for one in wins_over(base, own, candidates)]
+        adapters = select(func.count(Adapter.id)).where(Adapter.task_id == task.id)  # where an earlier version chose
+        compared = task.selection.get("compared") or session.scalar(adapters) or 1
+        wins = [one.model_dump(mode="json") for one in wins_over(base, own, compared)]
         task.selection = task.selection | {"pairwise": wins}

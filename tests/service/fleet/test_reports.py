@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine, delete, event, select, text
 
 from contract.job_schedule import JobSchedule
+from contract.row_scores import RowScores, t_quantile
 from service.fleet.models import Node
 from service.scheduler.models import ThroughputProfile
 from service.storage.local_storage import LocalStorage
@@ -44,6 +45,19 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
     assert placement.node.desired().placements == []
     # what the executor still had to say once the last job ended is neither lost nor an error
     placement.report(throughput(steps=1), {"kind": "detached"})
+
+
+def test_a_winner_is_the_best_of_those_that_were_ranked_out_too(placement, tenant):
+    scores = [{"totals": totals} for totals in ([1.0, 1.125], [1.25, 1.0])]
+    placement.report({"kind": "base_evaluated", "val_loss": 1.125, "scores": scores[1]})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1, 2]), points(1, [1, 2]))
+    placement.report(moved(0, "parked", 2, warmup_val_loss=1.9), moved(1, "training", 2, warmup_val_loss=1.7), exited(0, 2))
+    placement.report(placement.adapter(1, 1.25) | {"scores": scores[0]}, completed(1, 20, 18, 1.25))
+    found = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()["selection"]
+    width = t_quantile(1, 1 - 0.05 / 2) / t_quantile(1)
+    alone = RowScores(**scores[1]).minus(RowScores(**scores[0])).interval
+    assert found["compared"] == 2
+    assert found["gain"]["high"] - found["gain"]["low"] == pytest.approx(width * (alone[1] - alone[0]))
 
 
 def test_a_job_that_diverged_at_a_rung_keeps_nobody_from_reading_its_task(tenant, new_node, plan):

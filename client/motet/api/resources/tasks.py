@@ -85,6 +85,7 @@ class Selection(Message):
     rows: int | None = None
     value: Interval | None = None
     gain: Interval | None = None
+    compared: int | None = None  # jobs that it is the best of, those that were ranked out too; None: an earlier version chose
     beats_base: bool | None = None
     tied: list[int] = Field(default=[])
     unscored: list[int] = Field(default=[])  # kept an adapter that has no scores
