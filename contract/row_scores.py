@@ -23,7 +23,7 @@ _ROUNDING = 1 + 1e-9  # one more right answer is just one standard error, whatev
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """A mean over rows with its standard error. rows: how many it is of."""
+    """A mean over rows with its standard error. rows: how many it is of; of rows that are equal, one."""
 
     mean: float
     standard_error: float
@@ -54,11 +54,15 @@ class RowScores(Message):
     weights: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=MAX_SCORED_ROWS)] = Field(
         default=[], description="Of each row: its completion tokens; empty: 1 each, as of pairs."
     )
+    clusters: Annotated[list[int], Field(max_length=MAX_SCORED_ROWS)] = Field(
+        default=[], description="Of each row: a number that rows of the same tokens and labels share; empty: no two are equal."
+    )
 
     @model_validator(mode="after")
     def _of_one_length(self) -> Self:
-        if self.weights and len(self.weights) != len(self.totals):
-            raise ValueError(f"holds {len(self.totals)} totals, but {len(self.weights)} weights")
+        for name, given in (("weights", self.weights), ("clusters", self.clusters)):
+            if given and len(given) != len(self.totals):
+                raise ValueError(f"holds {len(self.totals)} totals, but {len(given)} {name}")
         return self
 
     @classmethod
@@ -72,7 +76,7 @@ class RowScores(Message):
 
     def estimate(self) -> MeanEstimate:
         """The mean per unit of weight."""
-        return ratio_estimate(self.totals, self.weights)
+        return ratio_estimate(self.totals, self.weights, self.clusters)
 
     def comparable(self, other: "RowScores") -> bool:
         """Whether both are of the same rows by the same metric."""
@@ -83,7 +87,8 @@ class RowScores(Message):
         are not comparable."""
         if not self.comparable(other):
             raise ValueError("scores of other rows, or by another metric, cannot be paired")
-        return ratio_estimate([own - their for own, their in zip(self.totals, other.totals, strict=True)], self.weights)
+        differences = [own - their for own, their in zip(self.totals, other.totals, strict=True)]
+        return ratio_estimate(differences, self.weights, self.clusters or other.clusters)
 
     def as_good_as(self, best: "RowScores") -> bool:
         """The one-standard-error rule (Breiman et al. 1984, 3.4.3): whether these count as equal to the best ones. Raises
@@ -96,14 +101,20 @@ class RowScores(Message):
         return self.minus(other).interval[0] > 0
 
 
-def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> MeanEstimate:
+def ratio_estimate(totals: Sequence[float], weights: Sequence[int], clusters: Sequence[int] = ()) -> MeanEstimate:
     """sum(totals) / sum(weights) with its standard error over rows, by linearisation (Cochran 1977, Sampling Techniques, 6.3);
-    without weights the mean and the usual standard error. One row says nothing of the spread: the error is infinite."""
+    without weights the mean and the usual standard error. Rows of one of the clusters count as one drawn row, whose total and
+    weight are their sums (9A): a copy tells nothing new. One row says nothing of the spread: the error is infinite."""
     rows, whole = len(totals), float(sum(weights)) if weights else float(len(totals))
     mean = math.fsum(totals) / whole
+    rests = [total - mean * weight for total, weight in zip(totals, weights or [1] * rows, strict=True)]
+    if clusters:
+        drawn = dict.fromkeys(clusters, 0.0)
+        for cluster, rest in zip(clusters, rests, strict=True):
+            drawn[cluster] += rest
+        rows, rests = len(drawn), list(drawn.values())
     if rows < 2:
         return MeanEstimate(mean, math.inf, rows)
-    rests = [total - mean * weight for total, weight in zip(totals, weights or [1] * rows, strict=True)]
     return MeanEstimate(mean, math.sqrt(rows / (rows - 1) * math.fsum(rest * rest for rest in rests)) / whole, rows)
 
 

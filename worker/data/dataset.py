@@ -82,6 +82,23 @@ class TokenRows:
             return self.sequences.stream.largest_token
         return max(int(example.tokens.max()) for example in self.sequences)
 
+    def hashed(self) -> Iterator[bytes]:
+        """sha256 of each row, over its tokens and labels."""
+        for place in range(0, len(self.sequences), self.per_row):
+            yield _sha256(self.sequences[place : place + self.per_row])
+
+    @cached_property
+    def row_digests(self) -> list[bytes]:
+        """As `hashed`, at once."""
+        return list(self.hashed())
+
+    @cached_property
+    def clusters(self) -> list[int]:
+        """Of each row the number of the first one that equals it in tokens and labels; empty where no two are equal."""
+        first: dict[bytes, int] = {}
+        found = [first.setdefault(row, number) for number, row in enumerate(self.row_digests)]
+        return found if len(first) < len(found) else []
+
     @cached_property
     def digest(self) -> str:
         """Identifies these rows: sha256 over the stream they are read from, or over their tokens."""
@@ -157,7 +174,9 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
     rows = _rows(train, trained)
     parts = validation_parts(spec, len(rows), len(validation), _rows(source, validation).mean_length / rows.mean_length)
     read = validation[_by_hash(source.hashes[validation], parts.full)]
-    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped, _overlap(train, trained, source, read))
+    validated = _rows(source, read)
+    near = trained[np.isin(_token_sums(train)[trained], _token_sums(source)[read])]  # only these need all tokens compared
+    return DataSet(rows, validated, parts.trend, truncated, skipped, _overlap(validated, _rows(train, near)))
 
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
@@ -217,24 +236,16 @@ def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.boo
     return found
 
 
-def _overlap(train: TokenStream, trained: NDArray[np.int64], source: TokenStream, read: NDArray[np.int64]) -> int:
-    """How many of the rows `read` of `source` equal a row `trained` of `train` in tokens and labels: rows may do so that differ
-    in bytes, as in their JSON's white space, in fields that nobody reads, or beyond max_seq_len."""
-    held = [_sha256(one) for one in _each(source, read)]
-    near = trained[np.isin(_token_sums(train)[trained], _token_sums(source)[read])]  # only these need all tokens compared
-    both = set(held).intersection(map(_sha256, _each(train, near)))
-    return sum(one in both for one in held)
+def _overlap(validated: TokenRows, trained: TokenRows) -> int:
+    """How many of the validation rows equal a trained one in tokens and labels: rows may do so that differ in bytes, as in
+    their JSON's white space, in fields that nobody reads, or beyond max_seq_len."""
+    both = set(validated.row_digests).intersection(trained.hashed())
+    return sum(one in both for one in validated.row_digests)
 
 
 def _token_sums(stream: TokenStream) -> NDArray[np.int64]:
     """The sum of each row's token ids."""
     return np.add.reduceat(stream.tokens, stream.bounds[: -1 : stream.per_row], dtype=np.int64)
-
-
-def _each(stream: TokenStream, rows: NDArray[np.int64]) -> Iterator[list[Example]]:
-    """The sequences of each of these rows."""
-    for row in rows.tolist():
-        yield [stream.example(row * stream.per_row + part) for part in range(stream.per_row)]
 
 
 def _sha256(sequences: Iterable[Example]) -> bytes:

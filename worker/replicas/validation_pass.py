@@ -207,16 +207,16 @@ def _result_of(
     request: EvaluationRequest, totals: list[float], labels: list[int], hits: list[float], tokens: int
 ) -> ValidationResult:
     if request.beta is None:
-        scores = _scores("loss", totals, labels) if request.scored is not None else None
+        scores = _scores(request, "loss", totals, labels) if request.scored is not None else None
         return ValidationResult(sum(totals) / sum(labels), tokens, sum(hits) / sum(labels), scores=scores)
     found = preference_loss(request.beta, [-nll for nll in totals], request.reference[: len(totals)])
     score = pair_error if request.scored == "error" else pair_loss
     asked = request.scored is not None and math.isfinite(found.loss)
-    scores = _scores(request.scored or "loss", list(map(score, found.margins)), []) if asked else None
+    scores = _scores(request, request.scored or "loss", list(map(score, found.margins)), []) if asked else None
     return ValidationResult(found.loss, tokens, found.accuracy, found.margin, scores)
 
 
-def _scores(metric: Metric, totals: list[float], weights: list[int]) -> RowScores | None:
+def _scores(request: EvaluationRequest, metric: Metric, totals: list[float], weights: list[int]) -> RowScores | None:
     if not all(map(math.isfinite, totals)):
         return None
-    return RowScores(metric=metric, totals=totals, weights=weights)
+    return RowScores(metric=metric, totals=totals, weights=weights, clusters=request.rows.clusters)

@@ -96,6 +96,17 @@ def test_long_rows_are_cut_and_rows_with_nothing_left_are_skipped(reader, tmp_pa
     assert all(example.loss_mask.any() for example in read)
 
 
+def test_validation_rows_of_the_same_tokens_and_labels_are_one_cluster(reader, tmp_path):
+    """Whatever their bytes."""
+    path, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    path.write_bytes(jsonl(rows(5)))
+    held.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "ab", "completion": ""}\n{"completion":"b","prompt":"a"}\n')
+    found = load(spec(validation_file_id="v"), path, held, reader).validation.clusters
+    first = [found.index(cluster) for cluster in found]
+    assert (len(found), len(set(found)), found) == (3, 2, first)
+    assert load(spec(validation_file_id="v"), path, path, reader).validation.clusters == []
+
+
 def test_a_validation_file_is_taken_whole(reader, tmp_path):
     train, held = tmp_path / "t.jsonl", tmp_path / "v.jsonl"
     train.write_bytes(jsonl(rows(10)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,17 @@ def test_a_result_is_read_once_the_next_pass_is_launched(trainer: LoggedTrainer)
     assert trainer.log == ["pass", "done", "pass", "done", "read", "pass", "done", "read", "pass", "done", "read"]
     apart = {key: dict(evaluate(trainer, {key: one}, BUDGET, lambda: None))[key] for key, one in wanted.items()}
     assert found == apart
+
+
+def test_scores_of_rows_tell_which_are_equal(trainer: LoggedTrainer) -> None:
+    one, other = tiny.examples([9, 9])
+    for per_row, equal in ((1, [0, 1, 0, 1]), (2, [0, 0])):
+        wanted = EvaluationRequest(None, TokenRows([one, other, one, other], per_row), scored="loss")
+        if per_row == 2:
+            wanted = replace(wanted, beta=0.1, reference=[0.0] * 4)
+        scores = dict(evaluate(trainer, {0: wanted}, BUDGET, lambda: None))[0].scores
+        assert scores is not None
+        assert scores.clusters == equal
 
 
 def test_over_a_sharded_base_it_is_read_while_the_ranks_are_together(
