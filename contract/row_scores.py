@@ -80,7 +80,8 @@ class RowScores(Message):
 
     def comparable(self, other: "RowScores") -> bool:
         """Whether both are of the same rows by the same metric."""
-        return (self.metric, self.weights, len(self.totals)) == (other.metric, other.weights, len(other.totals))
+        own, theirs = ((one.metric, one.weights, one.clusters, len(one.totals)) for one in (self, other))
+        return own == theirs
 
     def minus(self, other: "RowScores") -> MeanEstimate:
         """The paired difference of the means, own - other: negative where this one is better. Raises ValueError for scores that
@@ -88,7 +89,7 @@ class RowScores(Message):
         if not self.comparable(other):
             raise ValueError("scores of other rows, or by another metric, cannot be paired")
         differences = [own - their for own, their in zip(self.totals, other.totals, strict=True)]
-        return ratio_estimate(differences, self.weights, self.clusters or other.clusters)
+        return ratio_estimate(differences, self.weights, self.clusters)
 
     def as_good_as(self, best: "RowScores") -> bool:
         """The one-standard-error rule (Breiman et al. 1984, 3.4.3): whether these count as equal to the best ones. Raises

@@ -120,7 +120,7 @@ class TokenRows:
 @dataclass(frozen=True)
 class DataSet:
     """Rows of one task, tokenised once, memory-mapped, and shared by its jobs. validation: the rows of a full evaluation, in
-    the order of their hashes, so that their first `trend_rows` are a random part of them."""
+    the order of their hashes, so that their first `trend_rows` are a random part of them; copies of a row come last."""
 
     train: TokenRows
     validation: TokenRows
@@ -173,7 +173,7 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
             raise DataError(_why_none(name, skipped, others, spec.training.max_seq_len))
     rows = _rows(train, trained)
     parts = validation_parts(spec, len(rows), len(validation), _rows(source, validation).mean_length / rows.mean_length)
-    read = validation[_by_hash(source.hashes[validation], parts.full)]
+    read = validation[_copies_last(source.hashes[validation])[: parts.full]]
     validated = _rows(source, read)
     near = trained[np.isin(_token_sums(train)[trained], _token_sums(source)[read])]  # only these need all tokens compared
     return DataSet(rows, validated, parts.trend, truncated, skipped, _overlap(validated, _rows(train, near)))
@@ -225,6 +225,14 @@ def _by_hash(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
     near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])  # only these need all words compared
     order = np.lexsort([word[near] for word in reversed(words)])  # stable
     return near[order[:size]]
+
+
+def _copies_last(hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Indexes of all hashes in their order, the first of equal ones before the others of any."""
+    order = _by_hash(hashes, len(hashes))
+    ordered = hashes[order]
+    copies = np.append(False, (ordered[1:] == ordered[:-1]).all(axis=1))
+    return order[np.argsort(copies, kind="stable")]
 
 
 def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.bool_]:

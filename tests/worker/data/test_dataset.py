@@ -241,6 +241,21 @@ def test_evaluations_stay_within_their_share_of_the_tokens(reader, tmp_path):
     assert text(data.trend.sequences) < text(data.validation.sequences) < text(whole.validation.sequences)
 
 
+def test_copies_of_a_row_are_validated_after_all_that_differ(reader, tmp_path):
+    """So that the trend, and the first prompts, are not copies of one row."""
+    path, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    path.write_bytes(jsonl(rows(200)))
+    lines = jsonl(rows(240)[200:]).splitlines(keepends=True)
+    held.write_bytes(b"".join(lines))
+    once = load(spec(validation_file_id="v"), path, held, reader)
+    held.write_bytes(b"".join(lines * 5))
+    several = load(spec(validation_file_id="v"), path, held, reader)
+    first, again = (TOKENIZER.batch_decode([one.tokens for one in data.validation.sequences]) for data in (once, several))
+    assert len(set(again)) == min(len(again), 40)
+    assert first == again[: len(first)]
+    assert len({*again[: several.trend_rows]}) == several.trend_rows
+
+
 def test_few_validation_rows_are_never_left_out(reader, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(jsonl(rows(60)))

@@ -166,9 +166,9 @@ class _Baseline:
 
     def _record_indifference(self) -> None:
         """Under dpo the base against itself: both answers of each pair have the reward 0."""
-        metric, pairs = self.task.placement.spec.metric, len(self._prepared.data.validation)
+        metric, rows = self.task.placement.spec.metric, self._prepared.data.validation
         score = pair_loss(0.0) if metric == "loss" else pair_error(0.0)
-        self.task.base_evaluated(pair_loss(0.0), RowScores(metric=metric, totals=[score] * pairs))
+        self.task.base_evaluated(pair_loss(0.0), RowScores(metric=metric, totals=[score] * len(rows), clusters=rows.clusters))
 
     def _reference(self, placement: Placement) -> Generator[None, None, Reference]:
         replicas, start, data = self._replicas, self._prepared.start, self._prepared.data
