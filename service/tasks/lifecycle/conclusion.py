@@ -14,6 +14,7 @@ from contract.task_spec import VAL_LOSS
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.tasks.lifecycle.transitions import enter, enter_job
+from service.tasks.milestone_evaluations import boundary_scores
 from service.tasks.models import Job, Task
 from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.pairwise_wins import wins_over
@@ -72,14 +73,14 @@ def _selected(
     winner = jobs[found.index]
     if not configs:
         return winner, selection
-    best, scores = configs[found.index], {one.index: one.scores for one in candidates}
+    best, stopped = configs[found.index], _stopped(task.jobs) if selection.beats_base is False else None
+    scores = {one.index: one.scores for one in candidates} if stopped is None else _at_boundary(session, task, selection)
     lowest = {job.index: job.best_val_loss for job in task.jobs if job.best_val_loss is not None}
     tried = [Tried(config, scores.get(index), lowest.get(index, math.inf)) for index, config in configs.items()]
     drawn = task.spec["search_space"].get("method") in ("random", "tpe")  # left out, it is a grid
     if selection.beats_base is False:
         learned = selection.gain is not None and selection.gain.mean > 0
         tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts, drawn)
-        stopped = _stopped(task.jobs)
         said = {"verdict": stopped} if stopped is not None else {}
         return winner, selection.model_copy(update={"suggestions": tips, **said})
     tips = suggestions(tried, best, kept[winner.id].step, winner.total_steps, drawn)
@@ -107,6 +108,15 @@ def _chosen(
     why = why_unscored(session, task, metric) or "its worker reported no score"
     said = f"no adapter was scored by {metric} ({why}), so the validation loss decided: {selection.verdict}"
     return candidates, winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
+
+
+def _at_boundary(session: Session, task: Task, selection: Selection) -> dict[int, RowScores]:
+    """By job index, what jobs were ranked by at the end of warmup: of a search that ended there one alone has an adapter."""
+    if selection.of_texts:
+        found = boundary_scores(session, task, selection.metric)
+        return {job.index: found[job.id] for job in task.jobs if job.id in found}
+    rows = session.execute(select(Job.index, Job.boundary_scores).where(Job.task_id == task.id))
+    return {index: RowScores.model_validate(stored) for index, stored in rows if stored is not None}
 
 
 def _validated(kept: Any) -> float:

@@ -60,6 +60,21 @@ def test_a_winner_is_the_best_of_those_that_were_ranked_out_too(placement, tenan
     assert found["gain"]["high"] - found["gain"]["low"] == pytest.approx(width * (alone[1] - alone[0]))
 
 
+def test_a_search_that_ended_at_its_cut_says_where_its_rates_were_too_high(placement, tenant):
+    """By what the jobs were ranked by, since the best alone keeps an adapter. Job 0 has a rate of 1e-4, job 1 of 1e-3."""
+    base, lower, higher = ({"totals": [loss, loss + 0.5]} for loss in (1.0, 2.0, 4.0))
+    placement.report({"kind": "base_evaluated", "val_loss": 1.25, "scores": base})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1, 2]), points(1, [1, 2]))
+    for job, scores, loss in ((0, lower, 2.25), (1, higher, 4.25)):
+        placement.report(moved(job, "parked", 2, warmup_val_loss=loss, boundary_scores=scores))
+    evidence = {"evidence": {"base_val_loss": 1.25, "val_loss": 2.25, "rows": 2}}
+    placement.report(placement.adapter(0, 2.25, 2) | {"scores": lower}, exited(0, 2, loss=2.25) | evidence)
+    placement.report(exited(1, 2, loss=4.25) | evidence)
+    found = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()["selection"]
+    assert found["verdict"].startswith("nothing has learned more than the base: check the data. After warmup ")
+    assert found["suggestions"][1].startswith("try lower learning rates, such as 1e-05: 0.0001 is the smallest you gave")
+
+
 def test_a_job_that_diverged_at_a_rung_keeps_nobody_from_reading_its_task(tenant, new_node, plan):
     """Under asha nodes are told the losses of ended jobs at their rungs; a NaN is none, and the job did not reach it."""
     node = new_node()
