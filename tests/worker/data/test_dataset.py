@@ -224,6 +224,16 @@ def test_preference_rows_are_two_sequences_that_stay_together(reader, tmp_path):
         load(dpo, path, None, reader)
 
 
+def test_pairs_whose_answers_differ_behind_the_cut_alone_are_skipped(reader, tmp_path):
+    path, alike = tmp_path / "pairs.jsonl", "the same words " * 20
+    path.write_bytes(jsonl([*PAIRS, {"prompt": "a", "chosen": alike + "yes", "rejected": alike + "no"}]))
+    asked = {"objective": Objective(type="dpo")}
+    whole = load(spec(training={"max_seq_len": 512}).model_copy(update=asked), path, None, reader)
+    cut = load(spec(training={"max_seq_len": 48}).model_copy(update=asked), path, None, reader)
+    assert (len(whole.train) + len(whole.validation), whole.skipped) == (len(PAIRS) + 1, 0)
+    assert (len(cut.train) + len(cut.validation), cut.skipped, cut.truncated) == (len(PAIRS), 1, 1)
+
+
 def test_evaluations_stay_within_their_share_of_the_tokens(reader, tmp_path):
     """In tokens: the base, every evaluation of the trend, and the end of the one job, which no cut can stop."""
     path = tmp_path / "rows.jsonl"
