@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 log = logging.getLogger(__name__)
 
-_FAULTS = SQLAlchemyError, OSError, ValueError, LookupError, TypeError, AttributeError  # the last four: of a damaged stored row
+_FAULTS = SQLAlchemyError, OSError, ValueError, KeyError  # the last two: of a damaged stored row
 
 
 @contextmanager
