@@ -187,7 +187,7 @@ class Executor:
         waiting = {run.key: run for run in runs if replicas.store.trains_on(run.key) is None}
         self._completions.make_room(bool(waiting))
         active, demands = ([run.demand for run in runs] for runs in (self._active(), waiting.values()))
-        given, unrunnable = replicas.admit(active, demands, beside_first=self._baselines.lack_rows)
+        given, unrunnable = replicas.admit(active, demands, start=1 if self._baselines.lack_rows else 0)  # theirs is 0
         for key in given:
             self._attached[key.placement].started(waiting[key])
         self._stuck = bool(waiting) and not self._active()  # what they lack, generation has, or a task that leaves

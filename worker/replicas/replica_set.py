@@ -117,14 +117,12 @@ class Replicas:
         whys = [admission_refusal(demand, replica.capacity) for replica in self._all]
         return None if None in whys else whys[0]
 
-    def admit(
-        self, active: Sequence[Demand], waiting: Sequence[Demand], beside_first: bool = False
-    ) -> tuple[list[JobKey], Unrunnable]:
-        """Give rows to the waiting jobs that the policy admits; beside_first: on the other replicas alone. Returns these jobs,
-        and those for which an empty replica has no memory. A job that waited in one arena may continue in another's."""
-        assigned = assign(self._loads(active)[beside_first:], waiting)
+    def admit(self, active: Sequence[Demand], waiting: Sequence[Demand], start: int = 0) -> tuple[list[JobKey], Unrunnable]:
+        """Give rows, on replicas from number `start` on, to the waiting jobs that the policy admits. Returns these jobs, and
+        those for which an empty replica has no memory. A job that waited in one arena may continue in another's."""
+        assigned = assign(self._loads(active)[start:], waiting)
         given, unrunnable = set[JobKey](), Unrunnable()
-        for number, (replica, demands) in enumerate(zip(self._all[beside_first:], assigned, strict=True), beside_first):
+        for number, (replica, demands) in enumerate(zip(self._all[start:], assigned, strict=True), start):
             chosen = set(map(_key, demands))
             keys = [_key(demand) for demand in waiting if _key(demand) in chosen]
             lacking = self.store.allocate_rows(number, keys)
