@@ -63,7 +63,12 @@ class EarlyExitPolicy(Strict):
             case "asha":
                 return 1, math.ceil(jobs / self.reduction_factor)
             case "alto":
-                return math.ceil(self.keep_fraction * jobs), math.ceil(self.keep_fraction * jobs)
+                return self.kept_of(jobs), self.kept_of(jobs)
             case "alto_guarded":
-                fewest, most = (min(jobs, math.ceil(part * self.keep_fraction * jobs)) for part in PAIRED_CUT)
+                fewest, most = (min(jobs, self.kept_of(jobs, part)) for part in PAIRED_CUT)
                 return fewest, most
+
+    def kept_of(self, jobs: int, part: float = 1.0) -> int:
+        """`part` times `keep_fraction` of so many jobs, rounded up; at least one."""
+        # Rounded first, since one and a half times 0.2 of 10 jobs is 3, though 1.5 * 0.2 * 10 is more.
+        return max(1, math.ceil(round(part * self.keep_fraction * jobs, 6)))

@@ -124,7 +124,7 @@ def hazards(exits: float, phases: float) -> tuple[float, ...]:
 def promotion(jobs: Iterable[ReportedProgress], policy: EarlyExitPolicy) -> float:
     """The probability that a job which is not yet ranked passes the boundary, if it reaches it.
 
-    The cut keeps ceil(`keep_fraction` x jobs alive at the boundary); jobs that have already passed use up places.
+    The cut keeps `keep_fraction` of the jobs alive at the boundary, rounded up; jobs that have already passed use up places.
     """
     if policy.policy == "none":
         return 1.0
@@ -132,7 +132,7 @@ def promotion(jobs: Iterable[ReportedProgress], policy: EarlyExitPolicy) -> floa
     given = sum(job.promoted for job in jobs)
     out = sum(job.exit_reason == ExitReason.UNDERPERFORMING for job in jobs)
     open_ = sum(unranked(job) for job in jobs)
-    places = math.ceil(policy.keep_fraction * (given + out + open_)) - given
+    places = policy.kept_of(given + out + open_) - given
     return min(1.0, max(0, places) / open_) if open_ else 0.0
 
 

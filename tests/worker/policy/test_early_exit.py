@@ -162,7 +162,7 @@ def standing(job: int, loss: float | None) -> Standing:
 def ranking(keep: float, losses: dict[int, float]) -> set[int]:
     """Lines 15-21: those who go on, when all who are alive at the boundary have arrived."""
     ranked = sorted(losses, key=lambda job: (losses[job], job))
-    return set(ranked[: math.ceil(keep * len(ranked))])
+    return set(ranked[: EarlyExitPolicy(keep_fraction=keep).kept_of(len(ranked))])
 
 
 @given(

@@ -111,7 +111,7 @@ class Alto:
         nothing is decided before all warmups have ended.
         """
         contenders = list(standings)
-        keep = math.ceil(self._p.keep_fraction * len(contenders))
+        keep = self._p.kept_of(len(contenders))
         measure, ranked = self._ranking(contenders, by_losses)
         in_warmup = len(contenders) - len(ranked)
         decided: dict[int, Verdict | None] = {}

@@ -3,7 +3,6 @@
 Pure: losses, row scores and counts in, verdicts with their evidence out. Knows no tensors, no steps and no trainer.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -73,7 +72,7 @@ class GuardedAlto(Alto):
         one, best = ranked[ahead], min(ranked, key=lambda place: place.value)
         difference = _paired(one.scores, best.scores)
         if difference is None:
-            keep = math.ceil(self._p.keep_fraction * len(ranked))
+            keep = self._p.kept_of(len(ranked))
             return None if ahead < keep else self._underperforming(measure, ranked, ahead, keep, len(ranked))
         if unbeaten:
             return None
