@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.evaluation_plan import LEAST_FULL, LEAST_TREND
+from contract.evaluation_plan import LEAST_FULL, LEAST_TREND, evaluations_for
 from contract.job_schedule import JobSchedule
 from contract.task_spec import TaskSpec
 from contract.validation_parts import validation_parts
@@ -86,5 +86,13 @@ def test_without_a_share_each_evaluation_reads_all_rows():
 
 def test_longer_validation_rows_are_fewer():
     made = spec(15, [4], 3)
-    plain, longer = (validation_parts(made, 800, 200, row_cost=cost).full for cost in (1.0, 2.0))
-    assert 0.4 * plain < longer < 0.6 * plain
+    plain, longer = (validation_parts(made, 800, 200, row_cost=cost) for cost in (1.0, 2.0))
+    assert 0.4 * plain.full < longer.full < 0.6 * plain.full
+    assert 0.3 * plain.trend < longer.trend < 0.7 * plain.trend
+
+
+def test_the_fewer_jobs_pass_the_cut_the_more_often_each_is_evaluated():
+    """A quarter of 0.15 of 3,200 rows is 120 rows for the trend, of which an evaluation is to read 12."""
+    assert evaluations_for(0.15, 1.0, 0.1, 3200) == 10
+    assert evaluations_for(0.15, 0.25, 0.1, 3200) == 30  # a third of the steps are run on average: 0.1 + 0.25 * 0.9
+    assert evaluations_for(0.15, 0.5, 0.1, 3200) == 18

@@ -4,19 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.evaluation_plan import Course
 from contract.job_config import JobConfig
 from contract.job_schedule import JobSchedule
 from contract.task_spec import TaskSpec
 
 
-def spec(training: dict | None = None, early_exit: dict | None = None) -> TaskSpec:
+def spec(training: dict | None = None, early_exit: dict | None = None, seeds: int = 1, **more: object) -> TaskSpec:
     return TaskSpec.model_validate(
         {
             "base_model": "m",
             "dataset": {"file_id": "f"},
-            "search_space": {"learning_rate": [1e-4]},
+            "search_space": {"learning_rate": [1e-4], "seed": list(range(seeds))},
             "training": training or {},
             "early_exit": early_exit or {},
+            **more,
         }
     )
 
@@ -38,6 +40,26 @@ def test_few_rows_are_evaluated_on_less_often():
 
 def test_a_short_last_step_counts():
     assert JobSchedule.of(spec({"epochs": 2}), config(4), 9).total_steps == 6
+
+
+def test_a_part_of_a_step_of_warmup_is_a_step():
+    assert JobSchedule.of(spec({"epochs": 1}, {"warmup_fraction": 0.1}), config(1), 15).warmup_steps == 2
+
+
+def test_a_batch_larger_than_the_rows_affords_no_more_evaluations():
+    """40 steps of 20 rows each train on 800 rows, which afford the fewest evaluations, whatever the batch size."""
+    assert JobSchedule.of(spec({"epochs": 40}), config(64), 20).eval_every == 8
+
+
+def test_an_evaluation_at_a_cut_is_none_of_the_trend():
+    made = JobSchedule.of(spec({"epochs": 1}, {"eval_every": 10, "warmup_fraction": 0.1}, seeds=8), config(1), 100)
+    assert made.course(8, 1) == Course(jobs=8, rows_trained=100, cuts=1, before=0, after=9)
+
+
+def test_milestones_come_behind_the_cut():
+    """The cut is after step 2 of 15, which 0.11 of the steps would be, too."""
+    evaluation = {"metrics": [{"type": "rouge_l"}], "milestones": [0.11, 0.5]}
+    assert JobSchedule.of(spec({"epochs": 1}, evaluation=evaluation), config(1), 15).milestones == (3, 8)
 
 
 def test_max_steps_bounds_but_never_stretches():
