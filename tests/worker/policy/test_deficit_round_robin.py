@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.deficit_round_robin import RunnableTask, rates, select, urgency
+from worker.policy.deficit_round_robin import RunnableTask, charged, rates, select, urgency
 
 COSTS = st.floats(0.5, 50.0)
 TASKS = st.lists(
@@ -172,3 +172,17 @@ def test_a_task_near_its_bound_is_served_before_one_that_is_not():
         for key in said.chosen:
             served[key] += 1
     assert served["near"] > 1.3 * served["far"]
+
+
+def test_slices_that_fill_the_budget_exactly_run_together():
+    tasks = [RunnableTask(key, key, 1.0, 2048) for key in "ab"]
+    assert select(tasks, {}, 4096).chosen == ("a", "b")
+    assert select(tasks, {}, 4095).chosen == ("a",)
+
+
+def test_charged_are_the_deficits_after_a_selection_of_all():
+    tasks = [RunnableTask("a", "a", 1.0, 10), RunnableTask("b", "b", 3.0, 10, weight=2.0)]
+    before = {"a": 0.5, "b": -0.25}
+    said = select(tasks, before, 100, credit=100.0)
+    assert said.chosen == ("a", "b")
+    assert charged(tasks, before) == said.deficits == {"a": 0.0, "b": -2.25}

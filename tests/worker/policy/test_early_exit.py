@@ -105,6 +105,14 @@ def test_overfitting_is_the_gap_ratio_twice_in_a_row():
     assert verdict.evidence["val_slope"] == 0
 
 
+def test_an_evaluation_counts_for_both_patterns():
+    """The losses rise, which is no divergence yet; their gap is too wide for the second time."""
+    p = EarlyExitPolicy(tau_gap=0.125, patience_divergence=3, patience_overfitting=2)
+    number, verdict = observe_all(p, [(1.0, 1.2), (1.1, 1.4)])
+    assert number == 1
+    assert verdict.reason is ExitReason.OVERFITTING
+
+
 def test_the_guard_lets_a_job_go_on_while_its_validation_loss_still_falls():
     wide = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.85), (0.6, 1.7), (0.5, 1.7), (0.4, 1.71)]
     p = EarlyExitPolicy(guard_patience=2)
@@ -131,6 +139,13 @@ def test_a_validation_loss_that_is_not_finite_diverges_at_once(policy, broken):
     _, verdict = policy.on_evaluation(History(), 1.0, broken)
     assert verdict.reason is ExitReason.DIVERGING
     assert verdict.evidence["series"] == "val_loss"
+
+
+@pytest.mark.parametrize("policy", [Alto(EarlyExitPolicy()), GuardedAlto(EarlyExitPolicy()), Asha(EarlyExitPolicy())])
+def test_a_training_loss_that_is_not_finite_diverges_at_once(policy):
+    _, verdict = policy.on_evaluation(History(), math.nan, 1.0)
+    assert verdict.reason is ExitReason.DIVERGING
+    assert verdict.evidence["series"] == "train_loss"
 
 
 def test_no_policy_never_stops_a_finite_job():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.packing import batch_ranges, pack
+from worker.policy.packing import batch_ranges, pack, pack_pieces, split_batch
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 BATCHES = st.dictionaries(st.integers(0, 99), LENGTHS, max_size=8)
@@ -48,6 +48,23 @@ def test_no_two_micro_batches_of_whole_jobs_could_be_one(batches, budget):
     whole = {job: lengths for job, lengths in batches.items() if sum(lengths) <= budget}
     loads = [sum(c.tokens for c in held) for held in pack(whole, budget)]
     assert all(a + b > budget for n, a in enumerate(loads) for b in loads[n + 1 :])
+
+
+def test_pieces_of_one_job_lie_in_ascending_micro_batches_with_room_for_several():
+    """Passes may be longer than pieces, as where tasks of other budgets share them."""
+    pieces = [split_batch("job", [10] * 6, 20), split_batch("other", [10] * 4, 30)]
+    bins = pack_pieces(pieces, 100)
+    assert [[(c.job, c.first) for c in held] for held in bins] == [
+        [("job", 0), ("other", 0)],
+        [("job", 2), ("other", 3)],
+        [("job", 4)],
+    ]
+
+
+def test_the_longest_come_first_and_a_pass_may_be_full():
+    bins = pack({"a": [3], "b": [7], "c": [8], "d": [2]}, 10)
+    assert [[c.job for c in held] for held in bins] == [["c", "d"], ["a", "b"]]
+    assert batch_ranges([10, 10, 1], 20) == [(0, 2), (2, 3)]
 
 
 def test_nothing_to_pack():

@@ -42,6 +42,15 @@ def test_nothing_is_said_before_it_has_seen_enough():
     assert learned(varied(8)).model() is not None
 
 
+def test_what_others_have_measured_is_enough():
+    """The count is the larger of both: a device without steps of its own is predicted from the others'."""
+    others = learned(varied(300))
+    model = StepTimes.empty().beside(others, 0.1).model()
+    for load in varied(20, seed=1):
+        assert model.seconds(load) == pytest.approx(TRUE.seconds(load), rel=0.05)
+    assert others.beside(StepTimes.empty(), 0.1).model() is not None
+
+
 def test_one_load_alone_is_predicted_as_measured_and_half_of_it_at_half_to_all_of_its_time():
     load = StepLoad(1, 12000, 256, 16)
     model = learned([load] * 100).model()
