@@ -187,7 +187,7 @@ def _by_class(entries: Sequence[Entry]) -> list[list[Entry]]:
         found[_class_of(entry[3])].append(entry)
     if len(found) > 1 and not any(entry[3] for entry in found[NARROW]):
         bare = found.pop(NARROW)
-        found[min(found)] = sorted([*bare, *found[min(found)]])
+        found[min(found)] += bare
     return [found[width] for width in sorted(found)] or [[]]
 
 

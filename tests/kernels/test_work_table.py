@@ -94,9 +94,15 @@ def test_a_table_of_one_class_is_sized_by_its_tokens_and_spans(count: int) -> No
 
 
 def test_a_table_with_more_blocks_than_usual_has_room_for_any() -> None:
-    adapters = spans(*[(BLOCK_T + 1, 16)] * 24)
-    (size,) = host_table(adapters, 24 * (BLOCK_T + 1), block_step=None).sizes
+    adapters = spans(*[(BLOCK_T + 1, 16)] * 23, (BLOCK_T, 16))  # 47 blocks
+    (size,) = host_table(adapters, 24 * (BLOCK_T + 1) - 1, block_step=None).sizes
     assert size == ClassSize(16, 24, 48)
+
+
+@pytest.mark.parametrize(("first", "second"), [((0, 10), (9, 20)), ((0, 10), (10, 31))])
+def test_spans_that_overlap_or_leave_the_step_are_refused(first: tuple[int, int], second: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="overlaps its neighbour or leaves the step's 30 tokens"):
+        host_table([Span(*first, 0, 8, 1.0), Span(*second, 8, 8, 1.0)], 30)
 
 
 def test_blocks_of_several_classes_are_multiples_of_about_half_a_pass() -> None:
