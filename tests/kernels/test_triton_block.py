@@ -200,50 +200,53 @@ def test_a_hit_is_the_argmax_and_of_equal_logits_the_lowest_column(
     dtype: torch.dtype, with_gradient: bool, vocabulary: int, cap: float | None
 ) -> None:
     last = vocabulary - 1
-    logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(2)).to(dtype)
+    logits = torch.randn(10, vocabulary, generator=torch.Generator().manual_seed(2)).to(dtype)
     logits[1:6, [3, last]] = 50.0
     logits[2:5, last // 2] = 50.0
     logits[6] = -4.0
     logits[7] = float("nan")
     logits[8, 5] = float("nan") if cap else float("inf")  # a cap makes an infinite logit finite
-    labels = torch.tensor([int(logits[0].argmax()), 3, 3, last // 2, last, 5, 0, 0, 5])
+    logits[9, 4:6] = 50.0
+    labels = torch.tensor([int(logits[0].argmax()), 3, 3, last // 2, last, 5, 0, 0, 5, 5])
     wanted = (logits.argmax(1) == labels).float()
-    wanted[7:] = 0  # a loss that is not finite has no hit
+    wanted[7:9] = 0  # a loss that is not finite has no hit
     weights = torch.ones(9, device=DEVICE) if with_gradient else None
     _, hits = cross_entropy(logits.to(DEVICE), labels.to(DEVICE), weights, cap=cap)
-    assert hits.tolist() == wanted.tolist() == [1, 1, 1, 0, 0, 0, 1, 0, 0]
+    assert hits.tolist() == wanted.tolist() == [1, 1, 1, 0, 0, 0, 1, 0, 0, 0]
 
 
 def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
     layers, height, width = 2, 40, 300
-    spans = [Span(0, 0, 2, 8, 1.0), Span(0, 0, 16, 5, 1.0), Span(0, 0, 30, 3, 1.0)]
+    spans = [Span(0, 0, 2, 8, 1.0), Span(0, 0, 16, 5, 1.0), Span(0, 0, 30, 3, 1.0), Span(0, 0, 34, 2, 1.0)]
     generator = torch.Generator().manual_seed(2)
     master = torch.randn(layers, height, width, generator=generator)
     parameters = [torch.nn.Parameter(master[:, s.row : s.row + s.rank].clone()) for s in spans]
     reference = [
         torch.optim.AdamW([p], lr=lr, weight_decay=wd, foreach=False)
-        for p, lr, wd in zip(parameters, (1e-2, 3e-3, 1e-2), (0.1, 0.0, 0.0), strict=True)
+        for p, lr, wd in zip(parameters, (1e-2, 3e-3, 1e-2, 1e-2), (0.1, 0.0, 0.0, 0.0), strict=True)
     ]
     state = master.to(DEVICE)
     moments = (torch.zeros_like(state), torch.zeros_like(state))
     copy = torch.zeros_like(state, dtype=DTYPES[-1])
-    for step in range(1, 4):
+    for step, size in enumerate((1e-3, 1.0, 3.0), 1):  # below the first adapter's clip, and above it
         grad = torch.full(master.shape, float("nan"))
         for s, p in zip(spans, parameters, strict=True):
-            grad[:, s.row : s.row + s.rank] = torch.randn(layers, s.rank, width, generator=generator)
+            grad[:, s.row : s.row + s.rank] = size * torch.randn(layers, s.rank, width, generator=generator)
             p.grad = grad[:, s.row : s.row + s.rank].clone()
         grad[0, 31, 7] = float("nan")  # the third adapter's own trouble
         torch.nn.utils.clip_grad_norm_([parameters[0]], 1.0)
         for optimizer in reference:
             optimizer.step()
         c1, c2 = 1 - 0.9**step, 1 - 0.999**step
-        table = rows_of(spans, [[1e-2, 0.1, c1, c2, 1.0], [3e-3, 0.0, c1, c2, float("inf")], [1e-2, 0.0, c1, c2, 1.0]])
+        rates = [[1e-2, 0.1, c1, c2, 1.0], [3e-3, 0.0, c1, c2, float("inf")], *[[1e-2, 0.0, c1, c2, 1.0]] * 2]
+        table = rows_of(spans, rates)
+        table.rows[-spans[3].rank :] = -1  # the fourth one is skipped
         norms = adamw(state, with_squares(grad.to(DEVICE), spans), moments, copy, table)
     for s, p in zip(spans[:2], parameters[:2], strict=True):
         close(state[:, s.row : s.row + s.rank].cpu(), p.detach().to, torch.float32)
     assert state[:, 30:33].isnan().all()
     assert norms[2, 0].isnan()
-    rest = [row for row in range(height) if not any(s.row <= row < s.row + s.rank for s in spans)]
+    rest = [row for row in range(height) if not any(s.row <= row < s.row + s.rank for s in spans[:3])]
     assert torch.equal(state[:, rest].cpu(), master[:, rest])
     close(copy[:, 2:10], state[:, 2:10].to, DTYPES[-1])
 

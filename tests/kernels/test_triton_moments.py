@@ -69,6 +69,7 @@ def test_codes_are_those_of_plain_pytorch_but_next_to_an_edge(signed: bool) -> N
     x[1::BLOCK] = 1e-30
     x[2::BLOCK] = 0.0
     x[3::BLOCK] = 0.999
+    x[4::BLOCK] = 0.9955 if signed else 0.9975  # nearer to the last value of the map's last decade than to 1
     if signed:
         x *= torch.where(torch.rand(COUNT, generator=generator) < 0.5, -1.0, 1.0)
         x[::BLOCK], x[3::BLOCK] = 1.0, -1.0
@@ -78,5 +79,6 @@ def test_codes_are_those_of_plain_pytorch_but_next_to_an_edge(signed: bool) -> N
     truth = code_map(signed)[plain.long()]
     assert (values - x).abs().sum() <= 1.005 * (truth - x).abs().sum()
     assert torch.equal(codes[3::BLOCK], plain[3::BLOCK])
+    assert torch.equal(codes[4::BLOCK], plain[4::BLOCK])
     assert torch.equal(values[2::BLOCK], torch.zeros(COUNT // BLOCK))
     assert signed or (values[1::BLOCK] > 0).all(), "a second moment that is not zero never becomes zero"

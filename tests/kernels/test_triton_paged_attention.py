@@ -33,7 +33,7 @@ def cached(dtype: torch.dtype, heads: tuple[int, int]) -> tuple[torch.Tensor, ..
     [
         ((4, 2), None, None),
         ((6, 1), PAGE, None),
-        ((2, 2), 21, None),
+        ((2, 2), 22, None),  # of 53 tokens the oldest seen one is the last of its page
         ((34, 2), None, None),
         ((4, 2), None, 0.5),
         ((6, 1), 21, 50.0),

@@ -17,15 +17,24 @@ from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import work_table
 from torch.nn.functional import gelu, silu
 
-from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, own
+from tests.kernels.triton_case import DEVICE, DTYPES, RANKS, Case, close, own
+
+EDGES = (65, 17, 33)  # each one above what a narrower tile holds; above 64 each matrix has a program of its own
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("lengths", "dropout"), [((0, 1, 17, 129), 0.0), ((64, 3), 0.0), ((5,), 0.0), ((17, 1, 66), 0.25), ((5,), 0.25)]
+    ("lengths", "dropout", "ranks"),
+    [
+        *((lengths, 0.0, RANKS) for lengths in ((0, 1, 17, 129), (64, 3), (5,))),
+        *((lengths, 0.25, RANKS) for lengths in ((17, 1, 66), (5,))),
+        ((3, 5, 7), 0.25, EDGES),
+    ],
 )
-def test_shrink_with_one_shared_input(dtype: torch.dtype, lengths: tuple[int, ...], dropout: float) -> None:
-    case = Case(lengths, width=3 * 96, dtype=dtype, dropout=dropout)
+def test_shrink_with_one_shared_input(
+    dtype: torch.dtype, lengths: tuple[int, ...], dropout: float, ranks: tuple[int, ...]
+) -> None:
+    case = Case(lengths, width=3 * 96, dtype=dtype, dropout=dropout, ranks=ranks)
     x = case.tokens(96)
     s = torch.full((case.total, 3, case.table.max_rank), float("nan"), dtype=dtype, device=DEVICE)
     shrink(x, case.weights, case.table, (0, 96, 192), (96, 96, 96), out=s, dropout_matrix=5)
@@ -50,9 +59,13 @@ def test_shrink_with_columns_of_each_matrix_and_split_sums() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shared", "dropout"), [(True, 0.0), (True, 0.3), (False, 0.0)])
-def test_outer_writes_exactly_the_adapters_rows(dtype: torch.dtype, shared: bool, dropout: float) -> None:
-    case = Case((0, 1, 17, 129), width=2 * 80, dtype=dtype, dropout=dropout)
+@pytest.mark.parametrize(
+    ("shared", "dropout", "ranks"), [(True, 0.0, RANKS), (True, 0.3, RANKS), (False, 0.0, RANKS), (True, 0.3, EDGES)]
+)
+def test_outer_writes_exactly_the_adapters_rows(
+    dtype: torch.dtype, shared: bool, dropout: float, ranks: tuple[int, ...]
+) -> None:
+    case = Case((0, 1, 17, 129) if ranks == RANKS else (3, 5, 7), width=2 * 80, dtype=dtype, dropout=dropout, ranks=ranks)
     y = case.tokens(80 if shared else 160)
     s = case.shrunk(2)
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)

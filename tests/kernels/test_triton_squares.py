@@ -13,7 +13,7 @@ from tests.kernels.triton_case import DEVICE, DTYPES, Case, error, own, rows_of
 from worker.model.arena import ROW_MULTIPLE
 from worker.model.arena_layout import ALIGN
 
-WIDTH, PITCH, MATRICES = 72, 80, 6  # a matrix's columns, and how far apart matrices begin
+WIDTH, PITCH, MATRICES = 72, 80, 7  # a matrix's columns, and how far apart matrices begin
 LENGTHS = (33, 150, 1, 70)
 
 
@@ -26,9 +26,9 @@ def empty(rows: int) -> Gradient:
 def write(grad: Gradient, case: Case, tensors: tuple[torch.Tensor, ...], table: WorkTable) -> None:
     """All that a pass writes: three matrices that share what they read, one that does not, and SwiGLU's three."""
     s, s_two, x, gate_up = tensors
-    weight_gradient(s, x, grad, table, (0, PITCH), (WIDTH, WIDTH), None)
-    weight_gradient(s[:, :1].contiguous(), x, grad, table, (2 * PITCH,), (WIDTH,), (0,))
-    at = SwigluColumns(3 * PITCH, 4 * PITCH, 5 * PITCH)
+    weight_gradient(s, x, grad, table, (0, PITCH, 2 * PITCH), (WIDTH, WIDTH, WIDTH), None)
+    weight_gradient(s[:, :1].contiguous(), x, grad, table, (3 * PITCH,), (WIDTH,), (0,))
+    at = SwigluColumns(4 * PITCH, 5 * PITCH, 6 * PITCH)
     swiglu_backward(gate_up.clone(), x, s_two, s[:, :1].contiguous(), case.weights, grad, at, table)
 
 
@@ -41,7 +41,7 @@ def norms(grad: Gradient, spans: list[Span]) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "ranks"), [*((dtype, (24, 16, 8, 64)) for dtype in DTYPES), (DTYPES[-1], (16, 256, 8, 104))])
 def test_norms_are_the_gradients_packed_alone_and_where_it_adds(dtype: torch.dtype, ranks: tuple[int, ...]) -> None:
     case = Case(LENGTHS, width=MATRICES * PITCH, dtype=dtype, ranks=ranks, aligned=ROWS)
-    tensors = case.shrunk(2), case.shrunk(2), case.tokens(WIDTH), case.tokens(2 * WIDTH)
+    tensors = case.shrunk(3), case.shrunk(2), case.tokens(WIDTH), case.tokens(2 * WIDTH)
     grad = empty(len(case.weights))
     assert grad.squares is not None
     write(grad, case, tensors, case.table)
@@ -68,7 +68,7 @@ def _as_wide(part: torch.Tensor, table: WorkTable) -> torch.Tensor:
 
 def test_what_is_not_finite_is_in_its_own_adapters_norm_alone() -> None:
     case = Case(LENGTHS, width=MATRICES * PITCH, dtype=torch.float32, aligned=ROWS)
-    tensors = case.shrunk(2), case.shrunk(2), case.tokens(WIDTH), case.tokens(2 * WIDTH)
+    tensors = case.shrunk(3), case.shrunk(2), case.tokens(WIDTH), case.tokens(2 * WIDTH)
     healthy = empty(len(case.weights))
     write(healthy, case, tensors, case.table)
     tensors[2][case.spans[1].start + 3] = float("nan")
@@ -83,7 +83,7 @@ def test_a_row_that_is_skipped_has_no_norm_and_places_are_as_the_arena_allots_th
     assert ROW_MULTIPLE % ROWS == 0
     assert ALIGN % COLUMNS == 0
     case = Case(LENGTHS, width=MATRICES * PITCH, dtype=torch.float32, aligned=ROWS)
-    tensors = case.shrunk(2), case.shrunk(2), case.tokens(WIDTH), case.tokens(2 * WIDTH)
+    tensors = case.shrunk(3), case.shrunk(2), case.tokens(WIDTH), case.tokens(2 * WIDTH)
     grad = empty(len(case.weights))
     write(grad, case, tensors, case.table)
     assert grad.squares is not None
