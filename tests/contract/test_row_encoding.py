@@ -78,6 +78,8 @@ def test_a_pair_is_learned_only_where_both_answers_have_a_label_left() -> None:
     assert learns(pair)
     assert learns(truncate(pair, 4)[0])
     assert not learns(truncate(pair, 3)[0])
+    assert truncate(pair, 4) == (pair, False), "a row that just fits is not cut"
+    assert truncate(pair, 3)[1]
 
 
 def test_a_pair_of_equal_answers_teaches_nothing() -> None:

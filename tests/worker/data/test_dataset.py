@@ -122,6 +122,8 @@ def test_validation_rows_that_are_trained_on_are_counted_whatever_their_bytes(re
     held.write_bytes(b"".join(json.dumps(row | {"id": 1}, indent=None).encode() + b"\r\n" for row in [*shared[:3], *apart]))
     data = load(spec(validation_file_id="v"), train, held, reader)
     assert (len(data.train), len(data.validation), data.overlap) == (10, 5, 3)
+    held.write_bytes(jsonl([*shared[:1], *shared[:1], *apart]))
+    assert load(spec(validation_file_id="v"), train, held, reader).overlap == 2, "each of equal validation rows counts"
     held.write_bytes(jsonl(apart))
     assert load(spec(validation_file_id="v"), train, held, reader).overlap == 0
 
@@ -203,6 +205,13 @@ def test_an_epoch_is_a_permutation_drawn_from_seed_and_epoch_alone(count, batch_
     assert [int(row) for step in range(-(-count // (batch_size * 2))) for row in other.batch(step)] == epochs[0]
 
 
+def test_epochs_and_seeds_have_orders_of_their_own():
+    first, other = Order(100, 100, 1), Order(100, 100, 2)
+    orders = [tuple(order.batch(epoch)) for epoch in range(3) for order in (first, other)]
+    assert len(set(orders)) == 6
+    assert orders[::2] == [tuple(Order(100, 100, 1).batch(epoch)) for epoch in range(3)]
+
+
 PAIRS = [{"prompt": f"say {n}", "chosen": f" yes {n}", "rejected": f" no, {n} times no"} for n in range(40)]
 
 
@@ -264,6 +273,16 @@ def test_copies_of_a_row_are_validated_after_all_that_differ(reader, tmp_path):
     assert len(set(again)) == min(len(again), 40)
     assert first == again[: len(first)]
     assert len({*again[: several.trend_rows]}) == several.trend_rows
+
+
+def test_of_longer_validation_rows_fewer_are_read(reader, tmp_path):
+    train, held = tmp_path / "t.jsonl", tmp_path / "v.jsonl"
+    train.write_bytes(jsonl([{"prompt": f"{n}", "completion": " one two three four"} for n in range(2000)]))
+    read = []
+    for words in (4, 16):
+        held.write_bytes(jsonl([{"prompt": f"v{n}", "completion": " word" * words} for n in range(2000)]))
+        read.append(len(load(spec(validation_file_id="v"), train, held, reader).validation))
+    assert 32 < 2 * read[1] < read[0]
 
 
 def test_few_validation_rows_are_never_left_out(reader, tmp_path):
