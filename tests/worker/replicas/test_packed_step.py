@@ -16,6 +16,7 @@ from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import HostMoment, LossSum, StepLosses, Trainer
 from worker.model.row_optimizer import RowUpdate
+from worker.policy.activations import Activations
 from worker.replicas.packed_step import Launched, Stepped, launch, step
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
@@ -29,8 +30,12 @@ class Recorder(Trainer):
         super().__init__(backbone, arena)
         self.seen: list[str] = []
         self.not_finite: tuple[int, int] | None = None
+        self.gradient = torch.empty(0)  # of the last step
+        self.updates: list[RowUpdate] = []
+        self.recomputed: list[bool] = []  # of each pass
 
     def train(self, segments: Sequence[Segment], recompute: bool = False, shared: bool = False) -> list[LossSum]:
+        self.recomputed.append(recompute)
         losses = super().train(segments, recompute, shared)
         if self.not_finite is not None and self.not_finite[0] == self.forwards:
             place = self.not_finite[1]
@@ -39,6 +44,8 @@ class Recorder(Trainer):
 
     def update(self, updates: Sequence[RowUpdate], losses: StepLosses | None = None) -> list[Tensor]:
         self.seen.append("update")
+        self.gradient = self.arena.grad.clone()
+        self.updates += updates
         return super().update(updates, losses)
 
     def read_later(self, values: Tensor) -> Callable[[], list[float]]:
@@ -52,12 +59,16 @@ class Recorder(Trainer):
         return waited
 
 
-def stepped(ruined: int | None, budget: int = 4000) -> tuple[Recorder, list[JobStep], Tensor, Stepped]:
+def with_dropout(one: JobStep, dropout: float) -> JobStep:
+    return replace(one, job=replace(one.job, config=one.job.config.model_copy(update={"dropout": dropout})))
+
+
+def stepped(ruined: int | None, budget: int = 4000, dropout: float = 0.0) -> tuple[Recorder, list[JobStep], Tensor, Stepped]:
     """One step of three jobs of two rows each, one of which may have weights that are not numbers; and the weights before."""
     torch.manual_seed(0)
     backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
     trainer = Recorder(backbone, Arena(backbone.targets, 120))
-    jobs = job_steps(trainer, Rows(tiny.VOCAB), 2, 3)
+    jobs = [with_dropout(one, dropout) for one in job_steps(trainer, Rows(tiny.VOCAB), 2, 3)]
     if ruined is not None:
         trainer.arena.master[jobs[ruined].slot.used] = float("nan")
     before = trainer.arena.master.clone()
@@ -82,6 +93,54 @@ def test_a_loss_that_is_not_finite_updates_nobody_else_otherwise_and_itself_not_
     assert not exp_avg_sq.any()
     for place in (0, 2):
         assert torch.equal(trainer.arena.master[jobs[place].slot.used], healthy.arena.master[jobs[place].slot.used])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_step_in_pieces_is_the_step_in_one_pass(dropout: float) -> None:
+    """Each row draws the same dropout, losses and gradients add up, and the work is counted once."""
+    whole, jobs, _, one_pass = stepped(None, 4000, dropout)
+    pieces, _, _, several = stepped(None, 200, dropout)
+    assert (one_pass.passes, several.passes) == (1, 6)
+    torch.testing.assert_close(pieces.gradient, whole.gradient, rtol=1e-4, atol=1e-7)
+    for key, loss in one_pass.losses.items():
+        assert several.losses[key] == pytest.approx(loss, rel=1e-5)
+    (work,), (split,) = one_pass.work.values(), several.work.values()
+    assert (work.tokens, work.adapter_rows) == (split.tokens, split.adapter_rows)
+    assert work.adapter_rows == sum(one.job.config.rank for one in jobs)
+
+
+def test_a_steps_gradient_is_of_the_mean_over_its_labels() -> None:
+    trainer, jobs, before, _ = stepped(None)
+    found = trainer.gradient
+    trainer.arena.master.copy_(before)
+    for one in jobs:
+        rows = one.job.data.train
+        examples = [rows.sequences[place] for place in rows.places(one.job.order.batch(0))]
+        trainer.train([Segment(one.slot, examples)])
+        labels = sum(example.labels for example in examples)
+        torch.testing.assert_close(found[one.slot.used] * labels, trainer.arena.grad[one.slot.used], rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_has_the_rate_of_its_step_and_counts_from_one() -> None:
+    trainer, jobs, _, _ = stepped(None)
+    config = jobs[0].job.config.model_copy(update={"schedule": "linear", "lr_warmup_ratio": 0.1, "weight_decay": 0.3})
+    job = replace(jobs[0].job, config=config, total_steps=40, max_grad_norm=0.5)
+    for number, part in ((0, 1 / 4), (3, 1), (22, 1 / 2)):
+        step(trainer, [replace(jobs[0], job=job, number=number)], 4000, lambda: None)
+        made = trainer.updates[-1]
+        assert made.learning_rate == pytest.approx(part * 1e-4)
+        assert (made.slot, made.weight_decay, made.step, made.max_grad_norm) == (jobs[0].slot, 0.3, number + 1, 0.5)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_pass_is_recomputed_where_any_of_its_jobs_is(place: int) -> None:
+    trainer, jobs, _, _ = stepped(None)
+    jobs[place] = replace(jobs[place], job=replace(jobs[place].job, activations=Activations(True, "memory")))
+    trainer.recomputed.clear()
+    step(trainer, jobs, 4000, lambda: None)
+    step(trainer, jobs, 200, lambda: None)
+    assert trainer.recomputed[0] is True
+    assert sum(trainer.recomputed[1:]) == 2, "of passes of a row, those of that job alone"
 
 
 def launched(ahead: bool, not_finite: tuple[int, int] | None = None) -> tuple[Recorder, list[JobStep], list[Stepped]]:
