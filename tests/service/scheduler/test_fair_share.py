@@ -30,6 +30,7 @@ def test_use_forgets_by_halves_and_settles_at_what_is_held() -> None:
 
 def test_a_start_counts_at_once_as_much_as_holding_will() -> None:
     assert entered(2, 4, seconds=300, half_life=300) == 2 + 4 / 2
+    assert entered(2, 4, seconds=600, half_life=300) == 2 + 4 * 3 / 4
 
 
 MIXED = {"NVIDIA H100 80GB HBM3": 4, "NVIDIA A100-SXM4-80GB": 10, "cpu": 64}
@@ -137,6 +138,7 @@ def test_a_high_priority_everywhere_changes_no_plan() -> None:
 
 def test_weight_rises_with_deficit_age_and_urgency() -> None:
     assert completion_weight(1, 1, 0) == 1000
+    assert completion_weight(1, 1e9, 0) == 4, "a tenant far above its share weighs 2 ** -8 of that, and its tasks still differ"
     assert (
         completion_weight(1, 0, 0)
         > completion_weight(1, 1, 0)
@@ -171,6 +173,7 @@ def test_a_due_covers_whole_tasks_and_always_one() -> None:
     assert entitled(4, 4, 8)
     assert not entitled(4, 5, 8)
     assert entitled(8, 0, 0.5)
+    assert entitled(8, 0.001, 0.5), "CPU slots beside GPUs are as good as none"
 
 
 def test_what_a_due_covers_goes_before_what_is_borrowed() -> None:
