@@ -208,6 +208,16 @@ def test_the_biggest_borrower_gives_back_its_least_urgent_youngest() -> None:
     assert "big holds 12 of 4" in found.sentence
 
 
+def test_who_has_given_back_is_no_longer_the_biggest_borrower() -> None:
+    held = [Held(f"one{at}", "one", "a", 4, 1, at) for at in range(2)]
+    held += [Held("two0", "two", "a", 4, 1, 9), Held("two1", "two", "b", 4, 1, 9)]
+    nodes = (PlanNode("a", 12), PlanNode("b", 8))
+    asks = [Preemptor("t", "new", 8, 601, frozenset({"a"}))]
+    found = preemption(asks, held, nodes, {"one": 2, "two": 3, "new": 8}, bound=600)
+    assert found is not None
+    assert [victim.task for victim in found.victims] == ["one0", "two0"]
+
+
 def test_priorities_of_two_tenants_are_not_compared() -> None:
     """Both borrow as much. `loud` calls all it runs most urgent, and is spared no more for it."""
     held = [Held("quiet", "quiet", "a", 8, 1, 900), Held("loud", "loud", "b", 8, 100, 30)]

@@ -173,6 +173,7 @@ def test_bounds_and_room() -> None:
     assert broken_bounds(close, 1) == []
     assert broken_bounds(close, 1, 1.01) == ["a"], "not a tenth below"
     assert roomy(three)
+    assert roomy([member("a", room=0.7), member("b", room=0.1), member("c", room=0.2)]), "all of the memory, and no more"
     assert not roomy([member("a", room=0.6), member("b", room=0.5)])
 
 

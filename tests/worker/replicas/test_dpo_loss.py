@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.replicas.dpo_loss import preference_loss
+from worker.replicas.dpo_loss import pair_error, preference_loss
 
 LOG_P = st.floats(-400, 0)
 PAIRS = st.lists(st.tuples(LOG_P, LOG_P, LOG_P, LOG_P), min_size=1, max_size=6)
@@ -37,3 +37,7 @@ def test_against_itself_the_loss_is_ln_2_and_nothing_is_preferred():
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_so(broken):
     assert math.isnan(preference_loss(0.1, [-1.0, broken], [-1.0, -1.0]).loss)
+
+
+def test_equal_rewards_are_half_an_error():
+    assert [pair_error(margin) for margin in (-1e-9, 0.0, 1e-9)] == [1.0, 0.5, 0.0]

@@ -17,6 +17,7 @@ from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import HostMoment, LossSum, StepLosses, Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.policy.activations import Activations
+from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import Launched, Stepped, launch, step
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
@@ -141,6 +142,17 @@ def test_a_pass_is_recomputed_where_any_of_its_jobs_is(place: int) -> None:
     step(trainer, jobs, 200, lambda: None)
     assert trainer.recomputed[0] is True
     assert sum(trainer.recomputed[1:]) == 2, "of passes of a row, those of that job alone"
+
+
+def test_preferences_of_all_jobs_are_a_placements_work() -> None:
+    trainer, jobs, _, plain = stepped(None)
+    for place, one in enumerate(jobs):
+        job = one.job
+        reference = Reference([0.0] * len(job.data.train), [])
+        jobs[place] = replace(one, job=replace(job, config=job.config.model_copy(update={"beta": 0.1}), reference=reference))
+    result = step(trainer, jobs, 4000, lambda: None)
+    assert set(result.preferences) == {one.job.key for one in jobs}
+    assert result.preferring == {placement: work.tokens for placement, work in plain.work.items()}
 
 
 def launched(ahead: bool, not_finite: tuple[int, int] | None = None) -> tuple[Recorder, list[JobStep], list[Stepped]]:

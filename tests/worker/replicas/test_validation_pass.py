@@ -108,3 +108,26 @@ def test_what_was_complete_before_memory_ran_out_is_told(trainer: LoggedTrainer,
     with pytest.raises(OutOfMemory):
         ask()
     assert found == complete
+
+
+def test_scores_are_in_the_order_of_the_rows_whatever_that_of_the_passes(trainer: LoggedTrainer) -> None:
+    """The second request's last row shares the first one's last pass, which runs before its own."""
+    beside, rows = tiny.examples([9, 9, 9]), tiny.examples([17, 9])
+    wanted = {0: EvaluationRequest(None, TokenRows(beside)), 1: EvaluationRequest(None, TokenRows(rows), scored="loss")}
+    found = dict(evaluate(trainer, wanted, BUDGET, lambda: None))[1]
+    alone = [evaluate(trainer, {0: EvaluationRequest(None, TokenRows([row]))}, BUDGET, lambda: None) for row in rows]
+    assert found.scores is not None
+    assert found.scores.totals == pytest.approx([dict(one)[0].loss * row.labels for one, row in zip(alone, rows, strict=True)])
+
+
+def test_a_part_of_pairs_is_that_of_the_first_pairs_alone(trainer: LoggedTrainer) -> None:
+    pairs, reference = TokenRows(tiny.examples([9, 8, 7, 9, 8, 9]), per_row=2), [-3.0, -9.0, -30.0, -2.0, -50.0, -8.0]
+    asked = EvaluationRequest(None, pairs, beta=0.5, reference=reference, scored="error", part=2)
+    first = EvaluationRequest(None, pairs.first(2), beta=0.5, reference=reference[:4])
+    found, alone = (dict(evaluate(trainer, {0: one}, BUDGET, lambda: None))[0] for one in (asked, first))
+    assert found.part is not None
+    assert (found.part.loss, found.part.accuracy, found.part.margin) == pytest.approx(
+        (alone.loss, alone.accuracy, alone.margin)
+    )
+    assert found.scores is not None
+    assert len(found.scores.totals) == 3
