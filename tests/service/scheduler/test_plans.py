@@ -2,9 +2,12 @@
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.scheduler.core.cp_sat import search
+from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.plan_objective import objective
 from service.scheduler.core.problem import PlanNode, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
@@ -137,3 +140,16 @@ def test_a_wide_task_weighs_less_than_its_width_in_the_order():
     nodes = (PlanNode("n", 4),)
     queued = tuple(Queued(name, gpus, 1, (seconds,)) for name, gpus, seconds in (("narrow", 1, 250), ("wide", 4, 100)))
     assert [task.id for task in ranked(SchedulingProblem(nodes, (), queued))] == ["wide", "narrow"]
+
+
+@pytest.mark.parametrize(("deadline", "late"), [(11, 0), (-5, 11)])
+def test_the_solver_minimizes_the_objective_with_what_is_late(deadline: int, late: int) -> None:
+    """A second past its deadline costs a task four times its weight more, from now on where that is past already: so it goes
+    before a shorter one of three times its weight."""
+    tasks = Queued("short", 1, 3, (10,)), Queued("late", 1, 1, (11,), deadline=deadline)
+    problem = SchedulingProblem((PlanNode("n", 1),), (), tasks)
+    found = search(problem, list(tasks), backfill(problem), SearchBudget(deterministic=1.0))
+    assert found.starts is not None
+    assert min(found.starts, key=lambda start: start.start).task == "late"
+    cost = 11 + 4 * late + 3 * 21
+    assert (found.status, found.bound, objective(problem, found.starts)) == ("OPTIMAL", cost, cost)
