@@ -79,7 +79,7 @@ def test_the_folder_says_what_vllm_and_peft_ask_for(tmp_path: Path) -> None:
     assert torch.equal(tensors["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"], b)
 
 
-@pytest.mark.parametrize("changes", [{"rslora": True}, {"target_modules": ["v_proj", "q_proj", "down_proj"]}])
+@pytest.mark.parametrize("changes", [{"rslora": True}, {"target_modules": ["v_proj", "q_proj", "down_proj"], "dropout": 0.25}])
 def test_peft_gives_the_logits_of_rank_stabilised_and_partial_adapters(changes: dict, tmp_path: Path) -> None:
     asked = config(6, 9.0, **changes)
     backbone = Backbone.of(tiny.model(CONFIGS["llama"]))
@@ -96,6 +96,8 @@ def test_peft_gives_the_logits_of_rank_stabilised_and_partial_adapters(changes: 
     export_peft(tmp_path, backbone.targets, weights, config=asked, base_model="b")
     said = json.loads((tmp_path / "adapter_config.json").read_text())
     assert not said["use_rslora"], "SGLang ignores it"
+    assert said["target_modules"] == sorted(asked.target_modules)
+    assert said["lora_dropout"] == asked.dropout
     assert said["lora_alpha"] / said["r"] == pytest.approx(asked.scale)
     loaded = peft.PeftModel.from_pretrained(tiny.model(CONFIGS["llama"]), tmp_path)
     with torch.no_grad():
