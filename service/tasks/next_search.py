@@ -25,11 +25,17 @@ class Tried:
 
 
 def suggestions(
-    tried: Sequence[Tried], best: JobConfig, best_step: int, total_steps: int | None, drawn: bool = False
+    tried: Sequence[Tried],
+    best: JobConfig,
+    best_step: int,
+    total_steps: int | None,
+    train_rows: int | None = None,
+    drawn: bool = False,
 ) -> list[str]:
-    """For a search of these jobs, the best of which had its lowest loss after `best_step` of its steps. drawn: the search drew
-    their values, from what was given."""
-    found = [said for name in _NAMES if (said := _beyond_edge(name, tried, best, drawn)) is not None]
+    """For a search of these jobs, the best of which had its lowest loss after `best_step` of its steps. train_rows: more than
+    these fill no batch. drawn: the search drew their values, from what was given."""
+    most = _MOST | {"batch_size": min(MAX_BATCH_SIZE, train_rows or MAX_BATCH_SIZE)}
+    found = [said for name in _NAMES if (said := _beyond_edge(name, tried, best, most[name], drawn)) is not None]
     if total_steps is not None and best_step >= total_steps:
         found.append(
             "the best job's loss was lowest at its last step: more steps may lower it further (training.epochs, and "
@@ -37,8 +43,8 @@ def suggestions(
         )
     elif total_steps is not None and best_step < _EARLY * total_steps:
         found.append(
-            f"the best job's loss was lowest after {best_step} of {total_steps} steps: it overfits; try fewer epochs, lower "
-            "learning rates, or more rows"
+            f"the best job's loss was lowest after {best_step} of {total_steps} steps, and it overfits or diverges from there "
+            "on; try fewer epochs, lower learning rates, or more rows"
         )
     return found
 
@@ -74,15 +80,16 @@ def of_no_winner(
     return found
 
 
-def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig, drawn: bool) -> str | None:
-    """To go beyond the edge that the best value lies at: only where the rows show that the way there led to lower scores."""
+def _beyond_edge(name: str, tried: Sequence[Tried], best: JobConfig, most: float, drawn: bool) -> str | None:
+    """To go beyond the edge that the best value lies at, up to `most`: only where the rows show that the way there led to lower
+    scores."""
     values = sorted({value for one in tried if (value := getattr(one.config, name)) is not None})
     own = getattr(best, name)
     if len(values) < 2 or own not in (values[0], values[-1]) or (own == values[0] and name in _UPWARD):
         return None
     largest = own == values[-1]
     neighbour = values[-2] if largest else values[1]
-    other = _beyond(name, own, neighbour)
+    other = _beyond(name, own, neighbour, most)
     gain = _gain(name, own, neighbour, tried)
     if other is None or gain is None:
         return None
@@ -97,11 +104,11 @@ def _known(drawn: bool) -> str:
     return "that was tried" if drawn else "you gave"
 
 
-def _beyond(name: str, own: float, neighbour: float) -> float | None:
-    """The next value, as far from the edge as its neighbour; None where the field's limits have none."""
-    if not own or not neighbour or own >= _MOST.get(name, math.inf) or (name == "batch_size" and own == 1):
+def _beyond(name: str, own: float, neighbour: float, most: float) -> float | None:
+    """The next value, as far from the edge as its neighbour; None where the limits have none."""
+    if not own or not neighbour or (own >= most and own > neighbour) or (name == "batch_size" and own == 1):
         return None
-    other = min(_MOST.get(name, math.inf), own * own / neighbour)
+    other = min(most, own * own / neighbour)
     return max(1, round(other)) if name in ("rank", "batch_size") else other
 
 

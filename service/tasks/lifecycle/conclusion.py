@@ -83,7 +83,7 @@ def _selected(
         tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts, drawn)
         said = {"verdict": stopped} if stopped is not None else {}
         return winner, selection.model_copy(update={"suggestions": tips, **said})
-    tips = suggestions(tried, best, kept[winner.id].step, winner.total_steps, drawn)
+    tips = suggestions(tried, best, kept[winner.id].step, winner.total_steps, task.train_rows, drawn)
     return winner, selection.model_copy(update={"suggestions": tips})
 
 

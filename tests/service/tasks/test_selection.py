@@ -260,6 +260,17 @@ def test_the_inside_of_the_grid_suggests_nothing():
     assert suggestions(tried({config(rank=r): -r for r in (128, 256)}), config(rank=256), 50, 100) == []  # none is larger
 
 
+def test_no_batch_size_beyond_the_rows_is_suggested():
+    def said(rows: int, better: float = -1.0) -> list[str]:
+        return suggestions(tried({config(batch_size=n): better * n for n in (32, 64)}), at, 50, 100, train_rows=rows)
+
+    at = config(batch_size=64)
+    assert [one.rsplit(" ", 1)[1] for rows in (1000, 100) for one in said(rows)] == ["128", "100"]
+    assert said(64) == said(50) == []
+    at = config(batch_size=32)
+    assert [one.rsplit(" ", 1)[1] for one in said(20, better=1.0)] == ["16"]
+
+
 def test_when_the_loss_was_lowest_says_how_long_to_train():
     only = by_rate({1e-3: 1.0})
     longer = suggestions(only, config(), 100, 100)[0]
