@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import Engine, delete, event, select, text
 
 from contract.job_schedule import JobSchedule
-from contract.row_scores import RowScores, t_quantile
 from service.fleet.models import Node
 from service.scheduler.models import ThroughputProfile
 from service.storage.local_storage import LocalStorage
@@ -45,34 +44,6 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
     assert placement.node.desired().placements == []
     # what the executor still had to say once the last job ended is neither lost nor an error
     placement.report(throughput(steps=1), {"kind": "detached"})
-
-
-def test_a_winner_is_the_best_of_those_that_were_ranked_out_too(placement, tenant):
-    scores = [{"totals": totals} for totals in ([1.0, 1.125], [1.25, 1.0])]
-    placement.report({"kind": "base_evaluated", "val_loss": 1.125, "scores": scores[1]})
-    placement.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1, 2]), points(1, [1, 2]))
-    placement.report(moved(0, "parked", 2, warmup_val_loss=1.9), moved(1, "training", 2, warmup_val_loss=1.7), exited(0, 2))
-    placement.report(placement.adapter(1, 1.25) | {"scores": scores[0]}, completed(1, 20, 18, 1.25))
-    found = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()["selection"]
-    width = t_quantile(1, 1 - 0.05 / 2) / t_quantile(1)
-    alone = RowScores(**scores[1]).minus(RowScores(**scores[0])).interval
-    assert found["compared"] == 2
-    assert found["gain"]["high"] - found["gain"]["low"] == pytest.approx(width * (alone[1] - alone[0]))
-
-
-def test_a_search_that_ended_at_its_cut_says_where_its_rates_were_too_high(placement, tenant):
-    """By what the jobs were ranked by, since the best alone keeps an adapter. Job 0 has a rate of 1e-4, job 1 of 1e-3."""
-    base, lower, higher = ({"totals": [loss, loss + 0.5]} for loss in (1.0, 2.0, 4.0))
-    placement.report({"kind": "base_evaluated", "val_loss": 1.25, "scores": base})
-    placement.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1, 2]), points(1, [1, 2]))
-    for job, scores, loss in ((0, lower, 2.25), (1, higher, 4.25)):
-        placement.report(moved(job, "parked", 2, warmup_val_loss=loss, boundary_scores=scores))
-    evidence = {"evidence": {"base_val_loss": 1.25, "val_loss": 2.25, "rows": 2}}
-    placement.report(placement.adapter(0, 2.25, 2) | {"scores": lower}, exited(0, 2, loss=2.25) | evidence)
-    placement.report(exited(1, 2, loss=4.25) | evidence)
-    found = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()["selection"]
-    assert found["verdict"].startswith("nothing has learned more than the base: check the data. After warmup ")
-    assert found["suggestions"][1].startswith("try lower learning rates, such as 1e-05: 0.0001 is the smallest you gave")
 
 
 def test_a_job_that_diverged_at_a_rung_keeps_nobody_from_reading_its_task(tenant, new_node, plan):
