@@ -168,7 +168,7 @@ class Recalled(CapturedGraphs[Any, Any]):
         return SimpleNamespace(graph=first, inputs=inputs, result=None, rest=later)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN: test_device_trainer.py compares real graphs")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN: test_captured_passes_gpu.py compares real graphs")
 @pytest.mark.parametrize("mode", [SAVED, pytest.param(RECOMPUTED, marks=pytest.mark.slow), FORWARD])
 def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_before(
     mode: PassMode, monkeypatch: pytest.MonkeyPatch
