@@ -49,6 +49,32 @@ def test_each_number_becomes_the_nearest_level_of_its_block(shape: tuple[int, in
         torch.testing.assert_close((own - back[start : start + 64]).abs(), nearest, rtol=1e-4, atol=1e-6 * float(scale))
 
 
+def test_a_number_between_two_levels_becomes_the_lower_one() -> None:
+    levels = torch.tensor(LEVELS)
+    row = torch.zeros(1, 64)
+    row[0, :16] = torch.cat([(levels[:-1] + levels[1:]) / 2, levels[-1:]])
+    for weight in (row, row[:, :16]):  # a whole block, and one that is cut short
+        assert torch.equal(Nf4Weight.of([weight]).dense()[0, :16], torch.cat([levels[:-1], levels[-1:]]))
+
+
+def test_the_smallest_numbers_are_read_as_levels_too() -> None:
+    weight = 1e-37 * torch.tensor(LEVELS)[None].repeat(1, 5)
+    torch.testing.assert_close(Nf4Weight.of([weight]).dense(), weight, rtol=1e-6, atol=0)
+
+
+def test_scales_that_all_equal_their_mean_have_the_code_of_bitsandbytes() -> None:
+    scales = quantise(torch.ones(4, 64), double=True).scales
+    assert scales.values.tolist() == [0] * 4
+    assert torch.equal(scales.plain(), torch.ones(4))
+
+
+def test_every_tensor_that_is_kept_is_named() -> None:
+    kept = Nf4Weight.of([torch.randn(5, 70)], double=True)
+    scales = kept.parts[0].scales
+    named = {tensor.data_ptr() for tensor in kept.tensors()}
+    assert named == {tensor.data_ptr() for tensor in (kept.parts[0].codes, scales.values, scales.outer, scales.mean)}
+
+
 def test_matrices_are_quantised_by_themselves_and_lie_below_each_other() -> None:
     parts = [torch.randn(rows, 45) * 10.0**place for place, rows in enumerate((3, 7, 1))]
     joined = Nf4Weight.of(parts, double=True)
