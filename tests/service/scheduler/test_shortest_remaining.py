@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from service.scheduler.core.decision import SearchBudget, ShortPreemption
 from service.scheduler.core.joins.joining import held_units, settled
 from service.scheduler.core.joins.slowdowns import Member, Sharing
-from service.scheduler.core.preemption.shortest_remaining import shorter_first
+from service.scheduler.core.preemption import shortest_remaining
+from service.scheduler.core.preemption.shortest_remaining import around, shorter_first
 from service.scheduler.core.problem import (
     NEVER,
     Arrived,
@@ -18,6 +19,7 @@ from service.scheduler.core.problem import (
     Queued,
     RunningExecutor,
     SchedulingProblem,
+    Start,
 )
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import by_rule
@@ -46,6 +48,9 @@ def test_nobody_is_preempted_where_it_does_not_pay() -> None:
     assert made(replace(BUSY, nodes=(PlanNode("n", 3),))) == [], "a GPU is free"
     soon = tuple(replace(run, remaining=100) for run in BUSY.running)
     assert made(replace(BUSY, running=soon)) == [], "they end before a switch pays"
+    for left, gains in ((140, 0), (141, 1)):  # both pay for leaving, running and resuming: 70 s and 60 s beside 10 s
+        ends = tuple(replace(run, remaining=left) for run in BUSY.running)
+        assert len(made(replace(BUSY, running=ends))) == gains
     hours = replace(SHORT, seconds=(20 * HOUR,))
     assert made(replace(BUSY, queued=(hours,))) == [], "it is as long as what is left"
     heavy = tuple(replace(run, preemptible=Preemptible(100_000, HOUR, HOUR, RESUME)) for run in BUSY.running)
@@ -57,12 +62,17 @@ def test_nobody_is_preempted_where_it_does_not_pay() -> None:
     assert made(replace(BUSY, running=tuple(replace(run, preemptible=None) for run in BUSY.running))) == []
     assert made(replace(BUSY, queued=(replace(SHORT, preempts=0),))) == []
     assert made(replace(BUSY, nodes=(PlanNode("n", 2, drained=True),))) == []
+    assert made(replace(BUSY, queued=(replace(SHORT, batch="b"),))) == [], "a batch is planned as one"
+    assert shorter_first(BUSY, replace(solve(BUSY, QUICK), held=("short",))) == (), "it is held back itself"
 
 
 def test_a_task_that_was_preempted_often_is_preempted_no_more() -> None:
     """The short one would wait for 1,200 times its run; the long ones take 31 hours and came 7 years ago."""
     often = Preemptible(100, 60_000 * HOUR, HOUR, RESUME)
     assert made(replace(BUSY, running=tuple(replace(run, preemptible=often) for run in BUSY.running))) == []
+    waited = tuple(replace(run, preemptible=often) for run in BUSY.running)
+    assert len(made(replace(BUSY, running=waited, queued=(replace(SHORT, waited=120_000 * HOUR),)))) == 1, "it waited longer"
+    assert len(made(replace(BUSY, queued=(replace(SHORT, ran=100 * HOUR),)))) == 1, "it has run, and waits all the same"
     once = Preemptible(100, 500 * HOUR, HOUR, RESUME)
     assert len(made(replace(BUSY, running=tuple(replace(run, preemptible=once) for run in BUSY.running)))) == 1
 
@@ -72,6 +82,57 @@ def test_a_tenant_gives_another_only_what_it_holds_beyond_its_due() -> None:
     assert len(made(theirs)) == 1
     assert made(replace(theirs, dues=(("ada", 2.0), ("bo", 0.0)))) == []
     assert len(made(replace(BUSY, dues=(("ada", 2.0), ("bo", 0.0))))) == 1, "of its own it may"
+
+
+def test_gpus_beyond_a_due_count_by_what_they_are_worth() -> None:
+    """ada's two are worth one of the fastest type: beside a due of half of one, one of them is lent."""
+    slow = replace(BUSY, nodes=(PlanNode("n", 2, worth=0.5),), queued=(replace(SHORT, tenant="bo"),))
+    assert len(made(replace(slow, dues=(("ada", 0.5), ("bo", 1.0))))) == 1
+    assert made(replace(slow, dues=(("ada", 0.6), ("bo", 1.0)))) == []
+
+
+def test_it_takes_the_gpu_where_all_gain_most() -> None:
+    light = replace(LONG, id="light", node="m", preemptible=Preemptible(50, HOUR, HOUR, RESUME))
+    for nodes in ((PlanNode("n", 1), PlanNode("m", 1)), (PlanNode("m", 1), PlanNode("n", 1))):
+        (one,) = made(replace(BUSY, nodes=nodes, running=(LONG, light), queued=(replace(SHORT, seconds=(60, 60)),)))
+        assert (one.node, one.victims) == ("m", ("light",))
+
+
+def test_victims_lose_least_for_each_gpu_and_none_gives_what_nobody_needs() -> None:
+    def run(id: str, gpus: int, weight: int) -> RunningExecutor:
+        return replace(LONG, id=id, gpus=gpus, preemptible=Preemptible(weight, HOUR, HOUR, RESUME))
+
+    def taken(gpus: int, *running: RunningExecutor) -> list[set[str]]:
+        nodes = (PlanNode("n", sum(one.gpus for one in running)),)
+        wide = replace(SHORT, gpus=gpus, preempts=10_000)
+        return [set(one.victims) for one in made(replace(BUSY, nodes=nodes, running=running, queued=(wide,)))]
+
+    assert taken(2, run("a", 1, 80), run("b", 1, 80), run("wide", 2, 100)) == [{"wide"}]
+    (victims,) = taken(4, run("a", 1, 100), run("b", 1, 101), run("wide", 3, 330))
+    assert victims == {"a", "wide"}, "b would give a fifth"
+
+
+def test_so_many_are_preempted_in_a_plan_and_fewer_where_many_wait(monkeypatch) -> None:
+    running = tuple(replace(LONG, id=f"r{at}") for at in range(12))
+    queue = tuple(replace(SHORT, id=f"s{at}", preempts=10_000) for at in range(12))
+    many = replace(BUSY, nodes=(PlanNode("n", 12),), running=running, queued=queue)
+    assert len(made(many)) == shortest_remaining.MOST
+    monkeypatch.setattr(shortest_remaining, "PLANNED_TASKS", 3 * len(queue))
+    assert len(made(many)) == 3
+    monkeypatch.setattr(shortest_remaining, "PLANNED_TASKS", 1)
+    assert len(made(many)) == 1
+
+
+def test_a_victim_waits_for_its_own_node_with_what_it_has_left() -> None:
+    """Its executor's checkpoint is there; the other node is free sooner."""
+    soon = RunningExecutor("soon", "m", 1, 30)
+    short = replace(SHORT, seconds=(5 * HOUR, None), preempts=10_000)
+    problem = replace(BUSY, nodes=(*NODE, PlanNode("m", 1)), running=(*BUSY.running, soon), queued=(short,))
+    decision = solve(problem, QUICK)
+    (one,) = shorter_first(problem, decision)
+    starts, held = around(problem, decision, [one])
+    begins = LEAVE + 5 * HOUR
+    assert (starts, held) == ((Start("longer", "n", begins, begins + RESUME + 30 * HOUR, 1),), ())
 
 
 def test_several_victims_together_leave_their_tenant_its_due() -> None:
