@@ -40,6 +40,35 @@ def test_a_reservation_holds_what_the_task_needs_there():
     assert (stays.due, stays.awaited, stays.queued) == ((), {}, (task,))
 
 
+def test_a_reservation_is_kept_up_to_its_tenants_limit_and_no_further():
+    """ada runs on one GPU; the two tasks take two more, and one."""
+    running = [RunningExecutor("r", "n", 1, 30, "ada"), RunningExecutor("other", "n", 1, 30, "bo")]
+    task, next_ = Queued("t", 1, 1, (50,), tenant="ada", needs=(2,)), Queued("u", 1, 1, (50,), tenant="ada")
+    reserved = [GpuReservation(one, "n", frozenset()) for one in ("t", "u")]
+
+    def starts(limit: int, worth: float = 1.0) -> list[str]:
+        found = kept(reserved, [PlanNode("n", 5, worth=worth)], running, [task, next_], [Limit("ada", limit)])
+        assert {one.id for one in found.queued} == {"t", "u"} - {start.task for start in found.due}
+        return [start.task for start in found.due]
+
+    assert [starts(limit) for limit in (1, 2, 3, 4)] == [[], ["u"], ["t"], ["t", "u"]]
+    assert [starts(limit, worth=0.5) for limit in (0, 1, 2)] == [[], ["u"], ["t", "u"]], "GPUs of a slower type"
+
+
+def test_a_reservation_waits_for_the_last_of_those_who_leave_and_leaves_them_the_rest():
+    """The first holds three GPUs, of which one is needed beside a free one; the one elsewhere gives nothing here."""
+    nodes, task = [PlanNode("n", 6), PlanNode("m", 9)], Queued("t", 2, 1, (50, 50))
+    wide, last, stays = (RunningExecutor(id, "n", gpus, left) for id, gpus, left in (("w", 3, 20), ("l", 1, 40), ("s", 1, 90)))
+    away, reserved = RunningExecutor("e", "m", 4, 700), [GpuReservation("t", "n", frozenset({"w", "l", "e"}))]
+    found = kept(reserved, nodes, [stays, wide, last, away], [task])
+    waits = RunningExecutor("t", "n", 2, 40 + 50)
+    assert found.running == (stays, replace(wide, gpus=2), last, away, waits)
+    drained = [replace(nodes[0], drained=True), nodes[1]]
+    assert kept(reserved, drained, [stays, wide, last], [task]).queued == (task,)
+    unfit = replace(task, seconds=(None, 50))
+    assert kept(reserved, nodes, [stays, wide, last], [unfit]).queued == (unfit,)
+
+
 def test_room_is_made_for_what_the_preemptor_needs_there():
     """Each holds one of the two GPUs, and its tenant is owed none of them."""
     held = [Held("a", "ada", "small", 1, 1, 100), Held("b", "ada", "small", 1, 1, 200)]
