@@ -110,6 +110,29 @@ def test_what_was_complete_before_memory_ran_out_is_told(trainer: LoggedTrainer,
     assert found == complete
 
 
+@pytest.mark.parametrize(("fails_at", "whose"), [(1, "first"), (2, None), (3, "last")])
+def test_a_pass_without_memory_says_whose_piece_it_was_if_it_held_only_one(
+    trainer: LoggedTrainer, fails_at: int, whose: str | None
+) -> None:
+    """That task's pieces are made smaller. Of several it may be any, and the passes are."""
+    trainer.fails_at, wanted = fails_at, requests(2, 1, 3)
+    placed = {
+        key: replace(one, placement=name) for (key, one), name in zip(wanted.items(), ("first", "beside", "last"), strict=True)
+    }
+    with pytest.raises(OutOfMemory) as failed:
+        list(evaluate(trainer, placed, BUDGET, lambda: None))
+    assert failed.value.sole_placement == whose
+
+
+def test_a_requests_pieces_are_as_long_as_it_says(trainer: LoggedTrainer) -> None:
+    (one,) = requests(4).values()
+    list(evaluate(trainer, {0: replace(one, piece_tokens=40)}, BUDGET, lambda: None))
+    assert trainer.log.count("pass") == 1
+    trainer.log.clear()
+    list(evaluate(trainer, {0: one}, BUDGET, lambda: None))
+    assert trainer.log.count("pass") == 2
+
+
 def test_scores_are_in_the_order_of_the_rows_whatever_that_of_the_passes(trainer: LoggedTrainer) -> None:
     """The second request's last row shares the first one's last pass, which runs before its own."""
     beside, rows = tiny.examples([9, 9, 9]), tiny.examples([17, 9])
