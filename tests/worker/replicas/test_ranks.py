@@ -96,6 +96,21 @@ def test_a_tensor_of_any_memory_may_be_sent_and_is_its_own_copy(ends):
     assert open_descriptors() == before, "the receiver keeps no descriptor"
 
 
+def test_what_rank_0_returns_to_one_rank_it_keeps_for_the_others(ends):
+    ends.rank.send(ends.its.empty((2,), torch.float32))
+    ends.root.receive()
+    assert ends.ours.take_returned(ends.its.pid + 1) == []
+    assert ends.ours.take_returned(ends.its.pid) == [1]
+    assert ends.ours.take_returned(ends.its.pid) == [], "once for a loan"
+
+
+def test_a_view_of_shared_memory_arrives_as_it_is_seen(ends):
+    made = ends.its.empty((3, 4), torch.float32).copy_(torch.arange(12.0).view(3, 4))
+    for view in (made.T, made[:, 1:3], made[1:]):
+        ends.rank.send(view)
+        assert torch.equal(ends.root.receive(), view)
+
+
 def test_many_tensors_travel_in_one_message(ends):
     ends.root.send([torch.full((4,), float(number)) for number in range(300)])  # more descriptors than fit beside one byte
     assert [tensor[0].item() for tensor in ends.rank.receive()] == list(range(300))

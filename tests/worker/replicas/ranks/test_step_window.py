@@ -103,3 +103,33 @@ def test_the_steps_that_all_have_taken_are_told_now_and_then(monkeypatch):
     now[0] += 1.0
     window.steps_in_all(0, None)
     assert told[2:] == [[["b0", "b1", "b2"], ["c0", "c1", "c2"]]], "rank 0 has no job"
+
+
+def test_a_thread_that_waits_to_call_a_rank_cuts_the_window_short():
+    one = rank(4, told := [])
+    window = StepWindow(20, [one], lambda: False, untold)
+    assert window.steps_in_all(3, []) == 20
+    one.awaited = True
+    assert window.steps_in_all(5, []) == 5
+    assert told == ["pause", 5]
+
+
+def test_the_last_step_of_a_window_is_never_told():
+    """It is that of the meeting, whose result is its own."""
+    one, told = rank(None, []), []
+    one.answers_within, one.taken = (lambda seconds: False), ["b0", "b1", "b2"]
+    window = StepWindow(3, [one], lambda: False, told.append)
+    window._told_at -= 2.0
+    window.steps_in_all(3, ["a0", "a1", "a2"])
+    assert (told, window.told) == ([[["a0", "a1"], ["b0", "b1"]]], 2)
+
+
+@pytest.mark.parametrize(("taken", "cut"), [([None] * 3, True), (None, False), ([None] * 20, False)])
+def test_the_others_are_awaited_or_cut_short_where_rank_0_has_no_job_left(taken, cut):
+    """Where its jobs have just ended they meet soon; where it had none, or has taken all steps, they take theirs."""
+    one, answers = rank(7, told := []), iter([False, True])
+    one.answers_within = lambda seconds: next(answers)
+    window = StepWindow(20, [one], lambda: False, untold)
+    window.await_others(taken)
+    assert told == (["pause", 7] if cut else [])
+    assert len(list(answers)) == (2 if taken and len(taken) == 20 else 1 if cut else 0)
