@@ -108,6 +108,18 @@ def test_all_mistakes_are_told_in_the_order_of_their_lines(tmp_path: Path) -> No
     assert [line.split(",")[0].strip() for line in lines[1:]] == ["line 2", "line 7", "line 8"]
 
 
+def test_a_missing_file_hides_no_other_mistake(tmp_path: Path) -> None:
+    lines = mistakes(tmp_path, GOOD.replace("rows.jsonl", "none.jsonl").replace("rank:", "rnk:")).splitlines()
+    assert "2 mistakes" in lines[0]
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["line 4, dataset.file", "line 7, search_space.rnk"]
+
+
+def test_a_dataset_without_rows_hides_no_other_mistake(tmp_path: Path) -> None:
+    lines = mistakes(tmp_path, GOOD.replace("file: rows.jsonl", "validation_file: rows.jsonl") + "gpus: 0\n").splitlines()
+    assert "2 mistakes" in lines[0]
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["line 3, dataset", "line 8, gpus"]
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="there is no file"):
         read(tmp_path / "nowhere.yaml")

@@ -78,14 +78,14 @@ def read(path: Path) -> SpecFile:
     if path.suffix == ".jsonl":
         raise SpecError(f"{path} holds rows; a spec is a YAML file that names them: `dataset: {{file: {path.name}}}`")
     root, content = _parse(path, text)
-    content, files = _take_paths(path, root, content)
-    placeholders = dict.fromkeys(files, _NOT_YET)
+    content, files, found = _take_paths(path, content)
     draft = SpecFile(path, content, files)
     try:
-        draft.with_files(placeholders)
+        draft.with_files(dict.fromkeys(files, _NOT_YET))
     except ValidationError as error:
-        found = without_echoes(error.errors())
-        raise _mistakes(path, [(one["loc"], _message(one)) for one in found], root) from None
+        found += [_placed(one) for one in without_echoes(error.errors())]
+    if found:
+        raise _mistakes(path, found, root)
     return draft
 
 
@@ -121,11 +121,11 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
     return root, content
 
 
-def _take_paths(path: Path, root: yaml.Node, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The content without its paths, and the paths by their field."""
+def _take_paths(path: Path, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path], list[tuple[Where, str]]]:
+    """The content without its paths, the paths by their field, and the mistakes in them."""
     dataset = content.get("dataset")
     if not isinstance(dataset, dict):
-        return content, {}
+        return content, {}, []
     files: dict[str, Path] = {}
     mistakes: list[tuple[Where, str]] = []
     for given, field in _PATHS.items():
@@ -138,16 +138,16 @@ def _take_paths(path: Path, root: yaml.Node, content: dict[str, Any]) -> tuple[d
         elif not local.is_file():
             mistakes.append((where, f"there is no file {local}; paths are relative to the spec's folder"))
         files[field] = local
-    if "file" not in dataset and "file_id" not in dataset:
-        mistakes.append((("dataset",), "needs `file`, the path of a JSONL file, or `file_id`, an upload"))
-    if mistakes:
-        raise _mistakes(path, mistakes, root)
-    return {**content, "dataset": {name: value for name, value in dataset.items() if name not in _PATHS}}, files
+    rest = {name: value for name, value in dataset.items() if name not in _PATHS}
+    return {**content, "dataset": rest}, files, mistakes
 
 
-def _message(found: Mapping[str, Any]) -> str:
+def _placed(found: Mapping[str, Any]) -> tuple[Where, str]:
+    """One of pydantic's errors: where it stands, and its message."""
+    if found["type"] == "missing" and found["loc"] == ("dataset", "file_id"):
+        return ("dataset",), "needs `file`, the path of a JSONL file, or `file_id`, an upload"
     at = found["loc"][:-1] if found["type"] == "extra_forbidden" else found["loc"]
-    return message(found, _fields_at(at))
+    return found["loc"], message(found, _fields_at(at))
 
 
 def _fields_at(where: Where) -> list[str]:
