@@ -42,6 +42,8 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind in ("too_short", "string_too_short"):
         least = found["ctx"]["min_length"]
         return "must not be empty" if least == 1 else f"must have at least {least} {_UNITS[kind]}, got {len(value)}"
+    if kind == "timezone_aware":
+        said = "must say its time zone, as 2027-01-31T12:00:00Z does"
     if kind != "value_error" and isinstance(value, str | int | float | None):
         said += f", got {'null' if value is None else shown(repr(value))}"
     return said

@@ -120,6 +120,11 @@ def test_a_dataset_without_rows_hides_no_other_mistake(tmp_path: Path) -> None:
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["line 3, dataset", "line 8, gpus"]
 
 
+def test_a_time_without_a_zone_is_told_how_to_say_it(tmp_path: Path) -> None:
+    said = mistakes(tmp_path, GOOD + "deadline: 2027-01-01T10:00:00\n")
+    assert "line 8, deadline: must say its time zone, as 2027-01-31T12:00:00Z does" in said
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="there is no file"):
         read(tmp_path / "nowhere.yaml")
