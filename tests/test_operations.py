@@ -27,6 +27,13 @@ def test_every_setting_it_names_is_there() -> None:
     assert not named - DEFAULTS.keys() - ELSEWHERE
 
 
+def test_every_setting_is_named_in_some_document() -> None:
+    said = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    # where a program listens, and what it connects to: it does not start without, or says the address
+    unsaid = {name for name in DEFAULTS if not re.search(rf"\b{name}\b", said)} - {"MOTET_PORT", "MOTET_REDIS_URL"}
+    assert not {name for name in unsaid if not name.startswith("MOTET_HF_")}  # those have names of their own: HF_TOKEN
+
+
 def test_the_numbers_beside_settings_are_their_defaults() -> None:
     """`NAME` (5), or a row of a table whose second column is a number."""
     said = re.findall(r"`(MOTET_\w+)`(?: \((\d[\d,.]*)\)| \| (\d[\d,.]*) \|)", PAGE)
