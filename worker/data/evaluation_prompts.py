@@ -1,6 +1,6 @@
 """Prompts and references of held-out rows: a row up to its last answer, and that answer as text. Knows no models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -16,11 +16,17 @@ from worker.model.example import Example
 
 @dataclass(frozen=True)
 class Prompt:
-    """tokens: what a model is given. reference: the row's own answer, without special tokens. text: the prompt as text."""
+    """tokens: what a model is given. answer: the row's own answer, and reference the same as text, without special tokens.
+    text: the prompt as text."""
 
     tokens: tuple[int, ...]
+    answer: tuple[int, ...]
     reference: str
     text: str
+
+    def is_cut(self, max_seq_len: int, ends: Set[int]) -> bool:
+        """Whether its answer reaches the last token of a row of so many, and has none of the tokens that end one."""
+        return len(self.tokens) + len(self.answer) == max_seq_len and ends.isdisjoint(self.answer)
 
 
 @dataclass(frozen=True)
@@ -65,4 +71,18 @@ def _prompt(example: Example, decode: Callable[[Sequence[int]], str]) -> Prompt:
     gaps = np.flatnonzero(np.diff(labels) > 1)
     start = int(labels[gaps[-1] + 1]) if len(gaps) else int(labels[0])
     tokens, answer = example.tokens[:start].tolist(), example.tokens[start:end].tolist()
-    return Prompt(tuple(tokens), decode(answer), decode(tokens))
+    return Prompt(tuple(tokens), tuple(answer), decode(answer), decode(tokens))
+
+
+def prompt_notes(prompts: Sequence[Prompt], max_seq_len: int, ends: Set[int]) -> list[str]:
+    """What is missing of these prompts, in sentences. ends: the tokens that end a text."""
+    said, asked = [], [prompt for prompt in prompts if prompt.text]
+    if len(asked) < len(prompts):
+        said.append(f"{len(prompts) - len(asked)} of {len(prompts)} rows have no prompt and are left out")
+    if cut := sum(prompt.is_cut(max_seq_len, ends) for prompt in asked):
+        were = "reference was" if cut == len(asked) == 1 else "references were"
+        said.append(
+            f"{cut} of {len(asked)} {were} cut by training.max_seq_len, so texts are compared with less than the row's answer; "
+            "raise it, or shorten the rows"
+        )
+    return said

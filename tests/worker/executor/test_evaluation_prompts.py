@@ -70,8 +70,30 @@ def test_rows_of_a_prompt_file_that_do_not_fit_are_named(fleet, placing, tmp_pat
         assert event.samples[0].prompt == "why?"
         assert event.notes == [
             "of the file of prompts 2 rows were longer than training.max_seq_len, and cut to it; 1 row with nothing left "
-            "to learn was left out"
+            "to learn was left out",
+            "1 of 3 references were cut by training.max_seq_len, so texts are compared with less than the row's answer; "
+            "raise it, or shorten the rows",
         ]
+
+
+def test_references_that_are_cut_are_counted_and_those_that_just_fit_are_not(fleet, placing, tiny_base, tmp_path):
+    reader = load_base(tiny_base, torch.device("cpu")).reader
+    rows = [{"prompt": "why?", "completion": " sheep" * n} for n in (7, 8, 9)]
+    fits = len(reader.read(rows[1:2])[0][0].ids)
+    for evaluation in (ASKED, ASKED | {"max_prompts": 2}):
+        placement = placing(SPACE, early_exit=CALM, evaluation=evaluation, training={"max_seq_len": fits})
+        (reported,) = Inside(fleet, tmp_path).run(with_prompts(fleet, placement, rows))
+        for event in evaluated(reported).values():
+            cut = [note for note in event.notes if "cut by training.max_seq_len" in note]
+            assert [note[:23] for note in cut] == (["1 of 3 references were "] if event.prompts == 3 else [])
+
+
+def test_preferred_answers_that_are_cut_are_counted(fleet, placing, tmp_path):
+    pairs = [row | {"preferred_output": [{"role": "assistant", "content": f"{n} pears " * 30}]} for n, row in enumerate(PAIRS)]
+    spec = {"objective": {"type": "dpo"}, "training": {"max_seq_len": 48}}
+    placement = placing(SPACE | {"beta": [0.1]}, pairs, early_exit=CALM, evaluation=ASKED, **spec)
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    assert [event.notes[0][:24] for event in evaluated(reported).values()] == ["3 of 3 references were c"] * 3
 
 
 @pytest.fixture

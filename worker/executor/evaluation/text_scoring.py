@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contract.row_scores import RowScores
 from worker.adapters.arena_growth import NoRows
-from worker.data.evaluation_prompts import prompts_of
+from worker.data.evaluation_prompts import prompt_notes, prompts_of
 from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.evaluation.asked_texts import AskedTexts, PromptScores
 from worker.executor.placement.job_run import JobRun
@@ -225,9 +225,7 @@ class TextEvaluations:
         adapter = AdapterWeights(weights, run.job.config.plain_alpha) if run is not None and weights is not None else None
         asked = AskedTexts(task, run, adapter, then, [prompt for prompt in prompts if prompt.text], step, milestone)
         asked.notes += task.prompts.notes if task.prompts is not None else []
-        empty = len(prompts) - len(asked.prompts)
-        if empty:
-            asked.notes.append(f"{empty} of {len(prompts)} rows have no prompt and are left out")
+        asked.notes += prompt_notes(prompts, task.placement.spec.training.max_seq_len, replicas.base.end_tokens)
         if asked.prompts:
             self._waiting.append(asked)
         else:
