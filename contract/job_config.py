@@ -79,7 +79,7 @@ class JobConfig(Strict):
         It rises linearly during warmup, whose last step has the full rate, then falls to zero after the last step (`linear`;
         `cosine`: half a wave) or stays constant.
         """
-        warmup = math.ceil(self.lr_warmup_ratio * total_steps)
+        warmup = math.ceil(round(self.lr_warmup_ratio * total_steps, 6))  # as JobSchedule's
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         done = (step - warmup) / max(1, total_steps - warmup)

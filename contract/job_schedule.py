@@ -36,7 +36,8 @@ class JobSchedule(Strict):
         if spec.training.max_steps is not None:
             total = min(total, spec.training.max_steps)
         policy = spec.early_exit
-        warmup = min(total, max(1, math.ceil(policy.warmup_fraction * total)))
+        # rounded first: 0.07 of 100 steps are 7, and as a float a little more
+        warmup = min(total, max(1, math.ceil(round(policy.warmup_fraction * total, 6))))
         jobs = spec.search_space.size
         passing = policy.survivors(jobs)[1] / jobs
         rows_trained = total * min(config.batch_size, train_rows)

@@ -74,7 +74,7 @@ class _Job:
     def __init__(self, rows: int, epochs: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> None:
         self.batch_size, self.rank = draw.choice((1, 2, 4, 8)), draw.choice((2, 4, 8, 16))
         self.total = epochs * math.ceil(rows / self.batch_size)
-        self.warmup = max(1, math.ceil(policy.warmup_fraction * self.total))
+        self.warmup = max(1, math.ceil(round(policy.warmup_fraction * self.total, 6)))
         self.every = max(1, self.total // _EVALUATIONS)
         self.step, self.losses = 0, [math.nan]
         self.reason: ExitReason | None = None

@@ -46,6 +46,12 @@ def test_a_part_of_a_step_of_warmup_is_a_step():
     assert JobSchedule.of(spec({"epochs": 1}, {"warmup_fraction": 0.1}), config(1), 15).warmup_steps == 2
 
 
+def test_the_noise_of_a_float_is_no_step_of_warmup():
+    """As a float, 0.07 of 100 is a little more than 7."""
+    made = JobSchedule.of(spec({"epochs": 1}, {"warmup_fraction": 0.07}, seeds=8), config(1), 100)
+    assert (made.warmup_steps, made.rungs) == (7, (7,))
+
+
 def test_a_batch_larger_than_the_rows_affords_no_more_evaluations():
     """40 steps of 20 rows each train on 800 rows, which afford the fewest evaluations, whatever the batch size."""
     assert JobSchedule.of(spec({"epochs": 40}), config(64), 20).eval_every == 8

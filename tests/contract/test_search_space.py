@@ -131,6 +131,7 @@ def test_schedules_by_hand():
     assert rates(4, schedule="cosine") == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
     assert rates(6, schedule="linear", lr_warmup_ratio=1 / 3) == [0.5, 1, 1, 0.75, 0.5, 0.25]
     assert rates(5, lr_warmup_ratio=0.5) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])  # 2.5 steps are 3
+    assert rates(100, lr_warmup_ratio=0.07).index(1) == 6  # as a float, 0.07 of 100 is a little more than 7
 
 
 @given(st.integers(1, 200), st.floats(0, 0.99), st.sampled_from(["constant", "linear", "cosine"]))
