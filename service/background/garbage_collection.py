@@ -71,10 +71,12 @@ def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
 
 
 def _note_expired(db: Database) -> None:
-    """Mark files and merged models whose time is over as deleted."""
+    """Mark files and merged models whose time is over as deleted. Those that someone has locked are left to the next sweep: who
+    locks several would else wait for this transaction, and it for them."""
     for row in (File, MergedModel):
         with db.begin() as session:
-            expired = update(row).where(row.deleted_at.is_(None), row.expires_at <= clock(session))
+            over = select(row.id).where(row.deleted_at.is_(None), row.expires_at <= clock(session))
+            expired = update(row).where(row.id.in_(over.with_for_update(skip_locked=True, key_share=True)))
             session.execute(expired.values(deleted_at=row.expires_at))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import select, text, update
 
 from service.background.garbage_collection import KEPT_SECONDS, Sweeper, sweep
 from service.background.retention import Retention
@@ -86,6 +86,25 @@ def test_a_deleted_file_goes_once_no_task_and_no_other_file_needs_its_bytes(depe
     assert not gone()
     assert tenant.post(f"/v1/tasks/{task['id']}/cancel").status_code == 200
     assert gone()
+
+
+def test_an_expired_file_that_someone_has_locked_is_noted_by_a_later_sweep(dependencies, database, tenant, caplog):
+    """Who posts tasks locks files one after another, and would wait for a sweep that waits for one of them."""
+    locked, free = tenant.file(), tenant.file([{"prompt": "a", "completion": "b"}])
+    with database.begin() as session:
+        session.execute(update(File).where(File.id.in_([locked, free])).values(expires_at=File.created_at))
+
+    def noted() -> set[str]:
+        with database.begin() as session:
+            return set(session.scalars(select(File.id).where(File.deleted_at.is_not(None), File.id.in_([locked, free]))))
+
+    with database.begin() as session:
+        session.execute(select(File.id).where(File.id == locked).with_for_update(read=True))
+        sweep(dependencies.db, dependencies.storage)
+        assert noted() == {free}
+    sweep(dependencies.db, dependencies.storage)
+    assert noted() == {locked, free}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_sweep_that_storage_breaks_off_is_made_at_the_next_wake(dependencies, storage, aged, caplog):
