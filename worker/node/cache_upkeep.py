@@ -36,14 +36,18 @@ class CacheUpkeep:
         self._closed.set()
 
     def _work(self) -> None:
+        away = False
         while not self._closed.is_set():
             try:
                 self._erase()
+                away = False
                 self._cache.sweep()
                 remove_dead(self._executors)
                 self._cache.evict()
             except LinkError as error:
-                log.warning("deleted files cannot be asked for, they are erased later: %s", error)
+                if not away:
+                    log.warning("deleted files cannot be asked for, they are erased later: %s", error)
+                away = True
             except OSError as error:
                 log.error("the cache in %s cannot be kept in order: %s", self._cache.folder, error)
             self._closed.wait(self._seconds)

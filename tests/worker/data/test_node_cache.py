@@ -96,7 +96,7 @@ def test_a_deleted_file_is_erased_on_a_node_that_was_away_as_soon_as_it_is_back(
     assert kept.files() == [("t1", stays.train_file.sha256)]
 
 
-def test_a_node_asks_again_and_again_and_outlives_refusals(fleet, tmp_path):
+def test_a_node_asks_again_and_again_and_outlives_refusals(fleet, tmp_path, caplog):
     cache = NodeCache(tmp_path)
     for sha256 in ("a" * 64, "b" * 64):
         cache.file("t1", sha256).content.keep(lambda path: path.write_bytes(jsonl(rows(3))), name=sha256)
@@ -104,9 +104,11 @@ def test_a_node_asks_again_and_again_and_outlives_refusals(fleet, tmp_path):
     with NodeLink(fleet.url) as link:
         fleet.down = True
         upkeep = CacheUpkeep(link, welcome, cache, tmp_path / "executors", seconds=0.02)
-        fleet.until(lambda: sum(status == 503 for _, _, status in fleet.requests) >= 2)
+        fleet.until(lambda: sum(status == 503 for _, _, status in fleet.requests) >= 3)
         fleet.down = False
         fleet.until(lambda: any(status == 200 for _, _, status in fleet.requests))
+        told = [record for record in caplog.records if "deleted files cannot be asked for" in record.message]
+        assert len(told) == 1, "an outage is told once"
         assert len(cache.files()) == 2, "nobody deleted them"
         fleet.deleted.add("a" * 64)
         asked = len(fleet.requests)
