@@ -51,6 +51,7 @@ def keep(
         rows=data.rows,
         sha256=data.stored.sha256,
         prompt_bytes=data.prompt_bytes,
+        tools_line=data.tools_line,
         created_at=now,
         expires_at=now + lasts if lasts is not None else None,
     )

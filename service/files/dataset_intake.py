@@ -51,12 +51,13 @@ class FileTooLarge(TooLarge):
 
 @dataclass(frozen=True)
 class CheckedDataSet:
-    """A complete, valid file in storage. prompt_bytes: of all prompts of preferences."""
+    """A complete, valid file in storage. prompt_bytes: of all prompts of preferences. tools_line: its first row with tools."""
 
     format: Format
     rows: int
     stored: Stored
     prompt_bytes: int = 0
+    tools_line: int | None = None
 
 
 @dataclass
@@ -68,6 +69,7 @@ class RowCheck:
     lines: int = 0  # of the upload, blank ones included: errors are told by them
     format: Format | None = None  # of the first row that has one
     prompt_bytes: int = 0
+    tools_line: int | None = None  # of the stored file
     error_count: int = 0
     errors: list[FieldError] = field(default_factory=list)
     tail: bytes = b""
@@ -118,11 +120,13 @@ class RowCheck:
             message = f"{limit}; shorten the row, or split it; where several rows are in it, {ONE_A_LINE}"
             self._note([RowMistake(None, "line_too_long", message)])
             return line
-        format, errors, prompt_bytes = check_row(line)
+        format, errors, prompt_bytes, tools = check_row(line)
         if self.rows == 1 and errors and errors[0].code == "not_json" and not line.lstrip().startswith(b'{"'):
             advice = f"{errors[0].message}; {JSONL}: convert CSV, or JSON that takes several lines a row: {TO_ROWS}"
             errors = [replace(errors[0], message=advice)]
         self.prompt_bytes += prompt_bytes
+        if tools and self.tools_line is None:
+            self.tools_line = self.rows
         if format is not None and self.format is None:
             self.format = format
         if format is not None and format != self.format:
@@ -160,7 +164,8 @@ class Intake:
         """Commit the upload as a stored data set. Raises FileInvalid."""
         format = self._check.finish()
         self._incoming.write(self._check.tail)
-        return CheckedDataSet(format, self._check.rows, self._incoming.commit(), self._check.prompt_bytes)
+        check = self._check
+        return CheckedDataSet(format, check.rows, self._incoming.commit(), check.prompt_bytes, check.tools_line)
 
     def abandon(self) -> None:
         self._incoming.abandon()

@@ -6,9 +6,10 @@ A worker reads the same folder with transformers. Knows no rows and loads no wei
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,35 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _KEPT = 4  # tokenizers in memory; a large one takes 100 MB
 
 
+class TemplateKind(StrEnum):
+    """What a base's chat template writes of a row with tools, as far as its text tells."""
+
+    NONE = "none"  # the base has no template
+    PLAIN = "plain"  # it never names them
+    TOOLS = "tools"
+
+
+def template_kind(content: Callable[[str], bytes | None]) -> TemplateKind | None:
+    """Of a base whose files hold this `content` by path, None where there is no such file. None if they cannot be read."""
+    try:
+        sources = _templates_of(content, _object(content, _CONFIG))
+    except ValueError:
+        return None
+    source = sources.get(_WITH_TOOLS, sources.get("default"))
+    if source is None:
+        return TemplateKind.NONE
+    return TemplateKind.TOOLS if "tools" in source else TemplateKind.PLAIN
+
+
 class FolderTokenizer:
     """Implements contract.rows.tokenizer.Tokenizer for a base model's folder. Any thread may use it."""
 
     def __init__(self, folder: Path) -> None:
         """Raises TokenizerError."""
         try:
-            said = _read(folder / _SPECIAL) | _read(folder / _CONFIG)
+            said = _object(content := content_in(folder), _SPECIAL) | _object(content, _CONFIG)
             source = (folder / _TOKENIZER).read_text()
-            self._sources = _templates_of(folder, said)
+            self._sources = _templates_of(content, said)
         except (OSError, ValueError) as error:
             raise TokenizerError(f"the base model's tokenizer cannot be read: {error}") from None
         try:
@@ -150,21 +171,27 @@ def _mark(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _read(path: Path) -> dict[str, Any]:
+def content_in(folder: Path) -> Callable[[str], bytes | None]:
+    """Gives the content of a folder's file; None where there is none."""
+    return lambda path: (folder / path).read_bytes() if (folder / path).is_file() else None
+
+
+def _object(content: Callable[[str], bytes | None], path: str) -> dict[str, Any]:
     """A file's JSON object without null members; empty without a file. Raises ValueError."""
-    if not path.is_file():
+    if (text := content(path)) is None:
         return {}
-    held = json.loads(path.read_text())
+    held = json.loads(text.decode())
     if not isinstance(held, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
+        raise ValueError(f"{path} holds no JSON object")
     return {name: value for name, value in held.items() if value is not None}
 
 
-def _templates_of(folder: Path, said: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates by name: from files of their own, or from the configuration, as a text or in a list of named ones."""
-    files = {"default": folder / _TEMPLATE, _WITH_TOOLS: folder / _TOOL_TEMPLATE}
-    if any(path.is_file() for path in files.values()):
-        return {name: path.read_text() for name, path in files.items() if path.is_file()}
+def _templates_of(content: Callable[[str], bytes | None], said: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name: from files of their own, or from the configuration, as a text or in a list of named ones.
+    Raises ValueError."""
+    files = {"default": content(_TEMPLATE), _WITH_TOOLS: content(_TOOL_TEMPLATE)}
+    if texts := {name: text.decode() for name, text in files.items() if text is not None}:
+        return texts
     found = said.get("chat_template")
     if not isinstance(found, list):
         return {"default": found} if isinstance(found, str) else {}

@@ -20,6 +20,7 @@ class File(Base):
     rows: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     prompt_bytes: Mapped[Big | None]  # of preferences' prompts, which training reads twice; null: of a version before it
+    tools_line: Mapped[int | None]  # its first row with tools; null: none, or of a version before it
     created_at: Mapped[Now]
     expires_at: Mapped[At | None]  # afterwards it counts as deleted
     deleted_at: Mapped[At | None]

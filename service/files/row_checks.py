@@ -40,11 +40,12 @@ _ANSWERS = ("chosen", "rejected")
 
 class CheckedRow(NamedTuple):
     """A row's format, None if unknown, and its mistakes. prompt_bytes: about what a preference's prompt takes of its
-    line; training reads it before either answer."""
+    line; training reads it before either answer. tools: whether it has any."""
 
     format: Format | None
     mistakes: list[RowMistake]
     prompt_bytes: int = 0
+    tools: bool = False
 
 
 def check_row(line: bytes) -> CheckedRow:
@@ -60,7 +61,7 @@ def check_row(line: bytes) -> CheckedRow:
     if "messages" in row:
         known = ("messages", *_TOOLS)
         told = [*_tools("", row), *message_checks.messages("messages", row["messages"])]
-        return CheckedRow(Format.CHAT, [*_unknown(row, known, Format.CHAT), *told])
+        return CheckedRow(Format.CHAT, [*_unknown(row, known, Format.CHAT), *told], tools=bool(row.get("tools")))
     if "input" in row or any(name in row for name in _OUTPUTS):
         return _pair(line, row, _OUTPUTS, [*_unknown(row, ("input", *_OUTPUTS), Format.PREFERENCE), *_preference(row)])
     if any(name in row for name in _ANSWERS):
@@ -77,7 +78,8 @@ def _pair(line: bytes, row: dict[str, Any], answers: Sequence[str], mistakes: li
     if mistakes:
         return CheckedRow(Format.PREFERENCE, mistakes)
     said = json.dumps([row[name] for name in answers], ensure_ascii=line.isascii())
-    return CheckedRow(Format.PREFERENCE, mistakes, max(0, len(line) - len(said.encode())))
+    tools = bool(row.get("input", {}).get("tools"))
+    return CheckedRow(Format.PREFERENCE, mistakes, max(0, len(line) - len(said.encode())), tools)
 
 
 def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Iterator[RowMistake]:

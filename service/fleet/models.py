@@ -51,6 +51,7 @@ class BaseModel(Base):
     gated: Mapped[bool] = mapped_column(
         default=False, server_default=text("false")
     )  # open to accounts alone that accepted its terms
+    template_kind: Mapped[str | None] = mapped_column(String(16))  # of TemplateKind; null: nobody could tell
 
 
 class BaseModelFile(Base):

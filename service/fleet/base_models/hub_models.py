@@ -15,6 +15,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from contract.messages.placement_messages import HUB_SCHEME, SMALL_FILES, TEMPLATE_PATH
 from contract.model_revision import combined
+from service.files.folder_tokenizer import template_kind
 from service.fleet.base_models.base_files import INDEX, NEEDED, SAFE, SMALL_BYTES, weight_paths
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in, storable
 from service.fleet.models import BaseModel, BaseModelFile
@@ -84,6 +85,7 @@ def read_repository(hub: Hub, name: str, source: str, revision: str) -> HubModel
         commit=commit,
         license=_license(info),
         gated=bool(info.gated),
+        template_kind=template_kind(contents.get),
     )
     return HubModel(row, files, contents)
 

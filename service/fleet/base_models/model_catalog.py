@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from contract.messages.placement_messages import PASSED_ON, STORAGE_SCHEME
 from contract.model_revision import NoWeights, revision_of, weight_files
 from contract.states import TASK_TERMINAL
+from service.files.folder_tokenizer import content_in, template_kind
 from service.fleet.base_models.base_files import NEEDED, SAFE
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in
 from service.fleet.models import BaseCopy, BaseModel, BaseModelFile
@@ -37,7 +38,7 @@ def read_folder(name: str, source: str) -> BaseModel:
             raise _wrong("incomplete", f"{shown(source)} holds no {' and no '.join(missing)}")
         config = ModelConfig.read((folder / "config.json").read_bytes(), "source")
         parameters = sum(_parameters(path) for path in weight_files(folder))
-        revision = revision_of(folder)
+        revision, kind = revision_of(folder), template_kind(content_in(folder))
     except OSError as error:
         raise _wrong("unreadable", f"{shown(source)} cannot be read here: {error.strerror}") from None
     except NoWeights:
@@ -54,6 +55,7 @@ def read_folder(name: str, source: str) -> BaseModel:
         max_position=config.max_position,
         enabled=True,
         gated=False,
+        template_kind=kind,
     )
 
 
@@ -77,6 +79,7 @@ def allow(session: Session, found: BaseModel, files: Sequence[BaseModelFile] = (
     known.source, known.revision, known.enabled = found.source, found.revision, True
     known.architecture, known.model_type = found.architecture, found.model_type
     known.parameters, known.max_position = found.parameters, found.max_position
+    known.template_kind = found.template_kind
     known.commit, known.license, known.gated = found.commit, found.license, found.gated
     session.execute(delete(BaseModelFile).where(BaseModelFile.base_model == known.name))
     session.add_all(files)

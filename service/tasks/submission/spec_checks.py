@@ -16,6 +16,7 @@ from contract.job_config import JobConfig
 from contract.task_spec import Objective, TaskSpec
 from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
+from service.files.folder_tokenizer import TemplateKind
 from service.files.imports import actions as imports
 from service.files.models import File
 from service.files.row_checks import Format
@@ -97,6 +98,9 @@ class SpecChecker:
                 if model is None
                 else _length_errors("training.max_seq_len", spec.training.max_seq_len, model)
             ),
+            *(() if model is None else _template_errors("dataset.file_id", train, model)),
+            *(() if model is None else _template_errors("dataset.validation_file_id", validation, model)),
+            *(() if model is None else _template_errors("evaluation.file_id", prompts, model)),
             *(() if train is None else _size_errors(spec, train)),
             *_repetition_errors(spec),
             *(() if model is None else warm_start_errors(session, self._principal, spec, model)),
@@ -195,6 +199,23 @@ def _prompts_errors(asked: str, prompts: File | None, unknown: Unknown) -> Itera
     elif prompts.format not in (Format.CHAT, Format.COMPLETION):
         message = f"is a {prompts.format} file; prompts with references are rows of messages, or of prompt and completion"
         yield FieldError(field=field, code="format_without_prompts", message=message)
+
+
+def _template_errors(field: str, file: File | None, model: BaseModelRow) -> Iterator[FieldError]:
+    if file is None:
+        return
+    if file.format == Format.CHAT and model.template_kind == TemplateKind.NONE:
+        message = (
+            f"is a chat file, but {model.name} has no chat template; use rows of prompt and completion, or take a base with "
+            "a template, which many bases have as they are tuned to follow instructions"
+        )
+        yield FieldError(field=field, code="template_missing", message=message)
+    elif file.tools_line is not None and model.template_kind in (TemplateKind.NONE, TemplateKind.PLAIN):
+        message = (
+            f"has tools in line {file.tools_line}, but no chat template of {model.name} writes them, so they cannot be "
+            "learned; take tools out of the rows, or take a base whose template writes them"
+        )
+        yield FieldError(field=field, code="tools_not_written", message=message)
 
 
 def _unknown(session: Session, principal: Principal, field: str, file_id: str) -> Iterator[FieldError]:

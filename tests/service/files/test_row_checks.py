@@ -121,7 +121,7 @@ BAD = [
 
 @pytest.mark.parametrize(("row", "path", "code"), BAD, ids=[f"{code} at {path}" for _, path, code in BAD])
 def test_a_wrong_row(row, path, code):
-    _, errors, _ = check_row(json.dumps(row).encode())
+    _, errors, *_ = check_row(json.dumps(row).encode())
     assert (path, code) in [(error.path, error.code) for error in errors]
 
 
@@ -135,7 +135,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize(("row", "way_out"), ELSEWHERE, ids=[way_out for _, way_out in ELSEWHERE])
 def test_a_row_of_a_form_of_elsewhere_is_one_mistake_and_says_how_to_write_it(row, way_out):
-    _, errors, _ = check_row(json.dumps(row).encode())
+    _, errors, *_ = check_row(json.dumps(row).encode())
     assert [(error.path, error.code) for error in errors] == [(None, "format_unknown")]
     assert way_out in errors[0].message
 
@@ -159,13 +159,13 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "code"), LINES, ids=[f"{code} {line[:24]!r}" for line, code in LINES])
 def test_a_wrong_line(line, code):
-    format, errors, _ = check_row(line)
+    format, errors, *_ = check_row(line)
     assert [error.code for error in errors] == [code]
     assert format in (None, Format.COMPLETION)
 
 
 def test_all_mistakes_of_a_row_are_said():
-    _, errors, _ = check_row(json.dumps(chat(turn("robot", ""), "x", more=1)).encode())
+    _, errors, *_ = check_row(json.dumps(chat(turn("robot", ""), "x", more=1)).encode())
     assert {error.path for error in errors} == {"more", "messages[0].role", "messages[0].content", "messages[1]", "messages"}
 
 
@@ -210,7 +210,7 @@ def test_a_right_completion_row(prompt, completion):
 
 @given(st.binary(max_size=64))
 def test_no_line_breaks_the_check(line):
-    _, errors, _ = check_row(line)
+    _, errors, *_ = check_row(line)
     assert errors
 
 
@@ -221,7 +221,7 @@ def test_what_tools_take_and_are_given_is_nested_only_so_deep(levels: int, mista
         chat(USER, ANSWER, tools=[tool(parameters=nested(levels))]),
         chat(USER, calling(arguments=json.dumps(nested(levels)))),
     ):
-        _, errors, _ = check_row(json.dumps(row).encode())
+        _, errors, *_ = check_row(json.dumps(row).encode())
         assert [error.code for error in errors] == ["too_deep"] * mistakes
 
 

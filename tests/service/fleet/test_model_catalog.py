@@ -7,6 +7,7 @@ import struct
 import pytest
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 128}
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def weights(*shapes: tuple[int, ...], fill: int = 0) -> bytes:
@@ -26,6 +27,7 @@ def weights(*shapes: tuple[int, ...], fill: int = 0) -> bytes:
 def folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "model-2.safetensors").write_bytes(weights((4,)))
     (tmp_path / "model-1.safetensors").write_bytes(weights((2, 3), (5,)))
     return tmp_path

@@ -15,7 +15,7 @@ from motet import ApiError, AsyncClient, Client
 from contract.model_revision import revision_of
 from tests.hub.hub_process import MODEL
 from tests.service.api import Caller, chat_rows
-from tests.service.fleet.test_model_catalog import CONFIG, weights
+from tests.service.fleet.test_model_catalog import CONFIG, TEMPLATE, weights
 from tests.service.live_server import Server
 
 
@@ -25,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "config.json").write_text(json.dumps(CONFIG))
     (made / "tokenizer.json").write_text("{}")
+    (made / "chat_template.jinja").write_text(TEMPLATE)
     (made / "model-1.safetensors").write_bytes(weights((2, 3), (5,)))
     (made / "model-2.safetensors").write_bytes(weights((4,)))
     named = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from contract.messages.placement_messages import SMALL_FILES, STORAGE_SCHEME, TEMPLATE_PATH, TEMPLATES, BaseFile
 from contract.model_revision import combined
+from service.files.folder_tokenizer import template_kind
 from service.fleet.base_models.base_files import INDEX, NEEDED, SMALL_BYTES, weight_paths
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in
 from service.fleet.models import BaseModel, BaseModelFile
@@ -48,6 +49,7 @@ def read_uploaded(storage: Storage, name: str, files: Sequence[BaseFile]) -> tup
         max_position=config.max_position,
         enabled=True,
         gated=False,
+        template_kind=template_kind(lambda path: _content(storage, held[path]) if path in held else None),
     )
     return row, [BaseModelFile(base_model=name, path=f.path, sha256=f.sha256, bytes=f.bytes) for f in files]
 

@@ -7,13 +7,14 @@ import pytest
 
 from tests.hub.hub_fixtures import NAME, hub, settings
 from tests.service.api import Caller
-from tests.service.fleet.test_model_catalog import CONFIG, weights
+from tests.service.fleet.test_model_catalog import CONFIG, TEMPLATE, weights
 
 __all__ = ["hub", "settings"]
 
 FILES = {
     "config.json": json.dumps(CONFIG).encode(),
     "tokenizer.json": b"{}",
+    "chat_template.jinja": TEMPLATE.encode(),
     "model.safetensors": weights((2, 3), (5,)),
 }
 
