@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.real_arrivals.windows import GPUS, REAL, window_of
 from benchmarks.sharing_sim.fleet import Fleet, bases_of, bursts
+from benchmarks.sharing_sim.idealised import least_completion
 from benchmarks.sharing_sim.policies import POLICIES, PREEMPTING, RANKS, SHARING
 from benchmarks.simulator.run_record import LEAVE_SECONDS
 from contract.task_spec import MAX_SLOWDOWN
@@ -24,6 +25,7 @@ OF_PREEMPTING = "_of_preempting"
 BASES, MAIN_BASES = (1, 4, 16), 4
 BOUNDS = (2.0, 3.0, 4.0)  # of which the even windows chose the default
 Result = dict[str, float]
+_MEANT = ("wct", "p99", "least", "idealised")  # of an exclusive placement
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def choosing() -> list[Cell]:
 
 
 def run_cell(cell: Cell) -> Result:
-    """Weighted completion and p99 slowdown of the cell, and `least`: the completion if nobody ever waited or was slowed."""
+    """Weighted completion and p99 slowdown of the cell, and of every exclusive one the completion if nobody ever waited or was
+    slowed, `least`, and under an idealised placement, `idealised`."""
     windows = {"philly": 6, "muri": 4, "acme": 12}[cell.source]
     tasks = window_of(cell.source, cell.load or BURST_LOAD, cell.window % windows)
     tasks = tasks if cell.load else bursts(tasks)
@@ -70,10 +73,14 @@ def run_cell(cell: Cell) -> Result:
     weights = [task.priority for task in tasks]
     completions = [found.ended[task.id] - task.at for task in tasks]
     slowdowns = [seconds / task.true for seconds, task in zip(completions, tasks, strict=True)]
+    bounds = {
+        "least": float(np.average([task.true for task in tasks], weights=weights)),
+        "idealised": least_completion(tasks, GPUS),
+    }
     return {
         "wct": float(np.average(completions, weights=weights)),
         "p99": float(np.percentile(slowdowns, 99)),
-        "least": float(np.average([task.true for task in tasks], weights=weights)),
+        **(bounds if cell.policy == "exclusive" else {}),
         "beside": max(found.beside.values()),
         "joins": found.joins,
         "preempted": found.preempted,
@@ -102,6 +109,7 @@ def rows_of(found: Mapping[Cell, Result]) -> list[dict[str, Any]]:
             "exclusive_wct_seconds": base["wct"], "exclusive_slowdown_p99": base["p99"], "least_wct_seconds": base["least"],
             "wct_saved": 1 - means["wct"] / base["wct"], "p99_saved": 1 - means["p99"] / base["p99"],
             "most_that_can_be_saved": 1 - base["least"] / base["wct"],
+            "idealised_saved": 1 - base["idealised"] / base["wct"],
             **{f"{key}_saved{OF_PREEMPTING}": 1 - means[key] / preempting[key] for key in ("wct", "p99") if preempting},
         })  # fmt: skip
     return rows
@@ -110,13 +118,13 @@ def rows_of(found: Mapping[Cell, Result]) -> list[dict[str, Any]]:
 def _means(found: Mapping[Cell, Result], source: str, load: float, policy: str) -> dict[str, float]:
     """Means over the windows of an exclusive placement; empty where it was not replayed."""
     mine = [result for cell, result in found.items() if (cell.source, cell.load, cell.policy) == (source, load, policy)]
-    return {key: fmean(result[key] for result in mine) for key in ("wct", "p99", "least")} if mine else {}
+    return {key: fmean(result[key] for result in mine) for key in mine[0] if key in _MEANT} if mine else {}
 
 
 def figures_of(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
     """With 4 bases. wct_<trace>: fraction of weighted completion saved beside exclusive placement, the least over loads from
     1.5; p99_worst and wct_worst: the least saved in any cell. The same of joins or preemption alone, of the rivals, and with 1
-    and 16 bases, by name; `_of_preempting`: ours beside exclusive placement that preempts."""
+    and 16 bases, by name; `_of_preempting`: ours beside exclusive placement that preempts; `_idealised`: `idealised.py`."""
     rows = list(rows)
     figures: dict[str, float] = {}
     kinds = [
@@ -136,6 +144,8 @@ def figures_of(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
             figures[f"wct_{source}_mean{ending}"] = fmean(row[f"wct_saved{saved}"] for row in loaded)
             if not ending:
                 figures[f"wct_{source}_most"] = fmean(row["most_that_can_be_saved"] for row in loaded)
+                figures[f"wct_{source}_idealised"] = min(row["idealised_saved"] for row in loaded)
+                figures[f"wct_{source}_mean_idealised"] = fmean(row["idealised_saved"] for row in loaded)
         figures[f"p99_worst{ending}"] = min(row[f"p99_saved{saved}"] for row in some)
         figures[f"wct_worst{ending}"] = min(row[f"wct_saved{saved}"] for row in some)
     return figures

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.sharing_sim.fleet import Fleet, bases_of, bursts
+from benchmarks.sharing_sim.idealised import least_completion
 from benchmarks.sharing_sim.policies import POLICIES, PREEMPTING, SHARING
 from benchmarks.sharing_sim.step_times import Part, speeds, step_seconds
 from benchmarks.simulator.arrivals import Arrival
@@ -92,3 +93,14 @@ def test_a_join_of_another_base_is_a_bad_plan() -> None:
 
     with pytest.raises(BadPlan, match="another base, width or node"):
         Fleet(tasks, dict.fromkeys(("t0", "t1"), "b"), wrong, 3.0, 8).replay()
+
+
+def test_an_idealised_placement_shares_where_it_pays_and_serves_short_tasks_first() -> None:
+    assert least_completion(arrivals(1000), 8) == pytest.approx(1000)
+    apart = arrivals(1000, 600, gap=2000)
+    assert least_completion(apart, 8) == pytest.approx(800), "nobody is slowed who is alone"
+    shared = 1000 * step_seconds(4) / step_seconds(2)
+    assert least_completion(arrivals(1000, 1000, gap=0), 8) == pytest.approx(shared), "two share, for 1.36 times as long each"
+    long_first = arrivals(10_000, 100, gap=1000)
+    assert least_completion(long_first, 8) <= (10_000 + 100 + 100) / 2 + 1, "a short one takes the GPUs, at no cost"
+    assert least_completion(long_first, 16) == pytest.approx((10_000 + 100) / 2)
