@@ -53,7 +53,7 @@ class ScopeMissing(Forbidden):
 
 
 class CsrfRefused(Forbidden):
-    code = "csrf_refused"
+    code, title = "csrf_refused", "The change came without its session's token"
 
 
 def csrf_token(secret_key: str, session_secret: str) -> str:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from service.authentication import CSRF_CHECKED, SESSION_COOKIE, ScopeMissing, check_csrf
+from service.authentication import CSRF_CHECKED, SESSION_COOKIE, CsrfRefused, ScopeMissing, check_csrf
 from service.http.problem_handlers import RENDERER
 from service.http.problems import Forbidden, Problem, Unauthorized, summary
 from service.tenants.api_keys import Scope
@@ -75,7 +75,7 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
     if problem.errors and detail == summary(problem.errors):
         detail = ""  # the list below says it
     said = {"problem": problem, "title": title, "detail": detail, "request_id": headers["x-request-id"]}
-    said["way_out"] = _way_out(problem)
+    said |= {"way_out": _way_out(problem), "form_page": _form_page(request) if request.method == "POST" else None}
     answer = render(request, "problem.html", status=problem.status, **said)
     kept = {name: value for name, value in headers.items() if name.lower() in ("retry-after", "x-request-id", "allow")}
     answer.headers.update(HEADERS | {"Cache-Control": "no-store"} | kept)
@@ -85,6 +85,7 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
 def _form_page(request: Request) -> str:
     """The page of this site that a form was on, so that signing in leads back to it."""
     host, _, path = request.headers.get("referer", "").partition("://")[2].partition("/")
+    path = path.lstrip("/")  # two slashes would begin another host
     return f"/{path}" if host == request.url.netloc and not path.startswith(SIGN_IN[1:]) else "/tasks"
 
 
@@ -107,5 +108,11 @@ async def _check_form(request: Request) -> None:
     secret = request.cookies.get(SESSION_COOKIE, "")
     if is_session(secret):
         given = (await request.form()).get("csrf")
-        check_csrf(request, secret, given if isinstance(given, str) else None)
+        try:
+            check_csrf(request, secret, given if isinstance(given, str) else None)
+        except CsrfRefused as refused:
+            raise CsrfRefused(
+                "The page of this form is of an earlier session: somebody signed in or out in this browser since it was "
+                "opened. Reload that page, then send the form again."
+            ) from refused
         request.scope["state"][CSRF_CHECKED] = True

@@ -1,11 +1,12 @@
 // The form's estimate follows every change; a preview and an upload stay on the page. Without scripts its buttons do the same.
 import { keep, restore } from "./draft.js";
-import { connected, patch, signedOut } from "./live.js";
+import { away, connected, patch, say, signedOut } from "./live.js";
 import { uploader } from "./upload.js";
 
 const form = document.getElementById("new-task");
 const running = {}; // by action: a new estimate replaces the one before, and leaves a preview alone
 let timer = null;
+const AGAIN_MS = 4000; // until the service is asked again that did not answer
 
 // an answer's mistakes replace those of the page: their fields are marked, and what is typed stays
 function mark() {
@@ -19,14 +20,20 @@ document.addEventListener("patched", mark);
 
 async function ask(action) {
   running[action]?.abort();
-  running[action] = new AbortController();
+  const own = running[action] = new AbortController();
   try {
-    const answer = await fetch(action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: running[action].signal });
+    const answer = await fetch(action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: own.signal });
     if (signedOut(answer, "; what is typed here is kept")) { keep(form); return; }
-    if (answer.ok || answer.status === 422) patch(new DOMParser().parseFromString(await answer.text(), "text/html"), [action.endsWith("preview") ? "outcome" : "preview"]);
+    if (away(answer)) throw new Error(`${action} is answered by ${answer.status}`);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     connected(true);
+    if (answer.ok || answer.status === 422) { say(""); patch(page, [action.endsWith("preview") ? "outcome" : "preview"]); return; }
+    keep(form);
+    say(`${page.querySelector("main .error")?.textContent ?? `The service answered ${answer.status}.`} What is typed here is kept.`);
   } catch (error) {
-    if (error.name !== "AbortError") connected(false);
+    if (error.name === "AbortError") return;
+    connected(false);
+    setTimeout(() => { if (running[action] === own) ask(action); }, AGAIN_MS);
   }
 }
 

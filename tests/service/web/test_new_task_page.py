@@ -150,3 +150,15 @@ def test_a_preview_marks_what_is_learned(visitor, database, tmp_path, pytestconf
     page.wait_for_selector("#preview mark")
     assert "line 1" in page.text_content("#preview")
     assert "1" in "".join(page.locator("#preview mark").all_text_contents())
+
+
+def test_an_estimate_that_did_not_come_is_told_of_and_asked_for_again(visitor, tenant):
+    file = tenant.file()
+    page = visitor.open(f"/tasks/new?file={file}")
+    page.wait_for_selector("#job-count:has-text('16 jobs')")
+    page.route("**/tasks/new/estimate", lambda route: route.fulfill(status=503), times=1)
+    page.fill("[name='search_space.rank']", "8")
+    page.wait_for_selector("#connection:has-text('does not answer')")
+    page.wait_for_selector("#job-count:has-text('8 jobs')")
+    assert page.is_hidden("#connection")
+    visitor.expected("503")

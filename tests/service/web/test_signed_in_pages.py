@@ -72,3 +72,23 @@ def test_a_revoked_keys_page_says_so(visitor, tenant, database, server):
     page.wait_for_selector("#connection:has-text('session has ended')")
     visitor.follow("#connection a")
     assert "was revoked" in page.text_content("main")
+
+
+def test_a_form_of_an_earlier_session_leads_back_to_its_page_and_keeps_what_was_typed(visitor, tenant):
+    page = visitor.open("/tasks/new")
+    page.wait_for_selector("#upload-file")
+    other = visitor.context.new_page()
+    other.goto(f"{visitor.url}/tasks")
+    other.click("text=Sign out")
+    other.fill("#key", tenant.key)
+    other.click("main button.primary")
+    other.wait_for_url("**/tasks")
+    page.fill("[name=name]", "kept")
+    page.wait_for_selector("#connection:has-text('an earlier session')")
+    visitor.follow("aside button.primary")
+    assert "an earlier session" in page.text_content("[role=alert]")
+    visitor.follow("text=Back to the form", to="**/tasks/new")
+    assert page.input_value("[name=name]") == "kept"
+    page.fill("[name=labels]", "no label")
+    page.wait_for_selector("[id='e-labels']:has-text('key=value')")
+    visitor.expected("403")
