@@ -45,3 +45,13 @@ def test_a_page_of_a_key_that_only_reads_follows_its_task_after_a_refused_stream
     sweeps.go_on(database, sweep, 1, 41, 90)
     page.wait_for_selector("#job-rows tr:has-text('90/100')")
     visitor.expected("503")
+
+
+def test_the_cluster_counts_a_node_that_joins_while_it_is_looked_at(nothing_left, visitor, new_node):
+    page = visitor.open("/cluster")
+    assert "No node is ready" in page.text_content("main")
+    assert page.text_content("#node-count") == "0"
+    new_node()
+    page.wait_for_selector("#nodes tr:has-text('CPU')")
+    assert page.text_content("#node-count") == "1"
+    assert "No node is ready" not in page.text_content("main")
