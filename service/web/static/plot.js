@@ -68,8 +68,8 @@ export class Plot {
       if (job === null) continue;
       for (const line of shown) if (line.job === job) this.line(g, line, line.colour ?? this.css(colour), line.kind === "train" ? 1.4 : 2.8, line.kind === "train" ? 0.75 : 1);
     }
-    if (this.lit !== null && this.shows.val) for (const line of shown) if (line.job === this.lit && line.kind === "val") this.exit(g, line, 3);
     g.restore();
+    if (this.lit !== null && this.shows.val) for (const line of shown) if (line.job === this.lit && line.kind === "val") this.exit(g, line, 3);
   }
 
   drawLayer(g, ratio, width, height, shown) {
@@ -95,8 +95,8 @@ export class Plot {
       const alpha = behind ? 0.42 : line.colour ? 1 : 0.7;
       this.line(g, line, line.colour ?? grey, line.colour ? 2 : 1, line.kind === "train" ? alpha * 0.5 : alpha);
     }
-    if (this.shows.val) for (const line of shown) if (line.kind === "val") this.exit(g, line, 1.8);
     g.restore();
+    if (this.shows.val) for (const line of shown) if (line.kind === "val") this.exit(g, line, 1.8);
   }
 
   clip(g) {
@@ -179,12 +179,13 @@ export class Plot {
     g.globalAlpha = 1;
   }
 
-  // where a job was stopped early: a cross in the colour of its reason
+  // where a job was stopped early: a cross in the colour of its reason, whole at the plot's edge too
   exit(g, line, width) {
     const job = this.jobs.get(line.job);
     if (!job?.exit) return;
     let at = line.ys.length - 1;
     while (at > 0 && line.ys[at] === null) at--;
+    if (line.xs[at] < this.from || line.xs[at] > this.to) return;
     const x = this.x(line.xs[at]), y = Math.min(this.box.bottom - 6, Math.max(this.box.top + 6, this.y(line.ys[at] ?? Math.exp(this.high))));
     const colour = { diverging: "--b-div", overfitting: "--b-over", underperforming: "--b-under" }[job.exit] ?? "--b-cancel";
     g.strokeStyle = this.css(colour);

@@ -190,3 +190,18 @@ def test_losses_over_many_decades_have_values_that_do_not_cover_each_other(visit
     heights = sorted(page.evaluate("window.heights"))
     assert len(heights) >= 4
     assert min(after - before for before, after in pairwise(heights)) >= 12
+
+
+def test_the_mark_of_a_job_that_stopped_at_the_last_step_is_whole(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    # in CSS pixels: the rightmost of the mark's colour, and the right edge of the axes
+    rightmost, edge = page.evaluate(
+        """() => { const canvas = document.querySelector("#plot canvas"), ratio = devicePixelRatio;
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const shows = (at) => data[at] > 180 && data[at + 1] > 60 && data[at + 1] < 120 && data[at + 2] < 40 && data[at + 3];
+        let most = -1;
+        for (let at = 0; at < data.length; at += 4) if (shows(at)) most = Math.max(most, (at / 4) % canvas.width);
+        return [most / ratio, canvas.width / ratio - 14]; }"""
+    )
+    assert edge + 2 < rightmost < edge + 8
