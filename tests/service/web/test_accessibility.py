@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from service.fleet.models import Node
 from service.tenants.api_keys import Scope
 from service.tenants.member_roles import Role
 from service.webhooks.models import Webhook
@@ -152,6 +153,16 @@ def test_nothing_overflows_a_phone_a_tablet_or_a_screen(lived_in):
             if (width := page.evaluate("document.documentElement.scrollWidth")) > screen + 1:
                 wide[f"{path} at {screen}"] = width
     assert not wide
+
+
+def test_the_longest_name_of_a_node_cuts_no_fact_of_its_task(visitor, sweep, database, node):
+    with database.begin() as session:
+        session.get_one(Node, node.id).name = "n" * 63
+    run_on(database, node, sweep, [0])
+    visitor.page.set_viewport_size({"width": 360, "height": 800})
+    page = visitor.open(f"/tasks/{sweep}")
+    assert "n" * 63 in page.text_content("#facts")
+    assert page.evaluate("[...document.querySelectorAll('#facts > *')].every(one => one.getBoundingClientRect().right <= 360)")
 
 
 def test_everything_pressable_can_be_reached_and_seen_by_keyboard(lived_in):
