@@ -24,6 +24,15 @@ NO_PAGES = {  # what answers with no page, or with one that holds nothing of any
     *("/usage.csv", "/tasks/{task_id}/curves", "/tasks/{task_id}/curves.svg"),
 }
 TYPED = "document.body.textContent + [...document.querySelectorAll('input, textarea')].map(one => one.value)"
+# whether the last letter of each of these, which are lines, stands at its right end
+LEFT_TO_RIGHT = """all => all.map((one) => {
+  const texts = document.createTreeWalker(one, NodeFilter.SHOW_TEXT), range = document.createRange(), lefts = [];
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) for (let at = 0; at < text.length; at++) {
+    range.setStart(text, at);
+    range.setEnd(text, at + 1);
+    lefts.push(range.getBoundingClientRect().left);
+  }
+  return lefts.at(-1) === Math.max(...lefts); })"""
 COUNT = "document.querySelectorAll('img[src=x], script:not([src])').length"
 
 
@@ -95,3 +104,18 @@ def test_what_people_type_is_text_on_every_page(app, visit, hostile):
             broken[route] = found
     assert not broken
     assert not unseen, "nothing of what was typed is there: is the page shown what it should be?"
+
+
+def test_names_written_from_right_to_left_turn_no_words_beside_them_round(visitor, tenant, database):
+    turned = "\u202eevil"  # a right-to-left override that nothing ends
+    tasks = [tenant.task(name=f"{turned} {number}")["id"] for number in range(2)]
+    for task in tasks:
+        sweeps.begin(database, task)
+    assert tenant.post("/v1/keys", json={"name": turned}).status_code == 201
+    captions = visitor.open(f"/compare?task={tasks[0]}&task={tasks[1]}").locator("#captions > span:has(.swatch)")
+    assert captions.evaluate_all(LEFT_TO_RIGHT) == [True, True]
+    page = visitor.open("/keys")
+    page.locator("summary").first.click()
+    assert page.locator("summary + p + form button").first.evaluate_all(LEFT_TO_RIGHT) == [True]
+    page = visitor.open(f"/tasks/{tasks[0]}/cancel")
+    assert page.locator("h1").evaluate_all(LEFT_TO_RIGHT) == [True]
