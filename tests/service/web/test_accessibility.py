@@ -165,6 +165,15 @@ def test_the_longest_name_of_a_node_cuts_no_fact_of_its_task(visitor, sweep, dat
     assert page.evaluate("[...document.querySelectorAll('#facts > *')].every(one => one.getBoundingClientRect().right <= 360)")
 
 
+def test_many_jobs_leave_the_rest_of_a_phones_page_within_reach(visitor, tenant):
+    space = {"learning_rate": [1e-5 * rate for rate in range(1, 18)], "rank": [4, 8], "batch_size": [4]}
+    task = tenant.task(search_space=space)["id"]
+    visitor.page.set_viewport_size({"width": 360, "height": 800})
+    page = visitor.open(f"/tasks/{task}")
+    assert page.locator("#job-rows > tr").count() == 34
+    assert page.evaluate("document.querySelector('.scroll:has(#jobs)').offsetHeight") <= 800
+
+
 def test_everything_pressable_can_be_reached_and_seen_by_keyboard(lived_in):
     visitor, _ = lived_in
     page = visitor.open("/tasks")
