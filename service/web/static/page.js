@@ -33,11 +33,21 @@ document.addEventListener("patched", tellTimes);
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
-  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-  const words = button.textContent;
-  button.textContent = "Copied";
+  const words = button.dataset.words ??= button.textContent;
+  button.textContent = await copy(document.getElementById(button.dataset.copy)) ? "Copied" : "Selected; press Ctrl+C";
   setTimeout(() => { button.textContent = words; }, 1500);
 });
+
+// Browsers give the clipboard to pages by https alone, and not to all of them: else the text is selected and copied as by keys.
+async function copy(source) {
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(source);
+    return document.execCommand("copy");
+  }
+}
 
 if (location.pathname !== "/tasks/new") forget();
 

@@ -92,3 +92,14 @@ def test_a_form_of_an_earlier_session_leads_back_to_its_page_and_keeps_what_was_
     page.fill("[name=labels]", "no label")
     page.wait_for_selector("[id='e-labels']:has-text('key=value')")
     visitor.expected("403")
+
+
+def test_text_is_copied_where_the_browser_gives_no_clipboard(visitor, tenant):
+    """By plain http it gives none, but for this machine's own addresses."""
+    visitor.page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page = visitor.open(f"/tasks/{tenant.task()['id']}")
+    page.evaluate("document.addEventListener('copy', () => { window.copied = getSelection().toString(); })")
+    page.click("#spec-title ~ details summary")
+    page.click("[data-copy=spec]")
+    page.wait_for_selector("[data-copy=spec]:has-text('Copied')")
+    assert "search_space:" in page.evaluate("window.copied")
