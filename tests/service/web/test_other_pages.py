@@ -128,6 +128,7 @@ def test_usage_is_shown_and_downloaded(visitor, tenant, database):
     assert "124,690" in page.text_content("main"), "the quota's tokens are the sum of both"
     assert "1 h" in page.text_content(".facts")
     assert "the tallest bar is 1 h" in page.text_content("main")
+    assert "By day, in UTC" in page.text_content("main")
     assert page.locator(".days rect").count() >= 28
     assert any("1 h" in title for title in page.locator(".days title").all_text_contents())
     with page.expect_download() as download:
