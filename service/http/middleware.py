@@ -22,7 +22,7 @@ from service.tracing.request_trace import RequestSpan, traced
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
-# these routes read their body in blocks and enforce their own limit
+# these routes read their body in blocks and enforce their own limit; POST /v1/files takes JSON as well, which is read whole
 _STREAMED = re.compile(
     r"/v1/files|/openai/v1/files|/openai/v1/uploads/[^/]+/parts|/internal/v1/objects/.*|/v1/admin/model-files/.*|/transfers/uploads/[^/]+"
 )
@@ -40,6 +40,15 @@ def request_id(scope: Scope) -> str:
 def answer_with(scope: Scope, headers: Mapping[str, str]) -> None:
     """Add these headers to the request's response, errors included."""
     scope["state"]["headers"].update(headers)
+
+
+def _says_json(scope: Scope) -> bool:
+    kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _streamed(scope: Scope) -> bool:
+    return _STREAMED.fullmatch(scope["path"]) is not None and not (scope["path"] == "/v1/files" and _says_json(scope))
 
 
 def _template(scope: Scope) -> str:
@@ -132,7 +141,7 @@ class _Body:
         headers = Headers(scope=scope)
         self.whole = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         self._receive = receive
-        self._limit: float = math.inf if _STREAMED.fullmatch(scope["path"]) else MAX_BODY_BYTES
+        self._limit: float = math.inf if _streamed(scope) else MAX_BODY_BYTES
         self._size = 0
 
     async def receive(self) -> Message:

@@ -229,7 +229,7 @@ def test_a_moment_that_cannot_be_stored_is_named(tenant, admin, path):
     assert said == {"expires_at": "lies after the year 2199"}
 
 
-@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/files/preview"])
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/files/preview", "/v1/files"])
 def test_a_body_beyond_all_measure(tenant, path):
     response = tenant.post(path, content=b" " * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"})
     assert str(MAX_BODY_BYTES) in problem_of(response, 413, "too_large")["detail"]
