@@ -1,20 +1,26 @@
-"""Middleware: request ids, one access log line and duration per request, and the size limit of bodies read into memory."""
+"""Middleware: request ids, one access log line and duration per request, the size limit of bodies read into memory, and that no
+object in a JSON body has a key twice."""
 
+import json
 import logging
 import math
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
+from typing import Any
 
 import anyio
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from service.http.problems import dotted, invalid_field
 from service.metrics.api_metrics import ApiMetrics
 from service.tracing import span_exporter
 from service.tracing.request_trace import RequestSpan, traced
@@ -27,6 +33,7 @@ _STREAMED = re.compile(
     r"/v1/files|/openai/v1/files|/openai/v1/uploads/[^/]+/parts|/internal/v1/objects/.*|/v1/admin/model-files/.*|/transfers/uploads/[^/]+"
 )
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
+_LONG_JSON_BYTES = 2**16  # a thread looks through longer bodies
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES = ("/livez", "/readyz")
@@ -159,3 +166,76 @@ class _Body:
         with anyio.move_on_after(_HEARD_OUT_SECONDS):
             while not self.whole and self._size < until:
                 await self.receive()
+
+
+class KeysOnce:
+    """Refuses JSON in which an object has a key twice, of which Python's parser would take the last without a word. It looks
+    where a route reads the body, so after what the route checks before. Not at what workers send."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _says_json(scope) or _streamed(scope) or scope["path"].startswith("/internal/"):
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+
+        async def looked_through() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    whole = bytes(body)
+                    body.clear()
+                    await _check_keys(whole)
+            return message
+
+        await self._app(scope, looked_through, send)
+
+
+async def _check_keys(body: bytes) -> None:
+    """Raises Invalid, which names the key's path."""
+    if len(body) > _LONG_JSON_BYTES:
+        twice = await run_in_threadpool(_key_twice, body)
+    else:
+        twice = _key_twice(body)
+    if twice is not None:
+        raise invalid_field(dotted(twice), "duplicate_key", "stands twice in one object; leave one of them")
+
+
+class _Twice(dict[str, Any]):
+    """An object in which `key` stood twice."""
+
+    key: str
+
+
+def _key_twice(body: bytes) -> list[str | int] | None:
+    """The path of a key that an object has twice; None if there is none, or the body cannot be parsed, which others tell."""
+    found = False
+
+    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal found
+        made = dict(pairs)
+        if len(made) == len(pairs):
+            return made
+        found, marked = True, _Twice(made)
+        marked.key = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        return marked
+
+    try:
+        parsed = json.loads(body, object_pairs_hook=kept)
+    except (ValueError, RecursionError):
+        return None
+    return _path_of_twice(parsed) if found else None
+
+
+def _path_of_twice(parsed: Any) -> list[str | int]:
+    """The path of the key within `parsed`, which holds a _Twice."""
+    waiting: list[tuple[Any, list[str | int]]] = [(parsed, [])]
+    for value, path in waiting:  # grows meanwhile: nearest to the top first
+        if isinstance(value, _Twice):
+            return [*path, value.key]
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        waiting.extend((one, [*path, name]) for name, one in inner)
+    raise ValueError("no key stands twice")

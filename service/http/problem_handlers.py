@@ -21,7 +21,18 @@ from starlette.routing import Match, Route
 
 from contract.wording import field_mistakes
 from service.http.middleware import request_id
-from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, NotFound, Problem, Unavailable, shown, summary
+from service.http.problems import (
+    MEDIA_TYPE,
+    BadRequest,
+    FieldError,
+    Invalid,
+    NotFound,
+    Problem,
+    Unavailable,
+    dotted,
+    shown,
+    summary,
+)
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +163,8 @@ def _gone(request: Request, error: Exception) -> Response:
 
 def _http(request: Request, error: HTTPException) -> Response:
     """Answer the exceptions that FastAPI and starlette raise themselves."""
+    if isinstance(error.__cause__, Problem):  # found as FastAPI read the body
+        return problem_response(request, error.__cause__)
     detail = str(error.detail)
     if error.status_code == 404:
         detail = f"There is no {request.url.path} here; /openapi.json lists what there is below /v1."
@@ -217,7 +230,7 @@ def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> 
     message = field_mistakes.message(found, known)
     if where != "body":
         message = f"({where}) {message}"
-    return FieldError(field=_dotted([*sent, *unknown]) or None, code=found["type"], message=message)
+    return FieldError(field=dotted([*sent, *unknown]) or None, code=found["type"], message=message)
 
 
 def invalid_body(error: ValidationError, model: type[BaseModel]) -> Invalid:
@@ -237,10 +250,6 @@ def _by_field(errors: Sequence[FieldError]) -> list[FieldError]:
         else:
             made.append(error)
     return made
-
-
-def _dotted(path: Sequence[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in path).removeprefix(".")
 
 
 def _models_of(request: Request) -> list[type[BaseModel]]:
