@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contract.wording.pattern_words import PATTERN_WORDS
+
 _SHOWN = 80  # characters of a value that a message repeats
 _WANTED = {
     "list_type": "must be a list, such as [{}]",
@@ -42,6 +44,8 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind in ("too_short", "string_too_short"):
         least = found["ctx"]["min_length"]
         return "must not be empty" if least == 1 else f"must have at least {least} {_UNITS[kind]}, got {len(value)}"
+    if kind == "string_pattern_mismatch":
+        said = PATTERN_WORDS.get(str(found["ctx"]["pattern"]), said)
     if kind == "timezone_aware":
         said = "must say its time zone, as 2027-01-31T12:00:00Z does"
     if kind != "value_error" and isinstance(value, str | int | float | None):

@@ -45,7 +45,7 @@ class Credentials(Strict):
     """Of MLflow a bearer token, or a user's name and password (basic authentication); of W&B an API key."""
 
     token: HeaderValue | None = None
-    username: Annotated[_Login, Field(pattern="^[^:]*$")] | None = None
+    username: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^:]*$"), STORABLE] | None = None
     password: _Login | None = None
     api_key: Annotated[str, Field(min_length=1, max_length=1024, pattern="^[!-~]*$")] | None = None
 
