@@ -5,6 +5,7 @@ Both the service (REST bodies) and the client (spec files) say it so. Knows no b
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _WANTED = {
     "model_type": "must be an object{}",
     "model_attributes_type": "must be an object{}",
 }
+_QUOTED = re.compile(r"'([a-z_][\w.]*)'")
 _UNITS = {"too_short": "items", "string_too_short": "characters"}
 
 
@@ -51,6 +53,11 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind != "value_error" and isinstance(value, str | int | float | None):
         said += f", got {'null' if value is None else shown(repr(value))}"
     return said
+
+
+def named_in(message: str, known: Sequence[str]) -> str | None:
+    """Of fields that do not go together, the one that the message quotes first: pydantic places it at the whole object."""
+    return next((name for name in _QUOTED.findall(message) if name.partition(".")[0] in known), None)
 
 
 def shown(text: str) -> str:

@@ -230,7 +230,8 @@ def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> 
     message = field_mistakes.message(found, known)
     if where != "body":
         message = f"({where}) {message}"
-    return FieldError(field=dotted([*sent, *unknown]) or None, code=found["type"], message=message)
+    field = dotted([*sent, *unknown]) or (field_mistakes.named_in(message, known) if found["type"] == "value_error" else None)
+    return FieldError(field=field, code=found["type"], message=message)
 
 
 def invalid_body(error: ValidationError, model: type[BaseModel]) -> Invalid:

@@ -70,9 +70,9 @@ class NewHubPush(Strict):
     @model_validator(mode="after")
     def _one_thing(self) -> Self:
         if (self.adapter_id is None) == (self.merged_model_id is None):
-            raise ValueError("exactly one of adapter_id and merged_model_id says what is pushed")
+            raise ValueError("exactly one of 'adapter_id' and 'merged_model_id' says what is pushed")
         if self.base_model is not None and self.adapter_id is None:
-            raise ValueError("base_model goes with adapter_id; the README of a merged model names its base already")
+            raise ValueError("'base_model' goes with 'adapter_id'; the README of a merged model names its base already")
         return self
 
 

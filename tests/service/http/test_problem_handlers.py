@@ -161,6 +161,21 @@ def test_the_fields_of_a_body_that_may_be_left_out_are_shown(admin):
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/tasks", {"deadline": "2027-01-01T00:00:00Z", "not_before": "2027-01-02T00:00:00Z"}, "deadline"),
+        ("/v1/tasks", {"select_by": "accuracy"}, "select_by"),
+        ("/openai/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ("/openai/v1/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_named(tenant, path, body, field):
+    spec = {"model": "small", "messages": [{"role": "user", "content": "a"}]} if "openai" in path else tenant.spec("f")
+    told = tenant.post(path, json=spec | body).json()
+    assert (told["error"]["param"] if "error" in told else told["errors"][0]["field"]) == field
+
+
 def test_a_parameter_says_where_it_stands(tenant):
     assert errors_of(tenant.get("/v1/tasks?limit=0&status=done")) == {
         "limit": "(query) should be greater than or equal to 1, got '0'",

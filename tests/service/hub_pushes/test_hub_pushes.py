@@ -162,8 +162,8 @@ def test_an_uploaded_adapter_is_pushed_and_its_deletion_stops_nothing(
         ({"token": "hf_x\r\nHost: evil"}, "token", "printable ASCII"),
         ({"token": None}, "token", ""),
         ({"message": "a\0b"}, "message", ""),
-        ({"adapter_id": None}, None, "exactly one of adapter_id and merged_model_id"),
-        ({"merged_model_id": "merged_1"}, None, "exactly one of adapter_id and merged_model_id"),
+        ({"adapter_id": None}, "adapter_id", "exactly one of 'adapter_id' and 'merged_model_id'"),
+        ({"merged_model_id": "merged_1"}, "adapter_id", "exactly one of 'adapter_id' and 'merged_model_id'"),
     ],
 )
 def test_wrong_requests_are_refused_by_their_field(tenant, pushable, hub, changes, field, words):

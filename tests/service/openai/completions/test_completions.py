@@ -216,7 +216,7 @@ def test_fp8_is_refused_and_a_precision_must_be_the_adapters(ask, training, data
         ("chat", {"messages": [{"role": "tool", "content": "4", "tool_call_id": "x"}]}, "messages[0].role"),
         ("text", {"prompt": [["a"]]}, "prompt"),
         ("text", {"prompt": []}, "prompt"),
-        ("text", {"prompt": ["x"] * 9, "n": 2}, None),
+        ("text", {"prompt": ["x"] * 9, "n": 2}, "prompt"),
         ("text", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("text", {"prompt": "x", "best_of": 3}, "best_of"),
         ("text", {"prompt": "x", "echo": True}, "echo"),
