@@ -97,7 +97,10 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(scope["state"]["headers"])
+                headers = MutableHeaders(scope=message)
+                headers.update(scope["state"]["headers"])
+                if status == 204:  # FastAPI names the type of a body that is not there
+                    del headers["content-type"]
             await send(message)
 
         with bound_contextvars(request_id=id), _traced(scope) as span:

@@ -176,6 +176,12 @@ def test_fields_that_do_not_go_together_are_named(tenant, path, body, field):
     assert (told["error"]["param"] if "error" in told else told["errors"][0]["field"]) == field
 
 
+def test_an_answer_without_a_body_names_no_type_of_one(tenant):
+    id = tenant.file()
+    deleted = tenant.delete(f"/v1/files/{id}")
+    assert (deleted.status_code, deleted.content, deleted.headers.get("content-type")) == (204, b"", None)
+
+
 def test_a_parameter_says_where_it_stands(tenant):
     assert errors_of(tenant.get("/v1/tasks?limit=0&status=done")) == {
         "limit": "(query) should be greater than or equal to 1, got '0'",
