@@ -8,7 +8,7 @@ from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock, new_id
 from service.http.problems import Conflict, NotFound
-from service.tasks.adapter_queries import undeleted_tasks_adapters
+from service.tasks.adapter_queries import deletion_of, undeleted_tasks_adapters
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
@@ -32,9 +32,8 @@ class AdapterDeleted(NotFound):
 
     @classmethod
     def of(cls, adapter: Adapter) -> "AdapterDeleted":
-        when = f"{adapter.deleted_at:%Y-%m-%d %H:%M:%S} UTC"
         stamp = adapter.deleted_at.isoformat() if adapter.deleted_at is not None else None
-        return cls(f"Adapter {adapter.id} was deleted on {when}; what it weighed is gone.", deleted_at=stamp)
+        return cls(f"Adapter {adapter.id} {deletion_of(adapter)}.", deleted_at=stamp)
 
 
 def find_adapter(session: Session, principal: Principal, adapter_id: str, kept: bool = False) -> Adapter:

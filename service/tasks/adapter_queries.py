@@ -13,6 +13,11 @@ def adapters_of(principal: Principal) -> Select[Adapter]:
     return undeleted_tasks_adapters(principal).where(Adapter.deleted_at.is_(None))
 
 
+def deletion_of(adapter: Adapter) -> str:
+    """That a deleted adapter was deleted, and when, in words."""
+    return f"was deleted on {adapter.deleted_at:%Y-%m-%d %H:%M:%S} UTC; what it weighed is gone"
+
+
 def undeleted_tasks_adapters(principal: Principal) -> Select[Adapter]:
     """The caller's adapters, deleted ones too, without those of deleted tasks."""
     there = select(Adapter).outerjoin(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))

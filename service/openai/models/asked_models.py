@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
+from service.adapters.actions import AdapterDeleted
 from service.adapters.models import Adapter
 from service.completions.requests import AskedModel
 from service.fleet.models import BaseModel
@@ -15,7 +16,7 @@ from service.openai.list_envelope import unix
 from service.openai.models.model_objects import ModelObject
 from service.openai.models.tuned_start import TunedStart
 from service.openai.openai_names import tuned
-from service.tasks.adapter_queries import adapters_of
+from service.tasks.adapter_queries import undeleted_tasks_adapters
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import effective, part
 from service.tasks.submission.spec_checks import SpecRefused
@@ -50,19 +51,15 @@ def tuned_object(model: TunedModel) -> ModelObject:
 
 
 def tuned_adapter(session: Session, principal: Principal, name: str) -> TunedModel:
-    """The tuned model of this name, or with the adapter of this id. Raises NotFound."""
-    found = _adapter(session, adapters_of(principal), name) if ":" not in name else tuned_model(session, principal, name)
-    if found is None:
-        raise missing("model", name)
-    return found
+    """The tuned model of this name, or with the adapter of this id. Raises NotFound or AdapterDeleted."""
+    if ":" in name:
+        return tuned_model(session, principal, name)
+    return _kept(_adapter(session, undeleted_tasks_adapters(principal), name), name)
 
 
 def tuned_model(session: Session, principal: Principal, name: str) -> TunedModel:
-    """The tuned model of this name. Raises NotFound."""
-    found = listed_model(session, adapters_of(principal), name)
-    if found is None:
-        raise missing("model", name)
-    return found
+    """The tuned model of this name. Raises NotFound or AdapterDeleted."""
+    return _kept(listed_model(session, undeleted_tasks_adapters(principal), name), name)
 
 
 def listed_model(session: Session, adapters: Select[Adapter], name: str) -> TunedModel | None:
@@ -110,6 +107,14 @@ def asked_model(session: Session, principal: Principal, name: str, precision: st
     if name.startswith("job_"):
         return _job(session, principal, name, precision)
     return tuned_adapter(session, principal, name).asked(precision)
+
+
+def _kept(found: TunedModel | None, name: str) -> TunedModel:
+    if found is None:
+        raise missing("model", name)
+    if found.adapter.deleted_at is not None:
+        raise AdapterDeleted.of(found.adapter)
+    return found
 
 
 def _adapter(session: Session, adapters: Select[Adapter], id: str) -> TunedModel | None:

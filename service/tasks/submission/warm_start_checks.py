@@ -15,7 +15,7 @@ from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError
-from service.tasks.adapter_queries import adapters_of
+from service.tasks.adapter_queries import deletion_of, undeleted_tasks_adapters
 from service.tasks.models import Job
 from service.tenants.api_keys import Principal
 
@@ -27,10 +27,14 @@ def warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, mo
     if spec.warm_start is None:
         return
     wanted = spec.warm_start.adapter_id
-    held = adapters_of(principal).where(Adapter.id == wanted).with_for_update(read=True, of=Adapter)
+    held = undeleted_tasks_adapters(principal).where(Adapter.id == wanted).with_for_update(read=True, of=Adapter)
     adapter = session.scalar(held)
     if adapter is None:
         message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
+        yield FieldError(field=FIELD, code="adapter_unknown", message=message)
+        return
+    if adapter.deleted_at is not None:
+        message = f"adapter {adapter.id} {deletion_of(adapter)}; GET /v1/adapters lists those that are left"
         yield FieldError(field=FIELD, code="adapter_unknown", message=message)
         return
     maker = session.get(Job, adapter.job_id) if adapter.job_id is not None else None

@@ -123,7 +123,25 @@ def test_it_stays_while_a_task_starts_from_it(tenant, won, database, status):
         assert tenant.post(f"/v1/tasks/{task}/cancel").status_code == 200
     assert tenant.delete(f"/v1/adapters/{adapter_id}").status_code == 204
     again = tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), warm_start={"adapter_id": adapter_id}))
-    assert (again.status_code, again.json()["errors"][0]["code"]) == (422, "adapter_unknown")
+    (error,) = again.json()["errors"]
+    assert (again.status_code, error["code"]) == (422, "adapter_unknown")
+    with database.begin() as session:
+        when = session.get_one(Adapter, adapter_id).deleted_at
+    assert f"{adapter_id} was deleted on {when:%Y-%m-%d %H:%M:%S} UTC" in error["message"]
+
+
+def test_whoever_asks_for_its_texts_or_trains_on_it_is_told_when_it_was_deleted(tenant, won):
+    _, adapter_id = won
+    name = next(one["id"] for one in tenant.get("/openai/v1/models").json()["data"] if one["id"].endswith(adapter_id))
+    assert tenant.delete(f"/v1/adapters/{adapter_id}").status_code == 204
+    for model in (name, adapter_id):
+        chat = {"model": model, "messages": [{"role": "user", "content": "2 + 2?"}]}
+        asked = tenant.post("/openai/v1/chat/completions", json=chat)
+        assert (asked.status_code, asked.json()["error"]["code"]) == (404, "adapter_deleted")
+        job = tenant.post("/openai/v1/fine_tuning/jobs", json={"model": model, "training_file": tenant.file()})
+        assert job.status_code == 400
+        for refused in (asked, job):
+            assert f"{adapter_id} was deleted on " in refused.json()["error"]["message"]
 
 
 def test_a_deleted_tasks_adapter_stays_while_a_task_starts_from_it(tenant, won, database):
