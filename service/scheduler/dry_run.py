@@ -27,7 +27,7 @@ from service.scheduler.estimate.node_shapes import shape_of
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate_resource import Between, DeviceTypeEstimate, EstimateResource, WidthEstimate
-from service.scheduler.estimate_warnings import idle_gpus, long_rows
+from service.scheduler.estimate_warnings import idle_gpus, long_rows, missed_deadline
 from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
@@ -118,6 +118,7 @@ class DraftPlan:
         taken = next(width for width in widths if start is None or width.gpus == start.gpus)
         known = {name: one for name, one in types.items() if one.node is not None}
         planned = {node.device_type: taken.gpus} if node is not None else {}
+        moments = self._moments(start)
         return EstimateResource(
             jobs=spec.search_space.size,
             tokens=best.estimate.tokens,
@@ -133,12 +134,16 @@ class DraftPlan:
             cost=self._cost(task, kind, {name: one.gpus for name, one in known.items()} if node is None else planned),
             currency=dependencies.settings.currency,
             device_type=kind or None,
-            **self._moments(start),
+            **moments,
             waiting=self._why(start, task.id),
             **self._sharing(task.id),
             sharding=self._sharding(task, taken.gpus, node or best.node),
             base_download=None if start is None or task.id in self._joins else download_first(seen, start),
-            problems=[*idle_gpus(spec), *long_rows(dependencies, spec, refs)],
+            problems=[
+                *idle_gpus(spec),
+                *missed_deadline(spec, seen.at, moments["expected_end"]),
+                *long_rows(dependencies, spec, refs),
+            ],
         )
 
     def _types(self, task: Task) -> dict[str, "_TypeFit"]:
@@ -182,7 +187,7 @@ class DraftPlan:
         shared = f"{gpu_count(gpus, node.device_type)} share the layers that do not fit, and gather each as passes need it"
         return f"A copy of the base takes {copy}, and each has {memory} for it and for passes: {shared}."
 
-    def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
+    def _moments(self, start: Start | None) -> dict[str, Any]:
         names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
         if start is None:
             return dict.fromkeys(names)

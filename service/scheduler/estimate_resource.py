@@ -83,4 +83,6 @@ class EstimateResource(BaseModel):
     base_download: str | None = Field(
         description="What its node fetches from the hub, or from storage, before it can train, in a sentence"
     )
-    problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
+    problems: list[FieldError] = Field(
+        description="Rows of its files that will be cut or left out; GPUs that stand idle; a deadline that is missed"
+    )

@@ -1,13 +1,16 @@
-"""Warnings about a task that is estimated: GPUs that would stand idle, rows that seem longer than max_seq_len."""
+"""Warnings about a task that is estimated: GPUs that would stand idle, a deadline that is missed, rows that seem longer than
+max_seq_len."""
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 from contract.task_spec import TaskSpec
 from service.dependencies import Dependencies
 from service.http.problems import FieldError
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN
+from service.scheduler.explain.waiting_sentences import duration_words
 from service.storage.object_store import Storage
 from service.tasks.submission.spec_checks import ResolvedRefs
 
@@ -27,6 +30,18 @@ def idle_gpus(spec: TaskSpec) -> Iterator[FieldError]:
         widest = max(width for width in spec.widths if width <= jobs)
         message = f"is {spec.max_gpus}, but the search space makes jobs for {jobs} and none is split: at most {widest} are used"
         yield FieldError(field="max_gpus", code="gpus_idle", message=message)
+
+
+def missed_deadline(spec: TaskSpec, now: datetime, end: datetime | None) -> Iterator[FieldError]:
+    """A warning about a deadline that is over, or lies before the expected end."""
+    if spec.deadline is None:
+        return
+    if spec.deadline <= now:
+        over = f"was {duration_words((now - spec.deadline).total_seconds())} ago: the task would be late from the beginning"
+        yield FieldError(field="deadline", code="deadline_over", message=over)
+    elif end is not None and end > spec.deadline:
+        late = f"would be missed: the task is expected to end {duration_words((end - spec.deadline).total_seconds())} after it"
+        yield FieldError(field="deadline", code="deadline_missed", message=late)
 
 
 def long_rows(dependencies: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:

@@ -1,6 +1,6 @@
 """How wide a task runs on real rows: from the spec to what a node is given, and back again when another is owed the GPUs."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import func, select, update
@@ -210,6 +210,12 @@ def test_an_estimate_tells_what_each_width_takes_and_at_which_it_would_start(ten
     assert [(p["field"], p["code"], p["message"]) for p in few["problems"]] == [
         ("max_gpus", "gpus_idle", "is 4, but the search space makes jobs for 2 and none is split: at most 2 are used")
     ]
+    (over,) = estimate(**EIGHT, deadline="2020-01-01T00:00:00Z")["problems"]
+    assert (over["field"], over["code"]) == ("deadline", "deadline_over")
+    soon = datetime.now(UTC) + timedelta(seconds=said["widths"][2]["seconds"]["expected"] / 2)
+    (missed,) = estimate(**EIGHT, deadline=soon.isoformat())["problems"]
+    assert (missed["field"], missed["code"]) == ("deadline", "deadline_missed")
+    assert estimate(**EIGHT, deadline="2190-01-01T00:00:00Z")["problems"] == []
     held = tenant.task(gpus=2, **LONG)["id"]
     plan()
     assert widths(node) == {held: 2}
