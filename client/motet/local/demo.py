@@ -87,6 +87,7 @@ def _introduce(output: ConsoleOutput) -> None:
     output.say(
         Text("Motet's demo: sixteen LoRA configurations at once teach a small base to describe restaurants.", style="bold")
     )
+    output.say("It takes minutes: up to ten on two cores that are slow, or busy with something else.")
 
 
 def _whole(output: ConsoleOutput, out: Path | None, ready: Ready) -> str:
@@ -139,7 +140,11 @@ def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, re
     winner = _results(output, view, ready)
     adapter = client.adapters.download(winner.adapter_id, folder / winner.adapter_id)
     output.say(f"\nThe winner's adapter, ready for PEFT and vLLM: {adapter}")
-    with output.doing("loading it with PEFT on the plain base and recomputing its validation loss"):
+    output.say(
+        "PEFT alone, in another process, loads it on the plain base, recomputes the validation losses, and answers "
+        f"{_ASKED} questions with it and without: up to three minutes on slow cores"
+    )
+    with output.doing("PEFT loads the adapter, recomputes the losses and answers"):
         opinion = second_opinion(adapter, spec.files["validation_file_id"])
     _judge(output, view.task, winner, opinion)
     return task.id
