@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import count
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from service.http.problems import dotted, invalid_field
+from service.http.problems import invalid_field, shown
 from service.metrics.api_metrics import ApiMetrics
 from service.tracing import span_exporter
 from service.tracing.request_trace import RequestSpan, traced
@@ -198,47 +198,15 @@ class KeysOnce:
 
 
 async def _check_keys(body: bytes) -> None:
-    """Raises Invalid, which names the key's path."""
-    if len(body) > _LONG_JSON_BYTES:
-        twice = await run_in_threadpool(_key_twice, body)
-    else:
-        twice = _key_twice(body)
-    if twice is not None:
-        raise invalid_field(dotted(twice), "duplicate_key", "stands twice in one object; leave one of them")
+    """Raises Invalid, which names the key. What cannot be parsed is left to others to tell."""
+    with suppress(ValueError, RecursionError):
+        if len(body) > _LONG_JSON_BYTES:
+            await run_in_threadpool(json.loads, body, object_pairs_hook=_once)
+        else:
+            json.loads(body, object_pairs_hook=_once)
 
 
-class _Twice(dict[str, Any]):
-    """An object in which `key` stood twice."""
-
-    key: str
-
-
-def _key_twice(body: bytes) -> list[str | int] | None:
-    """The path of a key that an object has twice; None if there is none, or the body cannot be parsed, which others tell."""
-    found = False
-
-    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal found
-        made = dict(pairs)
-        if len(made) == len(pairs):
-            return made
-        found, marked = True, _Twice(made)
-        marked.key = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        return marked
-
-    try:
-        parsed = json.loads(body, object_pairs_hook=kept)
-    except (ValueError, RecursionError):
-        return None
-    return _path_of_twice(parsed) if found else None
-
-
-def _path_of_twice(parsed: Any) -> list[str | int]:
-    """The path of the key within `parsed`, which holds a _Twice."""
-    waiting: list[tuple[Any, list[str | int]]] = [(parsed, [])]
-    for value, path in waiting:  # grows meanwhile: nearest to the top first
-        if isinstance(value, _Twice):
-            return [*path, value.key]
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        waiting.extend((one, [*path, name]) for name, one in inner)
-    raise ValueError("no key stands twice")
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise invalid_field(shown(twice), "duplicate_key", "stands twice in one object; leave one of them")

@@ -21,18 +21,7 @@ from starlette.routing import Match, Route
 
 from contract.wording import field_mistakes
 from service.http.middleware import request_id
-from service.http.problems import (
-    MEDIA_TYPE,
-    BadRequest,
-    FieldError,
-    Invalid,
-    NotFound,
-    Problem,
-    Unavailable,
-    dotted,
-    shown,
-    summary,
-)
+from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, NotFound, Problem, Unavailable, shown, summary
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +219,7 @@ def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> 
     message = field_mistakes.message(found, known)
     if where != "body":
         message = f"({where}) {message}"
-    field = dotted([*sent, *unknown]) or (field_mistakes.named_in(message, known) if found["type"] == "value_error" else None)
+    field = _dotted([*sent, *unknown]) or (field_mistakes.named_in(message, known) if found["type"] == "value_error" else None)
     return FieldError(field=field, code=found["type"], message=message)
 
 
@@ -251,6 +240,10 @@ def _by_field(errors: Sequence[FieldError]) -> list[FieldError]:
         else:
             made.append(error)
     return made
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in path).removeprefix(".")
 
 
 def _models_of(request: Request) -> list[type[BaseModel]]:

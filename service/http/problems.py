@@ -121,11 +121,6 @@ def summary(errors: Sequence[FieldError]) -> str:
     return f"{where}: {first.message}{more}" if where else first.message + more
 
 
-def dotted(path: Sequence[str | int]) -> str:
-    """A path in a body as errors write it: search_space.rank[0]."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in path).removeprefix(".")
-
-
 def check_credential(field: str, said: str) -> None:
     """Raise Invalid for one that no header takes."""
     if not all("!" <= letter <= "~" for letter in said):

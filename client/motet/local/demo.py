@@ -87,7 +87,7 @@ def _introduce(output: ConsoleOutput) -> None:
     output.say(
         Text("Motet's demo: sixteen LoRA configurations at once teach a small base to describe restaurants.", style="bold")
     )
-    output.say("It takes minutes: up to ten on two cores that are slow, or busy with something else.")
+    output.say("It takes about two minutes on two idle cores, and up to ten on slow or busy ones.")
 
 
 def _whole(output: ConsoleOutput, out: Path | None, ready: Ready) -> str:
@@ -142,7 +142,7 @@ def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, re
     output.say(f"\nThe winner's adapter, ready for PEFT and vLLM: {adapter}")
     output.say(
         "PEFT alone, in another process, loads it on the plain base, recomputes the validation losses, and answers "
-        f"{_ASKED} questions with it and without: up to three minutes on slow cores"
+        f"{_ASKED} questions with it and without: up to three minutes on slow or busy cores"
     )
     with output.doing("PEFT loads the adapter, recomputes the losses and answers"):
         opinion = second_opinion(adapter, spec.files["validation_file_id"])
