@@ -2,6 +2,7 @@
 
 import pytest
 
+from contract.job_config import MAX_ALPHA
 from contract.messages.peft_settings import PeftSettings
 from service.http.openai_ids import own_id
 from service.openai.jobs.job_requests import JobRequest
@@ -78,6 +79,15 @@ def test_a_null_leaves_a_tuned_models_scale_as_it_is(space):
     start = TunedStart("adapter_1", "small", "bf16", PeftSettings(rank=8, alpha=64, target_modules=["q_proj"]))
     (job,) = JobRequest.model_validate(FILE | {"search_space": space}).spec(start).jobs()
     assert (job.rank, job.alpha, job.target_modules) == (8, 64, ("q_proj",))
+
+
+@pytest.mark.parametrize("space", [None, {"learning_rate": [1e-4]}, {"method": "list", "jobs": [{"learning_rate": 1e-4}]}])
+def test_jobs_have_the_scale_and_the_precision_of_a_tuned_model(space):
+    """Its alpha may be the largest that a job can have."""
+    shape = PeftSettings(rank=8, alpha=MAX_ALPHA, rslora=True, target_modules=["q_proj"])
+    spec = JobRequest.model_validate(FILE | {"search_space": space}).spec(TunedStart("adapter_1", "small", "nf4", shape))
+    assert {(job.rank, job.alpha, job.rslora, job.target_modules) for job in spec.jobs()} == {(8, MAX_ALPHA, True, ("q_proj",))}
+    assert spec.precision == "nf4"
 
 
 def test_the_rest_of_a_request_lands_in_the_spec():

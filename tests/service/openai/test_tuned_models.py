@@ -130,10 +130,32 @@ def test_a_tuned_model_of_a_base_that_changed_is_refused_as_the_model(tenant, tu
     assert "another revision" in error["message"]
 
 
+def test_a_base_that_is_switched_off_is_no_model(tenant, database):
+    rest = {"source": "/nowhere", "revision": "b" * 64, "architecture": "LlamaForCausalLM", "parameters": 1, "max_position": 99}
+    with database.begin() as session:
+        session.add(BaseModel(name="off", enabled=False, **rest))
+    assert tenant.get("/openai/v1/models/off").status_code == 404
+    assert "off" not in {model["id"] for model in tenant.get("/openai/v1/models").json()["data"]}
+    asked = tenant.post("/openai/v1/chat/completions", json={"model": "off", "messages": [{"role": "user", "content": "?"}]})
+    assert asked.status_code == 404, asked.text
+
+
+def test_a_job_goes_on_in_the_precision_that_its_tuned_model_was_trained_in(tenant, training):
+    placement = training(precision="nf4")
+    placement.report(points(0, [1]), points(1, [1]), placement.adapter(0, 1.25))
+    placement.report(completed(0, 20, 18, 1.25), completed(1, 20, None, None))
+    (adapter,) = tenant.get("/v1/adapters", params={"task_id": placement.given.task_id}).json()["data"]
+    made = tenant.post("/openai/v1/fine_tuning/jobs", json={"model": adapter["id"], "training_file": tenant.file()})
+    assert made.status_code == 200, made.text
+    assert tenant.get(f"/v1/tasks/{own_id(made.json()['id'])}").json()["spec"]["precision"] == "nf4"
+
+
 def test_a_tuned_model_is_deleted_by_its_name_and_a_base_is_not(tenant, new_tenant, tuned_model):
     name = tuned_model()
     assert new_tenant().delete(f"/openai/v1/models/{name}").status_code == 404
+    assert name in {model["id"] for model in tenant.get("/openai/v1/models").json()["data"]}
     assert tenant.delete(f"/openai/v1/models/{name}").json() == {"id": name, "object": "model", "deleted": True}
+    assert name not in {model["id"] for model in tenant.get("/openai/v1/models").json()["data"]}
     assert tenant.get(f"/openai/v1/models/{name}").status_code == 404
     assert tenant.delete(f"/openai/v1/models/{name}").status_code == 404
     refused = tenant.delete("/openai/v1/models/small")

@@ -26,7 +26,7 @@ from tests.service.openai.completions.completion_executor import USER, Executor,
 
 def test_limits_of_requests_and_tokens(ask, executor, tenant, server, app, database, admin, monkeypatch) -> None:
     for state in (server.state, app.state.motet):
-        changes = {"completion_requests_at_once": 2, "completion_tokens_per_minute": 1000}
+        changes = {"completion_requests_at_once": 2, "completion_tokens_per_minute": 1000, "completion_max_tokens": 901}
         for name, value in changes.items():
             monkeypatch.setitem(state.settings.__dict__, name, value)
     first = ask("chat", messages=USER, max_tokens=100)
