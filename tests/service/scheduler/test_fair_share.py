@@ -228,7 +228,7 @@ def test_priorities_of_two_tenants_are_not_compared() -> None:
 
 def test_whoever_holds_cpu_slots_alone_is_no_borrower() -> None:
     nodes = [PlanNode("gpus", 8), PlanNode("slots", 64, worth=4e-5)]
-    held = [Held("s", "slots", "slots", 64, 1, 9), Held("h", "big", "gpus", 8, 1, 9)]
+    held = [Held("s", "slots", "slots", 64, 1, 1), Held("h", "big", "gpus", 8, 1, 9)]  # to stop the slots would lose less
     due = {"slots": 2.0, "big": 3.0, "new": 5.0}
     preemptor = Preemptor("t", "new", 4, 601, frozenset({"gpus", "slots"}))
     found = preemption([preemptor], held, nodes, due, bound=600)

@@ -144,6 +144,29 @@ def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     assert third not in {placement.task_id for placement in node.desired().placements}
 
 
+def test_a_tenant_takes_nothing_more_back_while_gpus_are_reserved_for_it(borrowed, set_rows, plan, again, ago):
+    """They are those that it is owed, though it does not hold them yet."""
+    node, _, owner, _, preemptor, tasks = borrowed
+    second = owner.task()["id"]
+    plan()
+    set_rows(Task, preemptor, queued_at=ago(10_000))
+    set_rows(Task, second, queued_at=ago(9_000))
+    for _ in range(2):
+        again()
+        assert {placement.task_id for placement in node.desired().placements if placement.leave} == {tasks[1], tasks[3]}
+
+
+def test_gpus_that_are_reserved_are_no_room_for_a_third_tenant(borrowed, new_tenant, set_rows, plan, again, ago):
+    node, _, _, _, preemptor, tasks = borrowed
+    set_rows(Task, preemptor, queued_at=ago(10_000))
+    again()
+    third = new_tenant().task()["id"]
+    plan()
+    set_rows(Task, third, queued_at=ago(9_000))
+    again()
+    assert {placement.task_id for placement in node.desired().placements if placement.leave} == set(tasks[1:])
+
+
 @pytest.mark.parametrize("why", ["quarantined", "disk_full", "drained"])
 def test_gpus_that_nobody_can_have_are_in_no_share(borrowed, new_node, set_rows, again, ago, why):
     """Four more that take nothing: what the borrower holds is all there is, and half of it is owed."""

@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import func, update
 
 from service.fleet.models import Placement
+from service.scheduler.core.decision import ShortPreemption
+from service.scheduler.explain.waiting_sentences import duration_words
 from service.scheduler.models import ThroughputProfile
 from service.scheduler.planner import replan
 from service.scheduler.state import snapshot
 from service.scheduler.state.preemption.preemption_costs import RESUME_SECONDS
+from service.scheduler.state.preemption.shorter_first import notice
 from tests.service.fleet.scripted import completed, moved, points
 from tests.service.scheduler.planned import start, validated
+from tests.service.scheduler.sharing import shared
 
 
 @pytest.fixture
@@ -99,6 +104,24 @@ def test_who_leaves_reserved_gpus_in_turn_does_not_get_them_back(paused, plan, a
     assert [placement.task_id for placement in node.desired().placements] == [next_]
 
 
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_reserved_gpus_wait_for_their_task_until_that_lapses(paused, plan, again, database, lapsed):
+    """A task that came since would go first. They wait for one whose executor ended, too."""
+    node, owner, _, short, held = paused
+    urgent = owner.task(name="urgent", priority=100)["id"]
+    plan()
+    detach(held)
+    if lapsed:
+        with database.begin() as session:
+            session.execute(update(Placement).values(ended_at=func.now() - timedelta(seconds=121)))
+    again()
+    assert [placement.task_id for placement in node.desired().placements] == [urgent if lapsed else short]
+    if not lapsed:
+        assert node.lost(start(node, short)).status_code == 204
+        again()
+        assert [placement.task_id for placement in node.desired().placements] == [short]
+
+
 def test_another_tenants_owner_reads_no_names(new_tenant, new_node, plan, slow_steps):
     node, owner, other = new_node(slots=2), new_tenant(), new_tenant()
     held = {}
@@ -115,6 +138,12 @@ def test_another_tenants_owner_reads_no_names(new_tenant, new_node, plan, slow_s
     said = owner.get(f"/v1/tasks/{leaving}").json()
     assert "Paused for another tenant's task, which takes about" in said["requeue_detail"]
     assert short not in str(said)
+
+
+def test_an_owner_is_told_how_long_the_task_takes_and_how_much_longer_it_would_have_waited():
+    tasks = {id: SimpleNamespace(id=id, name=None, tenant_id="ada") for id in ("t", "v")}
+    said = notice(SimpleNamespace(tasks=tasks), ShortPreemption("t", "n", ("v",), seconds=600, sooner=7200), "v")
+    assert f"takes {duration_words(600)} and would have waited for {duration_words(7200)} longer" in said
 
 
 def test_the_estimate_counts_on_it(new_tenant, new_node, plan, slow_steps, dependencies):
@@ -158,6 +187,21 @@ def test_an_admin_can_switch_it_off(new_tenant, new_node, plan, slow_steps, depe
     assert (problem.leave, problem.dues, problem.running[0].preemptible, problem.queued[0].preempts) == (None, (), None, 0)
 
 
+def test_none_is_preempted_that_shares_its_executor_or_is_of_a_batch(
+    gpu, new_node, tenant, new_tenant, plan, database, dependencies
+):
+    """To stop one of those who share frees nothing; a batch is planned as one."""
+    shared(tenant, new_tenant(), gpu, plan)
+    new_node(slots=1)
+    made = tenant.post("/v1/batches", json={"tasks": [tenant.spec(tenant.file())]})
+    assert made.status_code == 201, made.text
+    plan()
+    with database.begin() as session:
+        running = snapshot.read(session, dependencies).problem.running
+    assert len(running) >= 2
+    assert {run.preemptible for run in running} == {None}
+
+
 def test_what_a_victim_has_waited_and_run_counts(paused, plan, database, dependencies):
     _, _, long, short, held = paused
     detach(held)
@@ -169,6 +213,8 @@ def test_what_a_victim_has_waited_and_run_counts(paused, plan, database, depende
             .where(Placement.task_id == long)
             .values(created_at=func.now() - timedelta(seconds=300), ended_at=func.now())
         )
+        own = {"waited_seconds": 40, "created_at": func.now() - timedelta(seconds=100)}
+        session.execute(update(Placement).where(Placement.task_id == short).values(own))
     with database.begin() as session:
         seen = snapshot.read(session, dependencies)
     victim = next(task for task in seen.problem.queued if task.id == long)
@@ -176,3 +222,5 @@ def test_what_a_victim_has_waited_and_run_counts(paused, plan, database, depende
     (run,) = seen.problem.running
     assert run.preemptible is not None
     assert (run.id, run.preemptible.resume) == (short, RESUME_SECONDS)
+    assert run.preemptible.ran >= 100
+    assert run.preemptible.age == run.preemptible.ran + 40
