@@ -37,8 +37,6 @@ def error_response(problem: Problem, headers: dict[str, str], ids: OpenAiIds) ->
     status = problem.status
     if status == 422 or (status == 409 and problem.code not in _TAKEN_UP_AGAIN):
         status = 400
-    if problem.code == "quota_exceeded":
-        headers["x-should-retry"] = "false"
     error = {
         "message": ids.in_text(_message(problem)),
         "type": _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error"),
