@@ -27,6 +27,7 @@ from worker.data.disk_full import DiskFull, room_needed
 from worker.data.executor_folders import ExecutorFolders
 from worker.data.object_cache import Kept
 from worker.executor.background_worker import BackgroundWorker
+from worker.executor.inbox import Callback, Inbox
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
@@ -35,8 +36,6 @@ from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import DeviceBase
 
 log = logging.getLogger(__name__)
-
-Callback = Callable[[], None]
 
 _ADAPTERS_AT_ONCE = 2  # the last jobs of a task end together: one is written and hashed while another is sent
 
@@ -63,18 +62,18 @@ class BestAdapter:
 
 
 class ArtifactUploader:
-    """`hand_over` queues a callback for the training loop, which calls `leave(task, lost, why)` where a placement
-    cannot continue. adapters_left: given by the loop and not dealt with yet. What is on its way is the executor's own: storage
-    may be away for longer than others keep a file that nobody reads."""
+    """inbox: the training loop's, which calls `leave(task, lost, why)` where a placement cannot continue. adapters_left: those
+    that the loop gave it and has not dealt with yet. What is on its way is the executor's own: storage may be away for longer
+    than others keep a file that nobody reads."""
 
     def __init__(
         self,
         link: PlacementLink,
         folders: ExecutorFolders,
-        hand_over: Callable[[Callback], None],
+        inbox: Inbox,
         leave: Callable[[PlacementRun, bool, str], None],
     ) -> None:
-        self._link, self._hand_over, self._leave = link, hand_over, leave
+        self._link, self._inbox, self._leave = link, inbox, leave
         self._own, self._cache = folders.own, folders.cache
         self._checkpoints = BackgroundWorker("checkpoint uploads")
         self._adapters = BackgroundWorker("adapter uploads", _ADAPTERS_AT_ONCE)
@@ -93,7 +92,7 @@ class ArtifactUploader:
 
     def _store_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         self._guarded(task, lambda: self._export(task, best, then))
-        self._hand_over(self._dealt_with)
+        self._inbox.put(self._dealt_with, patient=True)
 
     def _dealt_with(self) -> None:
         self.adapters_left -= 1
@@ -104,9 +103,9 @@ class ArtifactUploader:
         except LeaseNotHeld as error:
             log.info("pending uploads of placement %s are dropped: %s", task.key, error)
         except FenceStale:
-            self._hand_over(partial(self._leave, task, False, "the service has ended it"))
+            self._inbox.put(partial(self._leave, task, False, "the service has ended it"))
         except Refused as error:
-            self._hand_over(partial(self._leave, task, True, f"storage refused an upload: {error}"))
+            self._inbox.put(partial(self._leave, task, True, f"storage refused an upload: {error}"))
 
     def _export(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         run, base = best.run, best.base
@@ -148,7 +147,7 @@ class ArtifactUploader:
                 config=config,
             ),
         )
-        self._hand_over(partial(then, manifest))
+        self._inbox.put(partial(then, manifest))
 
     def _save(self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
         made: dict[int, CheckpointRef] = {}
@@ -175,7 +174,7 @@ class ArtifactUploader:
             for ref in made.values():
                 self._cache.objects(tenant).drop(ref.sha256)
             raise
-        self._hand_over(partial(then, made))
+        self._inbox.put(partial(then, made), patient=not task.leaving)
 
     def _leave_to_cache(self, tenant: str, kept: Kept) -> None:
         """Name the file by its bytes, by which it is found when its task comes again."""

@@ -18,6 +18,7 @@ from worker.data.tokenising.file_tokeniser import DataError
 from worker.data.tokenising.row_tokeniser import RowTokeniser
 from worker.executor.answer_session import AnswerSession
 from worker.executor.background_worker import BackgroundWorker
+from worker.executor.inbox import Callback
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
@@ -36,7 +37,6 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
-Callback = Callable[[], None]
 Send = Callable[[ExecutorProgress | PlacementEnded], None]
 _REPORT_SECONDS = 0.5
 _SILENT_SECONDS = 10.0  # without a word from a rank, after which it is not waited for without a lease

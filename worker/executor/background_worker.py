@@ -17,6 +17,12 @@ class BackgroundWorker:
     def submit(self, work: Callable[[], None]) -> None:
         self._work.put(work)
 
+    def drain(self, seconds: float) -> None:
+        """Wait until what was given before is done, for so long at most. Of a worker that runs one at a time."""
+        done = threading.Event()
+        self.submit(done.set)
+        done.wait(seconds)
+
     def _run(self) -> None:
         while True:
             self._work.get()()

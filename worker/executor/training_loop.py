@@ -18,13 +18,14 @@ from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.executor_folders import ExecutorFolders
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
-from worker.executor.attached_placements import AttachedPlacements, Callback, Send
+from worker.executor.attached_placements import AttachedPlacements, Send
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.completions.completion_batch import Completions
 from worker.executor.evaluation.baseline_evaluation import Baselines
 from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.executor.generation.generation_turns import GenerationTurns
+from worker.executor.inbox import Inbox
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_run import PlacementRun
@@ -50,19 +51,18 @@ class Executor:
     """`send` sends to the daemon. Any thread may call `handle_command`; everything else happens in `run`."""
 
     def __init__(self, settings: Settings, link: PlacementLink, send: Send) -> None:
-        self._inbox: queue.SimpleQueue[Callback] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._folders = ExecutorFolders(settings.scratch, settings.worker_cache_bytes)
         self._folders.sweep()
         self._attached = AttachedPlacements(
             settings, link, self._folders, self._inbox.put, send, self._opened, self._hold, self._left
         )
-        cache = self._folders.cache
-        self._uploader = ArtifactUploader(link, self._folders, self._inbox.put, self._attached.leave)
-        self._checkpoint_policy = CheckpointPolicy(self._uploader, cache, settings.worker_checkpoint_seconds)
-        self._baselines = Baselines(cache, self._attached.progress)
+        self._uploader = ArtifactUploader(link, self._folders, self._inbox, self._attached.leave)
+        self._checkpoint_policy = CheckpointPolicy(self._uploader, self._folders.cache, settings.worker_checkpoint_seconds)
+        self._baselines = Baselines(self._folders.cache, self._attached.progress)
         self._scheduler = StepScheduler()
         self._evaluations = JobEvaluations(self._attached, self._attached.progress, self._scheduler.record_evaluation)
-        self._completions = Completions(link, cache, self._inbox.put)
+        self._completions = Completions(link, self._folders.cache, self._inbox.put)
         self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}), self._completions.make_room)
         self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
@@ -110,10 +110,9 @@ class Executor:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
         busy = self._active() or self._recheck_admission or self._to_rank or self._baselines or self._texts or self._completions
         with contextlib.suppress(queue.Empty):
-            callback = self._inbox.get_nowait() if busy else self._inbox.get(timeout=_IDLE_SECONDS)
+            self._inbox.get(timeout=0.0 if busy else _IDLE_SECONDS)()
             while True:
-                callback()
-                callback = self._inbox.get_nowait()
+                self._inbox.get()()
         if not self._active():  # else its steps report; a turn that scores texts or answers is progress too
             self._attached.progress()
         self._attached.expire()
@@ -153,7 +152,7 @@ class Executor:
 
     def _something_waits(self) -> bool:
         """Whether the replicas are to meet: for a command, for a lease that has run out, or for a checkpoint."""
-        return not self._inbox.empty() or self._attached.expires or self._checkpoint_policy.awaited(self._attached.open)
+        return self._inbox.waits or self._attached.expires or self._checkpoint_policy.awaited(self._attached.open)
 
     def _advance_baseline(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
@@ -298,3 +297,4 @@ class Executor:
         if self._replicas is not None:
             self._checkpoint_policy.take_last(lambda: self._attached.open, self._replicas.store, self._inbox, deadline)
         self._attached.drain(deadline)
+        self._checkpoint_policy.drain(deadline)

@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections import defaultdict
+from functools import partial
 
 import pytest
 
@@ -10,7 +12,8 @@ from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside
 from worker.api_client import PlacementLink, Unreachable
 from worker.data.node_cache import NodeCache
-from worker.pipe_messages import Stop
+from worker.executor.inbox import Inbox
+from worker.pipe_messages import Detach, Stop
 
 
 def test_a_checkpoint_that_another_executor_drops_is_uploaded_all_the_same(fleet, placing, tmp_path, monkeypatch):
@@ -64,3 +67,29 @@ def test_what_waits_for_storage_for_days_is_uploaded_all_the_same(fleet, placing
     assert {event.kind for event in reported.ended.values()} == {"job_completed"}
     assert set(reported.manifests) == set(reported.ended)
     assert not list(inside.settings.scratch.glob("executors/*/checkpoint-*"))
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_loop_stops_for_an_adapter_and_for_a_task_that_leaves_not_for_a_checkpoint_that_is_stored(
+    fleet, placing, tmp_path, monkeypatch, leaves
+):
+    put, patience, executors = Inbox.put, defaultdict(list), []
+
+    def noted(self, callback, patient=False):
+        if isinstance(callback, partial):
+            patience[callback.func.__name__].append(patient)
+        put(self, callback, patient)
+
+    def leave(reported, report):
+        if leaves and max(reported.step.values(), default=0) >= 2 and not leaving:
+            leaving.append(True)
+            executors[0].handle_command(Detach(placement_id=placement.placement_id, keep=True))
+
+    leaving, fleet.on_report = [], leave
+    monkeypatch.setattr(Inbox, "put", noted)
+    placement = placing(SPACE, early_exit=CALM, training={"epochs": 2})
+    inside = Inside(fleet, tmp_path, worker_checkpoint_seconds=3600 if leaves else 0.01)
+    inside.run(placement, prepare=executors.append, paced=True)
+    assert patience["_stored"]
+    assert set(patience["_stored"]) == {not leaves}
+    assert set(patience["kept"]) == (set() if leaves else {False})
