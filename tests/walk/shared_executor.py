@@ -195,27 +195,35 @@ class SharedExecutor:
     def alone(self, at: int, task_id: str) -> list[tuple[int, int]]:
         """For each placement that was told to run alone: the losses that it was told for, and those since its last progress.
         Of a task that has ended."""
-        rewinds, found = self._rewinds(at, task_id), []
+        steps, found = self._steps_left_with(at, task_id), []
         leaves = self.history(at, task_id, "left")
         row, before, left = 0, None, 0
         for change in reversed(self.pages(at, f"/v1/tasks/{task_id}/plan-history")):
             if change["kind"] == "left":
-                row = row if rewinds[left] == before else 0  # it got further since the last loss
+                row = row if steps[left] == before else 0  # it got further since the last loss
                 row += leaves[left]["reason"] == LOST
-                before, left = rewinds[left], left + 1
+                before, left = steps[left], left + 1
             elif change["kind"] == "placed" and (said := _ALONE.search(change["said"].get("sentence") or "")):
                 found.append((int(said[1]), row))
         return found
 
-    def _rewinds(self, at: int, task_id: str) -> list[dict[int, int]]:
-        """Where each leave took the task's unfinished jobs: {job: step}."""
+    def _steps_left_with(self, at: int, task_id: str) -> list[dict[int, int]]:
+        """The steps that its jobs kept at each leave: {job: step}, of those with any. A job that is at its checkpoint is not
+        told to go back."""
         found: list[dict[int, int]] = []
         now: dict[int, int] = {}
+        ran = False
         for event in self.events(at, task_id):
-            if event["type"] == "rewind":
-                now[event["data"]["job"]] = event["data"]["step"]
-            elif event["type"] == "status" and now:
-                found, now = [*found, now], {}
+            data = event["data"]
+            match event["type"]:
+                case "curves":
+                    now |= {one["job"]: one["to_step"] for one in data["curves"] if one["series"] == "train_loss"}
+                case "rewind":
+                    now[data["job"]] = data["step"]
+                case "status":
+                    if ran and data["status"] not in ENDED:
+                        found.append({job: step for job, step in now.items() if step > 0})
+                    ran = data["status"] == "running"
         return found
 
 
