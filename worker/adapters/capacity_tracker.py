@@ -19,7 +19,7 @@ class CapacityTracker:
     """`capacity`: the one in use now."""
 
     def __init__(self, capacity: Capacity) -> None:
-        self.capacity = capacity
+        self.capacity = self._measured = capacity
         self._needs: dict[str, Need] = {}  # of the current tasks
         self._asked = capacity.piece_tokens  # tokens of a micro-batch, where memory allows
         self._most_tokens = capacity.piece_tokens  # the same, for the current tasks
@@ -64,10 +64,15 @@ class CapacityTracker:
         return micro_batch_limit([need], need.capacity, self._asked)
 
     def remove_placement(self, placement: str) -> bool:
-        """Remove a task, and the limits that it alone caused. Whether it was here."""
+        """Remove a task, and the limits that it alone caused. Whether it was here. With the last one all that failed passes
+        showed is forgotten: what had the memory may be gone, and the next task's own pass shows whether it is."""
         self._piece_tokens.pop(placement, None)
         if self._needs.pop(placement, None) is None:
             return False
+        if not self._needs and self._learned:
+            self._learned.clear()
+            self.capacity = replace(self._measured, long_pass_tokens=self.capacity.long_pass_tokens)
+            self._most_tokens = self._measured.piece_tokens
         self._recompute()
         return True
 
