@@ -68,11 +68,3 @@ def test_a_task_that_computes_activations_again_had_no_part_in_a_pass_that_kept_
     assert tracker.shrink_after_oom(keeping, jobs, 0) == {}
     assert tracker.piece_tokens("keeps") == 900
     assert tracker.shrink_after_oom(OutOfMemory(1800, recompute=True), jobs, 0).keys() == {jobs[0]}
-
-
-def test_a_task_that_keeps_activations_fails_where_a_row_finds_no_memory_without_gradients() -> None:
-    """Such a pass counts as one that recomputes. Else it would be tried for ever."""
-    tracker = CapacityTracker(MEASURED)
-    tracker.add_placement("keeps", need(2000))
-    failed = tracker.shrink_after_oom(OutOfMemory(2000, recompute=True), [JobKey("keeps", 0)], 0)
-    assert failed.keys() == {JobKey("keeps", 0)}
