@@ -92,8 +92,7 @@ class CapacityTracker:
 
     def shrink_after_oom(self, error: OutOfMemory, jobs: Sequence[JobKey], rows: int) -> dict[JobKey, str]:
         """A pass of these jobs, beside `rows` arena rows, found no memory: use smaller micro-batches from now on. A task with a
-        sequence as long as the pass recomputes activations from now on, where it kept them. One that holds them otherwise than
-        the pass is not to blame.
+        sequence as long as the pass recomputes activations from now on, where it kept them.
 
         Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing.
         """
@@ -101,8 +100,7 @@ class CapacityTracker:
         own = self._needs.get(error.sole_placement) if error.sole_placement is not None else None
         if error.sole_placement is not None and own is not None and error.tokens > own.longest:
             self._piece_tokens[error.sole_placement] = max(1, error.tokens // 2)
-        alike = {name: need for name, need in self._needs.items() if need.activations.recompute == error.recompute}
-        long = {placement: need for placement, need in alike.items() if need.longest >= error.tokens}
+        long = {placement: need for placement, need in self._needs.items() if need.longest >= error.tokens}
         here = {key.placement for key in jobs} & long.keys()
         may = self.capacity.recomputed is not None and not error.recompute
         turning = [placement for placement in long if placement in here and may and not long[placement].activations.recompute]

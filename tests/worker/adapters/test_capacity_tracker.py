@@ -1,7 +1,5 @@
 """What failed passes show of the memory holds as long as a task is there that was beside them."""
 
-from dataclasses import replace
-
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need
@@ -53,18 +51,3 @@ def test_what_else_is_known_stays_where_nothing_failed() -> None:
     longer = tracker.capacity.long_pass_tokens
     tracker.remove_placement("a")
     assert tracker.capacity.long_pass_tokens == longer > 4096
-
-
-def test_a_task_that_computes_activations_again_had_no_part_in_a_pass_that_kept_them() -> None:
-    """A neighbour's pass of fewer tokens than its own longest sequence found no memory: its jobs were failed for that."""
-    both = replace(MEASURED, recomputed=MEASURED.model)
-    tracker = CapacityTracker(both)
-    again = Need(both, 2000, (8,), Activations(True, "computed again"))
-    tracker.add_placement("again", again)
-    tracker.add_placement("keeps", Need(both, 300, (8,), Activations(False, "kept")))
-    jobs = [JobKey("again", 0), JobKey("keeps", 0)]
-    keeping = OutOfMemory(1800)
-    keeping.sole_placement = "keeps"
-    assert tracker.shrink_after_oom(keeping, jobs, 0) == {}
-    assert tracker.piece_tokens("keeps") == 900
-    assert tracker.shrink_after_oom(OutOfMemory(1800, recompute=True), jobs, 0).keys() == {jobs[0]}
