@@ -92,15 +92,22 @@ class CapacityTracker:
 
     def shrink_after_oom(self, error: OutOfMemory, jobs: Sequence[JobKey], rows: int) -> dict[JobKey, str]:
         """A pass of these jobs, beside `rows` arena rows, found no memory: use smaller micro-batches from now on. A task with a
-        sequence as long as the pass recomputes activations from now on, where it kept them.
+        sequence as long as the pass recomputes activations from now on, where it kept them. A pass that kept them shows nothing
+        of a task that recomputes them, unless it was that task's own.
 
-        Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing.
+        Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing. Each
+        call shortens one task's pieces or the passes of all, or lets a task recompute or fail, so that trying again ends.
         """
         self._quiet = 0
         own = self._needs.get(error.sole_placement) if error.sole_placement is not None else None
         if error.sole_placement is not None and own is not None and error.tokens > own.longest:
             self._piece_tokens[error.sole_placement] = max(1, error.tokens // 2)
-        long = {placement: need for placement, need in self._needs.items() if need.longest >= error.tokens}
+        long = {
+            placement: need
+            for placement, need in self._needs.items()
+            if need.longest >= error.tokens
+            and (error.recompute or not need.activations.recompute or placement == error.sole_placement)
+        }
         here = {key.placement for key in jobs} & long.keys()
         may = self.capacity.recomputed is not None and not error.recompute
         turning = [placement for placement in long if placement in here and may and not long[placement].activations.recompute]

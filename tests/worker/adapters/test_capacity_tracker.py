@@ -1,5 +1,7 @@
 """What failed passes show of the memory holds as long as a task is there that was beside them."""
 
+from dataclasses import replace
+
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need
@@ -51,3 +53,34 @@ def test_what_else_is_known_stays_where_nothing_failed() -> None:
     longer = tracker.capacity.long_pass_tokens
     tracker.remove_placement("a")
     assert tracker.capacity.long_pass_tokens == longer > 4096
+
+
+def test_a_kept_pass_fails_no_neighbour_that_recomputes() -> None:
+    """It had no part in the pass, however long its sequences are."""
+    both = replace(MEASURED, recomputed=MEASURED.model)
+    tracker = CapacityTracker(both)
+    tracker.add_placement("recomputes", Need(both, 2000, (8,), Activations(True, "recomputed")))
+    tracker.add_placement("keeps", Need(both, 300, (8,), Activations(False, "kept")))
+    jobs = [JobKey("recomputes", 0), JobKey("keeps", 0)]
+    kept = OutOfMemory(1800)
+    kept.sole_placement = "keeps"
+    assert tracker.shrink_after_oom(kept, jobs, 0) == {}
+    assert tracker.piece_tokens("keeps") == 900
+    assert tracker.shrink_after_oom(OutOfMemory(1800, recompute=True), jobs, 0).keys() == {jobs[0]}
+
+
+def test_a_kept_task_whose_row_cannot_be_evaluated_fails() -> None:
+    """A pass without gradients counts as one that recomputes, which takes no more than one that keeps."""
+    tracker = CapacityTracker(MEASURED)
+    tracker.add_placement("keeps", need(2000))
+    failed = tracker.shrink_after_oom(OutOfMemory(2000, recompute=True), [JobKey("keeps", 0)], 0)
+    assert failed.keys() == {JobKey("keeps", 0)}
+
+
+def test_the_task_of_a_pass_that_cannot_be_shortened_fails_whatever_the_pass_says_of_itself() -> None:
+    """Else it would be tried for ever."""
+    tracker = CapacityTracker(MEASURED)
+    tracker.add_placement("recomputes", Need(MEASURED, 2000, (8,), Activations(True, "recomputed")))
+    own = OutOfMemory(2000, recompute=False)
+    own.sole_placement = "recomputes"
+    assert tracker.shrink_after_oom(own, [JobKey("recomputes", 0)], 0).keys() == {JobKey("recomputes", 0)}

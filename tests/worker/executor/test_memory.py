@@ -24,7 +24,7 @@ def small_device(monkeypatch):
                 refused.append(tokens)
                 for segment in segments if trains else ():
                     self.arena.grad[segment.slot.used].fill_(float("nan"))
-                raise OutOfMemory(tokens)
+                raise OutOfMemory(tokens, form[0] if trains else True)
             return real(self, segments, *form)
 
         return within
