@@ -54,17 +54,23 @@ def left(reported):
 def test_it_waits_for_rows_that_a_neighbour_trains_in(fleet, placing, tmp_path, preferring, arena_of, monkeypatch):
     """And keeps the neighbour's steps from nothing meanwhile: a device may be given several at a time."""
     (alone,) = Inside(fleet, tmp_path / "alone").run(again(preferring, "alone"))
-    neighbour = placing(SPACE | {"rank": [32]}, early_exit=CALM, training={"max_steps": 30, "epochs": 10})
+    neighbour = placing(SPACE | {"rank": [32]}, early_exit=CALM, training=LONG)
     arena_of(32)
-    choose, turns = StepScheduler.choose, []
+    executors, turns = [], []
+    choose = StepScheduler.choose
 
     def seen(self, replicas, placements, runs, others):
         turns.append((len(placements), others))
+        if turns.count((2, False)) == 1 and turns[-1] == (2, False):  # it waits, and may have the rows now
+            fleet.end(neighbour.placement_id)
+            executors[0].handle_command(Detach(placement_id=neighbour.placement_id))
         return choose(self, replicas, placements, runs, others)
 
     monkeypatch.setattr(StepScheduler, "choose", seen)
-    _, reported = Inside(fleet, tmp_path / "both").run(neighbour, joining=[preferring])
+    inside = Inside(fleet, tmp_path / "both")
+    beside, reported = inside.run(neighbour, prepare=executors.append, joining=[preferring])
     assert (2, False) in turns
+    assert not beside.ended
     assert left(reported) == left(alone)
     assert left(alone)[1] == {0: "job_completed"}
 
@@ -83,7 +89,18 @@ def test_no_job_of_a_search_takes_the_rows_that_it_waits_for(fleet, placing, tmp
 
     arena_of(16)
     fleet.on_report = look
-    searched, preferred = Inside(fleet, tmp_path).run(search, joining=[prefers], paced=True)
+    inside, executors = Inside(fleet, tmp_path), []
+
+    def await_joining() -> None:
+        """Before a job of the search ends."""
+        (running,) = executors
+        if fleet.reported[search.placement_id].step[0] >= 2:
+            running.between_steps = lambda: None
+            while len(running._attached.open) < 2:
+                running._inbox.get(timeout=120)()
+
+    inside.between_steps = await_joining
+    searched, preferred = inside.run(search, prepare=executors.append, joining=[prefers], paced=True)
     assert before[0] == 2, "those that had the rows"
     assert {kind for one in (searched, preferred) for kind in left(one)[1].values()} == {"job_completed"}
     assert len(searched.ended) == 8
