@@ -8,7 +8,8 @@ import sys
 # reads rows or writes reports: Python asks that one for it after 5 ms, as long as a short step. This is small beside it.
 _SWITCH_SECONDS = 1e-4
 _KEPT_BYTES = 2**25  # blocks up to this size stay with the process; the C library allows no more
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # numbers of <malloc.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # numbers of <malloc.h>
+_ARENAS = 2  # the main thread's, and one of all others: each keeps as much as its threads ever had at once
 
 
 def settle() -> None:
@@ -30,5 +31,6 @@ def _keep_freed_blocks() -> None:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
+    libc.mallopt(_M_ARENA_MAX, _ARENAS)
     for option, value in ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2 * _KEPT_BYTES)):
         libc.mallopt(option, value)

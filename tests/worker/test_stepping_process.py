@@ -17,3 +17,34 @@ def test_a_step_waits_for_no_other_threads_turn_and_imports_are_not_collected():
     before, after, frozen = map(float, said.stdout.split())
     assert 10 * after <= before
     assert frozen > 1000
+
+
+_FREED = """
+import queue, threading
+from worker.stepping_process import settle
+
+def resident():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+def hold():
+    held = [b"x" * 1_600_000 for _ in range(40)]
+    del held
+    done.put(None)
+    threading.Event().wait()  # it stays
+
+settle()
+done, seen = queue.SimpleQueue(), [resident()]
+for _ in range(6):
+    threading.Thread(target=hold, daemon=True).start()
+    done.get()
+    seen.append(resident())
+print(*seen)
+"""
+
+
+def test_threads_share_what_they_free():
+    """A CPU executor's base is what it holds: what each of its threads keeps would be counted to it."""
+    said = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
+    before, first, *_, last = map(int, said.stdout.split())
+    assert last - before < 3 * (first - before), "two arenas hold it all"

@@ -49,6 +49,11 @@ class CompileOrder(BaseModel):
             told.update(path.read_bytes())
         return Path(triton.knobs.cache.dir) / f"motet-{told.hexdigest()}"
 
+    def lock(self) -> Path:
+        """Of all orders for this base, most of whose kernels are the same: whoever comes second finds them compiled."""
+        told = sha256(f"{self.source} {self.capability}".encode())
+        return Path(triton.knobs.cache.dir) / f"motet-{told.hexdigest()}.lock"
+
 
 def main() -> None:
     log_to_stderr()
@@ -57,8 +62,8 @@ def main() -> None:
     os.nice(_NICENESS)
     stamp = order.stamp()
     stamp.parent.mkdir(parents=True, exist_ok=True)
-    with stamp.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another executor of this host may be compiling the same
+    with order.lock().open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this host may be compiling the same kernels
         if not stamp.exists():
             count = _compile(order)
             stamp.touch()

@@ -1,7 +1,7 @@
 """The placements attached to an executor, with tasks or for answers only: arrival, lease and departure. Trains nothing.
 
-A background thread prepares a placement, then the training loop opens it. It leaves when it is done, when the service or its
-lease ends it, or when it cannot continue; the daemon is notified each time.
+Threads prepare them, each in one of its own, so that none waits for another's rows; then the training loop opens it. One
+leaves when it is done, when the service or its lease ends it, or when it cannot continue; the daemon is notified each time.
 """
 
 import logging
@@ -23,6 +23,7 @@ from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.preparation.base_fetch import BaseFetch
 from worker.executor.preparation.executor_base import ExecutorBase
+from worker.executor.preparation.first_weights import DrawnBytes
 from worker.executor.preparation.object_fetch import DamagedObject
 from worker.executor.preparation.placement_preparation import CannotTrain, Preparation, Prepared, capacities_of
 from worker.executor.preparation.resumed_files import ResumedFiles
@@ -60,7 +61,8 @@ class AttachedPlacements:
         self._settings, self._link, self._folders = settings, link, folders
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._loaded_for_answers = loaded
-        self._worker, self._tokeniser = BackgroundWorker("preparations"), RowTokeniser()
+        self._worker = BackgroundWorker("preparations", at_once=None)
+        self._tokeniser, self._drawn = RowTokeniser(), DrawnBytes()  # of all preparations
         fetch = BaseFetch(settings, link, folders.cache, lambda: hand_over(partial(self.progress, now=True)))
         self._base = ExecutorBase(settings, fetch, self._check_leases)
         self._tasks: dict[str, PlacementRun] = {}
@@ -142,37 +144,38 @@ class AttachedPlacements:
             lease.renew(message.deadline, message.token)
 
     def _prepare(self, task: PlacementRun, devices: PlacementDevices) -> None:
-        """Runs in the preparation thread."""
-        placement = task.placement
+        """Runs in the placement's thread."""
+        placement, shared = task.placement, (self._settings, self._tokeniser, self._drawn)
         try:
-            parts = (self._link, self._folders, placement, task.lease, task.phases, self._settings, self._tokeniser)
-            preparation = Preparation(*parts)
+            preparation = Preparation(self._link, self._folders, placement, task.lease, task.phases, *shared)
             prepared = preparation.prepare(self._base, devices)
         except (CannotTrain, BaseError, DataError, CheckpointError, DamagedObject) as error:
-            self._hand_over(partial(self._fail, task, str(error)))
+            then = partial(self._fail, task, str(error))
         except Crowded as error:
-            self._hand_over(partial(self.leave, task, True, str(error)))
+            then = partial(self.leave, task, True, str(error))
         except FenceStale:
-            self._hand_over(partial(self.leave, task, False, "the service has ended it"))
+            then = partial(self.leave, task, False, "the service has ended it")
         except LeaseNotHeld:
-            self._hand_over(partial(self.leave, task, True, "its lease ended while it was prepared"))
+            then = partial(self.leave, task, True, "its lease ended while it was prepared")
         except Refused as error:
-            self._hand_over(partial(self.leave, task, True, f"the service does not serve what it needs: {error}"))
+            then = partial(self.leave, task, True, f"the service does not serve what it needs: {error}")
         else:
-            self._hand_over(partial(self._open, task, prepared))
+            then = partial(self._open, task, prepared)
+        self._hand_over(then)  # an error's traceback is gone by now, and with it what it held of the base
 
     def _prepare_answers(self, session: AnswerSession, devices: PlacementDevices) -> None:
-        """Runs in the preparation thread."""
+        """Runs in the placement's thread."""
         key = session.lease.placement_id
         try:
-            loaded = self._base.load(session.placement.base, devices, session.lease, Wanted(generates=True))
-            self._base.await_revision(session.lease)
-            self._base.await_kernels(session.lease)
-            capacities = capacities_of(loaded, self._settings, self._folders.scratch)
+            with self._base.use(session.placement.base, devices, session.lease, Wanted(generates=True)) as used:
+                used.await_revision()
+                used.await_kernels()
+                with used.turn():
+                    capacities = capacities_of(used.loaded, self._settings, self._folders.scratch)
         except (CannotTrain, BaseError, Crowded, LeaseNotHeld, Refused) as error:
             self._hand_over(partial(self._leave, key, True, str(error)))
         else:
-            self._hand_over(partial(self._open_answers, key, loaded, capacities))
+            self._hand_over(partial(self._open_answers, key, used.loaded, capacities))
 
     def _open_answers(self, key: str, loaded: LoadedBase, capacities: Sequence[Capacity]) -> None:
         session = self._sessions.get(key)
@@ -195,7 +198,7 @@ class AttachedPlacements:
             self.progress(now=True)
         else:
             ResumedFiles(self._folders.own, task.placement).drop()
-            self._worker.submit(partial(self._base.close_streams, task.key))  # whose thread may load another base by now
+            self._worker.submit(partial(self._base.close_streams, task.key))  # another may be loading a base, or calling a rank
 
     # ---- departure -------------------------------------------------------------------------------------------------
 
@@ -265,9 +268,9 @@ class AttachedPlacements:
         self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
 
     def close(self) -> None:
-        """End the other ranks, and the process that reads rows."""
+        """End the other ranks, and the processes that read rows."""
         self._base.close()
-        self._worker.submit(self._tokeniser.close)  # whose thread may be reading by it
+        self._tokeniser.close()
 
     # ---- progress --------------------------------------------------------------------------------------------------
 

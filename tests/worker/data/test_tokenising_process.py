@@ -222,9 +222,9 @@ def reads(cache: NodeCache, tokeniser: RowTokeniser, tenant: str, reading: Readi
 def standby(cache: NodeCache, tokeniser: RowTokeniser) -> TokenisingProcess:
     """The process that two files leave, ready."""
     reads(cache, tokeniser, "first")
-    assert tokeniser._standby is None
+    assert not tokeniser._idle
     reads(cache, tokeniser, "second")
-    process = tokeniser._standby
+    (process,) = tokeniser._idle
     while not process.ready(60):
         pass
     return process
@@ -236,7 +236,7 @@ def test_files_behind_the_second_are_read_in_a_process_that_stays(cache, monkeyp
     for tenant in ("t1", "t2"):
         reads(cache, tokeniser, tenant)
     reads(cache, tokeniser, "t3", replace(APART, max_seq_len=20))
-    assert tokeniser._standby is process
+    assert tokeniser._idle == [process]
     tokeniser.close()
     assert process._child.returncode == -signal.SIGKILL
 
@@ -248,7 +248,7 @@ def test_it_stays_where_rows_are_wrong(cache, monkeypatch, tokeniser):
     with pytest.raises(DataError, match=f"line {len(MIXED) + 1}: objective sft learns from"):
         stream_of(file, APART, fetch, nothing, tokeniser.tokenise)
     reads(cache, tokeniser, "t1")
-    assert tokeniser._standby is process
+    assert tokeniser._idle == [process]
 
 
 def test_it_reads_by_the_tokenizer_of_each_file(cache, monkeypatch, tokeniser, tmp_path):
@@ -277,7 +277,7 @@ def test_a_lost_lease_ends_it_and_the_next_file_has_another(cache, tokeniser):
     assert asked
     assert not process.lives
     reads(cache, tokeniser, "t2")
-    assert tokeniser._standby.lives
+    assert tokeniser._idle[0].lives
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["while it waits", "while it reads"])

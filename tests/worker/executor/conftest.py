@@ -1,6 +1,7 @@
 """What tests of the executor share."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from contract.messages.report_messages import AdapterKept
 from contract.model_revision import revision_of
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
+from worker.replicas import base_loader
 
 
 @pytest.fixture
@@ -38,3 +40,27 @@ def wordy_base(tiny_base: BaseModelRef, tmp_path: Path) -> BaseModelRef:
     tokenizer.chat_template = "{% for m in messages if m['content'] != 'nothing' %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
+
+
+@pytest.fixture
+def changed(tiny_base: BaseModelRef, tmp_path: Path) -> BaseModelRef:
+    """A base whose folder has other weights than its revision, of the same shapes."""
+    folder = shutil.copytree(tiny_base.source, tmp_path / "changed")
+    (weights,) = folder.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return tiny_base.model_copy(update={"source": str(folder)})
+
+
+@pytest.fixture
+def slow_check(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The check of a revision ends once this is set."""
+    ends, check = threading.Event(), base_loader.check_revision
+
+    def slowly(ref: BaseModelRef) -> None:
+        assert ends.wait(60)
+        check(ref)
+
+    monkeypatch.setattr(base_loader, "check_revision", slowly)
+    return ends

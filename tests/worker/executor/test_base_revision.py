@@ -4,13 +4,14 @@ import gc
 import shutil
 import threading
 import weakref
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from contract.messages.placement_messages import BaseModelRef
+from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.messages.report_messages import PlacementFailed
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
@@ -18,7 +19,7 @@ from tests.worker.placer import placer
 from tests.worker.reported import Reported
 from worker.data.object_cache import OBJECTS
 from worker.executor.placement.placement_lease import Lease
-from worker.executor.preparation.executor_base import ExecutorBase
+from worker.executor.preparation.executor_base import BaseUse, ExecutorBase
 from worker.model.plain.trainer import Trainer
 from worker.pipe_messages import ExecutorProgress, PlacementEnded
 from worker.replicas import base_loader
@@ -27,17 +28,6 @@ from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 PATIENCE = 60.0
 SPACE = {"learning_rate": [3e-3], "rank": [4], "batch_size": [2]}
 SHORT: dict[str, Any] = {"training": {"max_steps": 2}}
-
-
-@pytest.fixture
-def changed(tiny_base: BaseModelRef, tmp_path: Path) -> BaseModelRef:
-    """A base whose folder has other weights than its revision, of the same shapes."""
-    folder = shutil.copytree(tiny_base.source, tmp_path / "changed")
-    (weights,) = folder.glob("*.safetensors")
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    return tiny_base.model_copy(update={"source": str(folder)})
 
 
 def why_failed(reported: Reported) -> str:
@@ -60,6 +50,23 @@ def test_other_weights_are_said_rather_than_what_is_wrong_with_the_task(
     assert "have revision" in why_failed(reported)
 
 
+def one_after_another(inside: Inside, first: Placement, second: Placement, monkeypatch: pytest.MonkeyPatch) -> list[Reported]:
+    """Run both; the second is not prepared before the first has ended."""
+    ended, use = threading.Event(), ExecutorBase.use
+
+    def on_news(news: ExecutorProgress | PlacementEnded) -> None:
+        if isinstance(news, PlacementEnded) and news.placement_id == first.placement_id:
+            ended.set()
+
+    def used(base: ExecutorBase, ref: Any, devices: Any, lease: Lease, wanted: Any) -> AbstractContextManager[BaseUse]:
+        assert lease.placement_id == first.placement_id or ended.wait(PATIENCE)
+        return use(base, ref, devices, lease, wanted)
+
+    inside.on_news = on_news
+    monkeypatch.setattr(ExecutorBase, "use", used)
+    return inside.run(first, second)
+
+
 def test_a_base_that_proved_another_is_loaded_anew_for_the_next_placement(
     fleet: Fleet, tiny_base: BaseModelRef, changed: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +80,8 @@ def test_a_base_that_proved_another_is_loaded_anew_for_the_next_placement(
 
     monkeypatch.setattr(RankGroup, "load", loaded)
     place = placer(fleet, changed)
-    wrong, right = Inside(fleet, tmp_path).run(place(SPACE, **SHORT), place(SPACE, **SHORT))
+    both = place(SPACE, **SHORT), place(SPACE, **SHORT)
+    wrong, right = one_after_another(Inside(fleet, tmp_path), *both, monkeypatch)
     assert "have revision" in why_failed(wrong)
     assert len(right.ended) == 1
     assert len(loads) == 2
@@ -83,22 +91,22 @@ def test_a_base_that_proved_another_unseen_is_checked_anew(
     fleet: Fleet, tiny_base: BaseModelRef, changed: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first placement's lease ended before it could be told."""
-    place, await_revision, leases = placer(fleet, changed), ExecutorBase.await_revision, list[Lease]()
+    place, await_revision, uses = placer(fleet, changed), BaseUse.await_revision, list[BaseUse]()
 
-    def awaited(held: ExecutorBase, lease: Lease) -> None:
-        leases.append(lease)
-        if len(leases) == 1:
-            assert held.loaded is not None
-            assert held.loaded.base.checked.exception(PATIENCE) is not None
+    def awaited(used: BaseUse) -> None:
+        uses.append(used)
+        if len(uses) == 1:
+            assert used.loaded.base.checked.exception(PATIENCE) is not None
             shutil.copytree(tiny_base.source, changed.source, dirs_exist_ok=True)
-            lease.release()
-            lease.check()
-        await_revision(held, lease)
+            used._lease.release()
+            used._lease.check()
+        await_revision(used)
 
-    monkeypatch.setattr(ExecutorBase, "await_revision", awaited)
-    _, right = Inside(fleet, tmp_path).run(place(SPACE, **SHORT), place(SPACE, **SHORT))
+    monkeypatch.setattr(BaseUse, "await_revision", awaited)
+    both = place(SPACE, **SHORT), place(SPACE, **SHORT)
+    _, right = one_after_another(Inside(fleet, tmp_path), *both, monkeypatch)
     assert len(right.ended) == 1
-    assert len(leases) == 2
+    assert len(uses) == 2
 
 
 def test_a_base_that_proved_another_is_freed_at_once(
@@ -119,19 +127,6 @@ def test_a_base_that_proved_another_is_freed_at_once(
         assert [trainer() for trainer in trainers] == [None]
     finally:
         gc.enable()
-
-
-@pytest.fixture
-def slow_check(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The check of a revision ends once this is set."""
-    ends, check = threading.Event(), base_loader.check_revision
-
-    def slowly(ref: BaseModelRef) -> None:
-        assert ends.wait(PATIENCE)
-        check(ref)
-
-    monkeypatch.setattr(base_loader, "check_revision", slowly)
-    return ends
 
 
 def test_rows_are_read_while_it_is_checked_and_the_service_is_told_what_is_waited_for(

@@ -13,7 +13,7 @@ from worker.adapters.location_types import AdapterSpec
 from worker.executor.placement.placement_lease import LeaseNotHeld
 from worker.executor.preparation import first_weights as drawing
 from worker.executor.preparation import placement_preparation
-from worker.executor.preparation.first_weights import first_weights
+from worker.executor.preparation.first_weights import DrawnBytes, first_weights
 from worker.executor.preparation.placement_preparation import Preparation
 from worker.model.arena import Arena
 from worker.replicas.base_loader import load_base
@@ -45,11 +45,23 @@ def test_they_are_those_of_their_configurations_whoever_draws_first(arena: Arena
 
 
 def test_no_more_are_drawn_than_a_share_of_the_memory_holds(arena: Arena) -> None:
-    two = 4 * (4 + 8) * arena.layout.width
+    two = 2 * 4 * (4 + 8) * arena.layout.width  # half of it, so that there is some for others
     with first_weights(arena, configs(4, 8, 4), None, two * drawing._SHARE) as drawn:
         assert set(drawn()) == {0, 3}
     with first_weights(arena, configs(4, 8, 4), None, two * drawing._SHARE - 1) as drawn:
         assert set(drawn()) == {0}
+
+
+def test_preparations_share_that_memory(arena: Arena) -> None:
+    held, memory = DrawnBytes(), 2 * 4 * 8 * arena.layout.width * drawing._SHARE
+    with (
+        first_weights(arena, configs(8), None, memory, held=held) as first,
+        first_weights(arena, configs(4, 4), None, memory, held=held) as second,
+        first_weights(arena, configs(4, 4), None, memory, held=held) as third,
+    ):
+        assert (set(first()), set(second()), set(third())) == ({0}, {0}, set())
+    with first_weights(arena, configs(4, 4, 4), None, memory, held=held) as drawn:
+        assert set(drawn()) == {0, 3}, "what the others held they gave back"
 
 
 def test_they_are_drawn_beside_who_waits_later_and_as_many_at_once_as_there_are_threads(arena: Arena) -> None:
@@ -106,12 +118,12 @@ def test_they_are_drawn_while_rows_are_read(fleet, placing, tmp_path, monkeypatc
     """On a GPU: on a CPU, which is where this runs, they are drawn when they are waited for."""
     drawn, real_rows, real_weights = threading.Event(), Preparation._rows, placement_preparation.first_weights
 
-    def rows(self, loaded):
+    def rows(self, used):
         assert drawn.wait(PATIENCE), "they are drawn once rows are read"
-        return real_rows(self, loaded)
+        return real_rows(self, used)
 
-    def weights(arena, new, start, parked, at_once, before_each):
-        return real_weights(arena, new, start, parked, True, lambda: drawn.set() or before_each())
+    def weights(arena, new, start, parked, at_once, before_each, held):
+        return real_weights(arena, new, start, parked, True, lambda: drawn.set() or before_each(), held)
 
     monkeypatch.setattr(Preparation, "_rows", rows)
     monkeypatch.setattr(placement_preparation, "first_weights", weights)

@@ -1,7 +1,11 @@
-"""Where an executor tokenises its files: in its own process, or in one beside it. Knows no cache."""
+"""Where an executor tokenises its files: in its own process, or in those beside it. Knows no cache."""
 
 import logging
+import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,41 +15,59 @@ from worker.data.tokenising.tokenising_process import ProcessFailed, TokenisingP
 log = logging.getLogger(__name__)
 
 _APART_WORK = 4 << 20  # of a file for which a process is started: one of less is read before that has loaded a tokenizer
-_MOST_SECONDS = 60.0  # of the process that stays, for a file that takes one or two: other placements wait behind it
+_MOST_SECONDS = 60.0  # of a process that stays, for a file that takes one or two: others may wait for it
+_CHECK_SECONDS = 0.2
+_CORES = len(os.sched_getaffinity(0))
+_STAYING = max(1, min(4, _CORES // 4))  # processes that stay; each uses all cores for a part of the time
+_YIELDING = max(
+    4, _CORES // 2
+)  # those of one file at once, which share the cores in time: a short file does not wait for a long one
 
 
 class RowTokeniser:
-    """Tokenises one file after another, for one thread. One that takes long is read in a process of its own, which yields the
-    cores. Others in one that stays: it is started beside the second file, since many executors only ever read one, and until it
-    is ready files are read here."""
+    """Tokenises files, for any number of threads. One that takes long is read in a process of its own, which yields the cores.
+    Others in one that stays: the first is started beside the second file, since many executors only ever read one, and more as
+    files wait for it. Until one is ready files are read here, one after another."""
 
     def __init__(self) -> None:
-        self._standby: TokenisingProcess | None = None
-        self._has_read = False
+        self._here, self._apart = threading.Lock(), threading.Semaphore(_YIELDING)
+        self._changed = threading.Condition()  # of all below
+        self._idle: list[TokenisingProcess] = []  # that stay: ready, or loading
+        self._busy = 0
+        self._has_read = self._closed = False
 
     def tokenise(self, path: Path, reading: Reading, into: Path, on_progress: Tick) -> None:
         """Write the file's rows into the folder `into` as a stream. `on_progress` is called again and again, and may raise to
         end it. Raises DataError and OSError."""
         if reading.folder is None or not self._tokenised_apart(path, reading, into, on_progress):
-            tokenise(path, reading, into, on_progress)
+            while not self._here.acquire(timeout=_CHECK_SECONDS):
+                on_progress()
+            try:
+                tokenise(path, reading, into, on_progress)
+            finally:
+                self._here.release()
 
     def close(self) -> None:
-        if self._standby is not None:
-            self._standby.end()
+        """End the processes that stay: those at work when they are done."""
+        with self._changed:
+            self._closed = True
+            while self._idle:
+                self._idle.pop().end()
 
     def _tokenised_apart(self, path: Path, reading: Reading, into: Path, on_progress: Tick) -> bool:
         try:
             if _takes_long(path):
-                process = TokenisingProcess(reading, yields=True)
-                try:
+                with self._process_of_its_own(reading, on_progress) as process:
                     process.tokenise(path, reading, into, on_progress)
-                finally:
-                    process.end()
                 return True
-            standby = self._ready_standby(reading)
-            if standby is not None:
+            standby = self._taken_standby(reading, on_progress)
+            if standby is None:
+                return False
+            try:
                 standby.tokenise(path, reading, into, _bounded(on_progress))
-            return standby is not None
+            finally:
+                self._give_back(standby)
+            return True
         except ProcessFailed as error:
             log.warning(
                 "rows could not be tokenised in a process of their own (%s): they are read in this one, which slows down the "
@@ -54,11 +76,55 @@ class RowTokeniser:
             )
             return False
 
-    def _ready_standby(self, reading: Reading) -> TokenisingProcess | None:
-        wanted, self._has_read = self._has_read, True
-        if wanted and (self._standby is None or not self._standby.lives):
-            self._standby = TokenisingProcess(reading, yields=False)
-        return self._standby if self._standby is not None and self._standby.ready() else None
+    @contextmanager
+    def _process_of_its_own(self, reading: Reading, on_progress: Tick) -> Iterator[TokenisingProcess]:
+        while not self._apart.acquire(timeout=_CHECK_SECONDS):
+            on_progress()
+        try:
+            process = TokenisingProcess(reading, yields=True)
+            try:
+                yield process
+            finally:
+                process.end()
+        finally:
+            self._apart.release()
+
+    def _taken_standby(self, reading: Reading, on_progress: Tick) -> TokenisingProcess | None:
+        """One that is ready, once there is; None where none will be soon. Raises ProcessFailed."""
+        with self._changed:
+            wanted, self._has_read = self._has_read, True
+        while True:
+            with self._changed:
+                if (ready := self._ready()) is not None:
+                    self._busy += 1
+                    return ready
+                if wanted and not self._idle and self._busy < _STAYING and not self._closed:
+                    self._idle.append(TokenisingProcess(reading, yields=False))
+                if not self._busy:
+                    return None
+                self._changed.wait(_CHECK_SECONDS)
+            on_progress()
+
+    def _ready(self) -> TokenisingProcess | None:
+        """Takes one from the idle ones, if one is ready. Raises ProcessFailed for one that has ended."""
+        for process in list(self._idle):
+            try:
+                if process.ready():
+                    self._idle.remove(process)
+                    return process
+            except ProcessFailed:
+                self._idle.remove(process)
+                raise
+        return None
+
+    def _give_back(self, process: TokenisingProcess) -> None:
+        with self._changed:
+            self._busy -= 1
+            if self._closed:
+                process.end()
+            elif process.lives:
+                self._idle.append(process)
+            self._changed.notify()
 
 
 def _bounded(on_progress: Tick) -> Tick:

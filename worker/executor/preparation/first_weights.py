@@ -2,7 +2,8 @@
 the loop that should."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -14,10 +15,33 @@ from worker.adapters.location_types import AdapterSpec
 from worker.adapters.warm_start import StartAdapter
 from worker.model.arena import Arena, host_tensor
 
-_SHARE = 4  # one part in so many of the memory for parked adapters may hold first weights
+_SHARE = 2  # one part in so many of the memory for parked adapters may hold first weights of all preparations
 # One draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion. More than four hold up
 # what is prepared beside them, and end no sooner: pinning their memory takes a lock.
 _THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+
+
+class DrawnBytes:
+    """Bytes of first weights that preparations hold at once. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._held = threading.Lock(), 0
+
+    def take(self, sizes: Iterable[int], most: int) -> list[int]:
+        """Holds as many of the first sizes as half of what is left of `most` has room for, so that there is some for others."""
+        with self._lock:
+            room, taken = (most - self._held) // 2, list[int]()
+            for size in sizes:
+                room -= size
+                if room < 0:
+                    break
+                taken.append(size)
+            self._held += sum(taken)
+            return taken
+
+    def give_back(self, sizes: Iterable[int]) -> None:
+        with self._lock:
+            self._held -= sum(sizes)
 
 
 @contextmanager
@@ -28,6 +52,7 @@ def first_weights(
     park_bytes: int,
     at_once: bool = True,
     before_each: Callable[[], None] = lambda: None,
+    held: DrawnBytes | None = None,
 ) -> Iterator[Callable[[], dict[int, Tensor]]]:
     """Within it, threads draw. What is yielded waits for them, and returns float32 [rank, W] by job index, of as many jobs as a
     share of the memory for parked adapters holds. For a GPU they are pinned: the loop's first copies of best weights find that
@@ -36,21 +61,22 @@ def first_weights(
     They are held for as long as that: beside the rows of a large file for minutes.
 
     start: the adapter that all of them start from. park_bytes: of main memory. at_once: else they are drawn when they are
-    waited for. before_each: called in the threads before each adapter; what it raises is raised again for who waits.
+    waited for. before_each: called in the threads before each adapter; what it raises is raised again for who waits. held: by
+    all that share the memory.
     """
-    pinned, drawing = arena.master.is_cuda, dict[int, Future[Tensor]]()
+    pinned, drawing, taken = arena.master.is_cuda, dict[int, Future[Tensor]](), list[int]()
+    held = held or DrawnBytes()
 
     def draw(spec: AdapterSpec) -> Tensor:
         before_each()
         return spec.first_weights(arena.layout, host_tensor(torch.Size((spec.rank, arena.layout.width)), torch.float32, pinned))
 
     def begin() -> None:
-        left = park_bytes // _SHARE
-        for index, config in configs.items():
-            spec = AdapterSpec.of(config, start)
-            left -= 4 * spec.rank * arena.layout.width
-            if left >= 0:
-                drawing[index] = pool.submit(draw, spec)
+        specs = {index: AdapterSpec.of(config, start) for index, config in configs.items()}
+        sizes = (4 * spec.rank * arena.layout.width for spec in specs.values())
+        taken.extend(held.take(sizes, park_bytes // _SHARE))
+        for index, spec in list(specs.items())[: len(taken)]:
+            drawing[index] = pool.submit(draw, spec)
 
     def drawn() -> dict[int, Tensor]:
         if not at_once:
@@ -64,3 +90,4 @@ def first_weights(
         yield drawn
     finally:
         pool.shutdown(cancel_futures=True)
+        held.give_back(taken)

@@ -1,8 +1,8 @@
 """Prepares a placement before its jobs can be scheduled: base, rows as tokens, checkpoints. Schedules nothing."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +16,6 @@ from contract.messages.placement_messages import FileRef, Placement
 from worker.adapters.job_checkpoint import CheckpointError, load_progress
 from worker.adapters.warm_start import StartAdapter, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
-from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet, TokenRows, split
 from worker.data.evaluation_prompts import PromptFile, prompt_reading
 from worker.data.executor_folders import ExecutorFolders
@@ -27,9 +26,10 @@ from worker.data.tokenising.file_tokeniser import DataError, Reading
 from worker.data.tokenising.row_tokeniser import RowTokeniser
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.placement.placement_phases import PlacementPhases
-from worker.executor.preparation.executor_base import ExecutorBase
-from worker.executor.preparation.first_weights import first_weights
+from worker.executor.preparation.executor_base import BaseUse, ExecutorBase
+from worker.executor.preparation.first_weights import DrawnBytes, first_weights
 from worker.executor.preparation.object_fetch import ObjectFetch
+from worker.executor.preparation.parts_clock import PartsClock
 from worker.executor.preparation.placement_wants import ranks_of, unfinished, wants_of
 from worker.executor.preparation.resumed_files import ResumedFiles
 from worker.executor.retry import persist
@@ -107,24 +107,6 @@ def capacities_of(loaded: LoadedBase, settings: Settings, scratch: ObjectCache) 
     return loaded.capacities(profiles, settings, _ASKED_RANK)
 
 
-class PartsClock:
-    """Seconds of consecutive parts, for a line in the log and the trace."""
-
-    def __init__(self, phases: PlacementPhases) -> None:
-        self._phases, self._parts = phases, list[tuple[str, float]]()
-        self._since, self._since_at = boot_now(), time.time()
-
-    def note(self, part: str) -> None:
-        """This part ends now, and the next one begins."""
-        now = boot_now()
-        self._parts.append((part, now - self._since))
-        self._since, self._since_at = now, self._phases.over(f"prepare {part}", self._since_at)
-
-    def __str__(self) -> str:
-        whole = sum(seconds for _, seconds in self._parts)
-        return f"{whole:.3f} s (" + ", ".join(f"{part} {seconds:.3f}" for part, seconds in self._parts) + ")"
-
-
 class Preparation:
     """Fetches and reads for one placement while its lease lasts."""
 
@@ -137,8 +119,10 @@ class Preparation:
         phases: PlacementPhases,
         settings: Settings,
         tokeniser: RowTokeniser,
+        drawn: DrawnBytes,
     ) -> None:
-        self._tokeniser = tokeniser
+        """drawn: of all preparations of the executor, as the tokeniser."""
+        self._tokeniser, self._drawn = tokeniser, drawn
         self._link, self._placement, self._lease, self._phases, self._settings = link, placement, lease, phases, settings
         self._scratch, self._cache, self._resumed = folders.scratch, folders.cache, ResumedFiles(folders.own, placement)
         self._objects = ObjectFetch(folders.cache)
@@ -146,19 +130,23 @@ class Preparation:
     def prepare(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
         """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, DamagedObject, LeaseNotHeld, and Refused if the
         service does not serve a file."""
-        try:
-            with self._resumed.kept_if_done(), held.streams_kept_if_done(self._placement.placement_id):
-                return self._prepared(held, devices)
-        except (CannotTrain, DataError, CheckpointError):
-            held.await_revision(self._lease)  # another base than the task is pinned to is said rather than what follows from it
-            raise
+        clock, wants = PartsClock(self._phases), wants_of(self._placement)
+        with (
+            self._resumed.kept_if_done(),
+            held.use(self._placement.base, devices, self._lease, wants) as used,
+            used.streams_kept_if_done(),
+        ):
+            try:
+                _check_sharding(self._placement, used.loaded)
+                clock.note("base")
+                return self._prepared(used, clock)
+            except (CannotTrain, DataError, CheckpointError):
+                used.await_revision()  # another base than the task is pinned to is said rather than what follows from it
+                raise
 
-    def _prepared(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
-        clock, lease = PartsClock(self._phases), self._lease
-        loaded = held.load(self._placement.base, devices, lease, wants_of(self._placement))
+    def _prepared(self, used: BaseUse, clock: PartsClock) -> Prepared:
+        loaded = used.loaded
         base = loaded.base
-        _check_sharding(self._placement, loaded)
-        clock.note("base")
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
         clock.note("checkpoints")
@@ -166,40 +154,43 @@ class Preparation:
         device = base.trainer.backbone.device
         parked = park_bytes(device, self._settings, len(loaded.devices))
         beside = device.type == "cuda"  # on a CPU they would be part of what the executor holds for good
-        with first_weights(base.trainer.arena, new, start, parked, beside, lease.check) as drawn:
-            data, prompts = self._rows(loaded)
+        with first_weights(base.trainer.arena, new, start, parked, beside, self._lease.check, self._drawn) as drawn:
+            data, prompts = self._rows(used)
             clock.note("rows")
-            held.await_kernels(lease)
+            used.await_kernels()
             clock.note("kernels")
-            profiles = _memory_profiles(base, data.longest, self._scratch)
             ranks = ranks_of(self._placement)
-            capacities = loaded.capacities(profiles, self._settings, max(ranks, default=0))
+            with used.turn():
+                profiles = _memory_profiles(base, data.longest, self._scratch)
+                capacities = loaded.capacities(profiles, self._settings, max(ranks, default=0))
             rows = tuple(map(rows_for, ranks))
             activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
             clock.note("memory profile")
-            held.await_revision(lease)
+            used.await_revision()
             keep_profiles(base.trainer, base.ref, data.longest, self._scratch)
             clock.note("revision")
-            prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, drawn(), prompts, rows)
+            with nullcontext() if beside else used.turn():  # nobody's capacities are measured meanwhile
+                prepared = Prepared(loaded, capacities, data, checkpoints, activations, start, drawn(), prompts, rows)
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
         return prepared
 
-    def _rows(self, loaded: LoadedBase) -> tuple[DataSet, PromptFile | None]:
+    def _rows(self, used: BaseUse) -> tuple[DataSet, PromptFile | None]:
         """What is trained on, and the prompts of its evaluation, if they are in a file of their own."""
         train, held_out = self._placement.train_file, self._placement.validation_file
-        reading = self._reading(loaded.base)
-        validation = self._stream(held_out, reading, loaded) if held_out is not None else None
-        data = split(self._placement.spec, self._stream(train, reading, loaded), validation)
-        prompts = self._prompts(reading, loaded)
-        _check_fits(data, loaded.base)
+        base = used.loaded.base
+        reading = self._reading(base)
+        validation = self._stream(held_out, reading, used) if held_out is not None else None
+        data = split(self._placement.spec, self._stream(train, reading, used), validation)
+        prompts = self._prompts(reading, used)
+        _check_fits(data, base)
         if prompts is not None and len(prompts.rows):
-            _check_fits(prompts.rows, loaded.base)
+            _check_fits(prompts.rows, base)
         return data, prompts
 
-    def _prompts(self, reading: Reading, loaded: LoadedBase) -> PromptFile | None:
+    def _prompts(self, reading: Reading, used: BaseUse) -> PromptFile | None:
         ref = self._placement.prompts_file
-        return PromptFile.of(self._stream(ref, prompt_reading(reading), loaded)) if ref is not None else None
+        return PromptFile.of(self._stream(ref, prompt_reading(reading), used)) if ref is not None else None
 
     def _start(self, base: DeviceBase) -> StartAdapter | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
@@ -237,7 +228,7 @@ class Preparation:
         spec, dated = placement.spec, created_at if base.reads_date else None
         return Reading(reader, spec.objective, spec.training.max_seq_len, base.tokenizer, dated, Path(base.ref.source))
 
-    def _stream(self, ref: FileRef, reading: Reading, loaded: LoadedBase) -> TokenStream:
+    def _stream(self, ref: FileRef, reading: Reading, used: BaseUse) -> TokenStream:
         """The file as a token stream, which all ranks map. Fetches it only if it was not tokenised here before."""
         link, key = self._link, self._lease.placement_id
         file = self._cache.file(self._placement.tenant_id, ref.sha256)
@@ -249,7 +240,7 @@ class Preparation:
         def attempt() -> TokenStream:
             try:
                 stream = stream_of(file, reading, fetch, self._lease.check, self._tokeniser.tokenise)
-                loaded.open_stream(self._placement.placement_id, stream)
+                used.open_stream(stream)
                 return stream
             except FileNotFoundError as error:  # its tenant deleted the file, which erases its streams
                 raise Unreachable(f"the file was removed from this node meanwhile: {error}") from None

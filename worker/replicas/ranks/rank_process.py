@@ -43,7 +43,7 @@ class RankProcess:
         self._memory, self._on_silence = memory, on_silence
         self._activations: dict[str, Activations] = {}  # tasks', shared with the loop
         self._told: dict[str, Activations] = {}  # the same, as the rank knows them
-        self._turns = CallTurns()  # of the loop and the preparation thread
+        self._turns = CallTurns()  # of the loop and of preparations
         self._answer: CallResult | None = None  # to the call under way, until it is taken
         self._on_progress: OnProgress | None = None  # of the call under way
         self._heard: float | None = None  # its last word of the call under way, or when it was first waited for

@@ -11,8 +11,8 @@ from tests.worker.inside import Inside
 from tests.worker.replicas.test_replica_set import CALM, JOB, ranks, wide
 from worker.data.node_cache import HEADER
 from worker.data.tokenising.file_tokeniser import DataError
+from worker.executor.preparation.executor_base import BaseUse
 from worker.pipe_messages import Detach, PlacementEnded
-from worker.replicas.ranks.rank_group import LoadedBase
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 
@@ -33,14 +33,15 @@ def test_ranks_close_those_of_a_placement_that_does_not_begin(fleet, placing, tm
     spec = {"early_exit": {**CALM, "eval_every": 400}, "training": {"max_steps": 400, "epochs": 100}}
     stays = wide(placing({**JOB, "learning_rate": [1e-3, 3e-3]}, **spec), "stays")
     leaves = wide(placing({**JOB, "learning_rate": [1e-3]}, rows(30, seed=3), **spec), "leaves")
-    executors, opened, left, closed, real = [], [], threading.Event(), [], LoadedBase.open_stream
+    executors, opened, left, closed, real = [], [], threading.Event(), [], BaseUse.open_stream
 
-    def open_stream(self, placement, stream):
+    def open_stream(self, stream):
+        placement = self._lease.placement_id
         if placement == "leaves" and why == "ended":
             executors[0].handle_command(Detach(placement_id="leaves"))
         if (placement, why) in (("leaves", "ended"), ("stays", "refused")):
             assert left.wait(60)
-        real(self, placement, stream)
+        real(self, stream)
         opened.append(streams_open())
         if placement == "leaves" and why == "refused":
             raise DataError("line 1 is wrong")
@@ -51,7 +52,7 @@ def test_ranks_close_those_of_a_placement_that_does_not_begin(fleet, placing, tm
             fleet.end("stays")
             executors[0].handle_command(Detach(placement_id="stays"))
 
-    monkeypatch.setattr(LoadedBase, "open_stream", open_stream)
+    monkeypatch.setattr(BaseUse, "open_stream", open_stream)
     inside = Inside(fleet, tmp_path)
     inside.on_news = lambda news: isinstance(news, PlacementEnded) and news.placement_id == "leaves" and left.set()
     fleet.on_report = look
