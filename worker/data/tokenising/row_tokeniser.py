@@ -19,9 +19,8 @@ _MOST_SECONDS = 60.0  # of a process that stays, for a file that takes one or tw
 _CHECK_SECONDS = 0.2
 _CORES = len(os.sched_getaffinity(0))
 _STAYING = max(1, min(4, _CORES // 4))  # processes that stay; each uses all cores for a part of the time
-_YIELDING = max(
-    4, _CORES // 2
-)  # those of one file at once, which share the cores in time: a short file does not wait for a long one
+# Processes of one file. They share the cores in time, so that a short file waits for no long one.
+_YIELDING = max(4, _CORES // 2)
 
 
 class RowTokeniser:
