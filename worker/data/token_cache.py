@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from worker.data.disk_full import room_needed
-from worker.data.node_cache import LOCK, FileCache, remove
+from worker.data.node_cache import LOCK, FileCache, remove, size_of
 from worker.data.token_stream import StreamDamaged, TokenStream, create
 from worker.data.tokenising.file_tokeniser import Reading, Tick, tokenise
 
@@ -43,7 +43,8 @@ def stream_of(
             create(folder, lambda new: write(path, reading, new, on_progress))
         made = TokenStream.open(folder)
         log.info("%d rows of file %s are tokenised, in %.1f s", made.rows, file.sha256, time.monotonic() - began)
-    file.cache.evict()
+    with suppress(FileNotFoundError):  # one of them was removed meanwhile
+        file.cache.added(size_of(path) + size_of(folder))
     return made
 
 

@@ -189,6 +189,51 @@ def test_the_budget_is_met_after_each_stream(tmp_path):
     assert (file.streams / SFT.key).exists(), "the last one has room"
 
 
+@pytest.fixture
+def listings(monkeypatch) -> list[int]:
+    """Grows by the bytes found with each listing of all entries."""
+    found, real = [], NodeCache._entries
+
+    def entries(self):
+        listed = list(real(self))
+        found.append(sum(entry.bytes for entry in listed))
+        return listed
+
+    monkeypatch.setattr(NodeCache, "_entries", entries)
+    return found
+
+
+def test_entries_are_listed_where_the_budget_may_be_exceeded_and_not_with_each_stream(tmp_path, listings):
+    cache = NodeCache(tmp_path, budget=1_000_000)
+
+    def make(seed: int) -> None:
+        file, fetch = kept(cache, corpus.rows(200, seed), f"t{seed}")
+        stream_of(file, SFT, fetch, nothing)
+
+    make(0)
+    (first,) = listings
+    held = 1_000_000 // first
+    for seed in range(1, held - 1):
+        make(seed)
+    assert len(listings) == 1, "there was room for all of them"
+    for seed in range(held, 2 * held):
+        make(seed)
+    assert 2 <= len(listings) <= 12, f"a tenth of the budget is free after each listing: {listings}"
+    assert max(listings) <= 1_000_000 + 2 * first
+    assert sum(entry.bytes for entry in cache._entries()) <= 1_000_000
+
+
+def test_what_another_process_added_is_evicted_by_the_daemon_s_rounds(tmp_path):
+    mine, other, daemon = (NodeCache(tmp_path, budget=100_000) for _ in range(3))
+    for seed in range(6):
+        for cache, tenant in ((mine, "t1"), (other, "t2")):
+            file, fetch = kept(cache, corpus.rows(100, seed), tenant)
+            stream_of(file, SFT, fetch, nothing)
+    daemon.evict()
+    held = sum(entry.bytes for entry in daemon._entries())
+    assert 0 < held <= 100_000
+
+
 def test_an_erased_file_takes_all_along_that_came_of_it(cache):
     file, fetch = kept(cache, MIXED)
     other, fetch_other = kept(cache, MIXED, "t2")
