@@ -96,6 +96,33 @@ def test_who_waits_for_one_has_another_started_up_to_a_limit(cache, tokeniser, p
     assert len(tokeniser._idle) == 2
 
 
+def test_who_came_first_is_read_first(cache, tokeniser, pool, counted, monkeypatch):
+    monkeypatch.setattr(row_tokeniser, "_STAYING", 1)
+    monkeypatch.setattr(row_tokeniser, "tokenise", here)
+    ready(tokeniser, 1)
+    order, real = [], row_tokeniser.TokenisingProcess.tokenise
+
+    def tokenise(self, path, *parts):
+        order.append(path.parts[-4])
+        real(self, path, *parts)
+
+    monkeypatch.setattr(TokenisingProcess, "tokenise", tokenise)
+    counted["meeting"] = threading.Barrier(2)  # the first is read until all others wait
+    waiting = [pool.submit(reads, cache, tokeniser, "t0")]
+    assert counted["begun"].wait(PATIENCE)
+    for n in range(1, 6):
+        came = threading.Event()
+        waiting.append(pool.submit(reads, cache, tokeniser, f"t{n}", came.set))
+        while len(tokeniser._waiting) < n:
+            assert came.wait(PATIENCE)
+            came.clear()
+    meeting, counted["meeting"] = counted["meeting"], None
+    meeting.wait(PATIENCE)
+    for done in waiting:
+        done.result(PATIENCE)
+    assert order == [f"t{n}" for n in range(6)]
+
+
 def test_a_lease_that_ends_ends_the_wait_for_one(cache, tokeniser, pool, counted, monkeypatch):
     monkeypatch.setattr(row_tokeniser, "_STAYING", 1)
     ready(tokeniser, 1)

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -25,13 +25,14 @@ _YIELDING = max(4, _CORES // 2)
 
 class RowTokeniser:
     """Tokenises files, for any number of threads. One that takes long is read in a process of its own, which yields the cores.
-    Others in one that stays: the first is started beside the second file, since many executors only ever read one, and more as
-    files wait for it. Until one is ready files are read here, one after another."""
+    Others in one that stays, first come first served: the first is started beside the second file, since many executors only
+    ever read one, and more as files wait for it. Until one is ready files are read here, one after another."""
 
     def __init__(self) -> None:
         self._here, self._apart = threading.Lock(), threading.Semaphore(_YIELDING)
         self._changed = threading.Condition()  # of all below
         self._idle: list[TokenisingProcess] = []  # that stay: ready, or loading
+        self._waiting: list[object] = []  # for one of them, in the order of arrival
         self._busy = 0
         self._has_read = self._closed = False
 
@@ -90,19 +91,33 @@ class RowTokeniser:
 
     def _taken_standby(self, reading: Reading, on_progress: Tick) -> TokenisingProcess | None:
         """One that is ready, once there is; None where none will be soon. Raises ProcessFailed."""
-        with self._changed:
-            wanted, self._has_read = self._has_read, True
-        while True:
+        with self._in_line() as first:
             with self._changed:
-                if (ready := self._ready()) is not None:
-                    self._busy += 1
-                    return ready
-                if wanted and not self._idle and self._busy < _STAYING and not self._closed:
-                    self._idle.append(TokenisingProcess(reading, yields=False))
-                if not self._busy:
-                    return None
-                self._changed.wait(_CHECK_SECONDS)
-            on_progress()
+                wanted, self._has_read = self._has_read, True
+            while True:
+                with self._changed:
+                    if first() and (ready := self._ready()) is not None:
+                        self._busy += 1
+                        return ready
+                    if wanted and not self._idle and self._busy < _STAYING and not self._closed:
+                        self._idle.append(TokenisingProcess(reading, yields=False))
+                    if first() and not self._busy:
+                        return None
+                    self._changed.wait(_CHECK_SECONDS)
+                on_progress()
+
+    @contextmanager
+    def _in_line(self) -> Iterator[Callable[[], bool]]:
+        """Within it, what is yielded says whether all who came before have left."""
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+        try:
+            yield lambda: self._waiting[0] is ticket
+        finally:
+            with self._changed:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
 
     def _ready(self) -> TokenisingProcess | None:
         """Takes one from the idle ones, if one is ready. Raises ProcessFailed for one that has ended."""
@@ -123,7 +138,7 @@ class RowTokeniser:
                 process.end()
             elif process.lives:
                 self._idle.append(process)
-            self._changed.notify()
+            self._changed.notify_all()
 
 
 def _bounded(on_progress: Tick) -> Tick:
