@@ -28,7 +28,8 @@ _NOT_FOR_GPUS = (Code.WAITING_FOR_QUOTA, Code.WAITING_FOR_VERSION, Code.NO_NODE_
 def autoscaling_state(session: Session, settings: Settings) -> AutoscalingState:
     """The needs as of now. Reads all tenants' rows."""
     now = clock(session)
-    nodes = list(session.scalars(select(Node).where(Node.status == "ready", Node.removed_at.is_(None)).order_by(Node.name)))
+    ready = session.scalars(select(Node).where(Node.status == "ready", Node.removed_at.is_(None)).order_by(Node.name))
+    nodes = [node for node in ready if not node.unreadable]
     held = _held(session)
     free = {
         node.id: len(node.devices) - len(held[node.id])

@@ -23,7 +23,7 @@ from service.http.response_schemas import problems
 from service.scheduler.models import Plan
 from service.settings import Settings
 
-_OF_READY = ("stopping", "not_applying")  # what only a node can be whose heartbeats come
+_OF_READY = ("stopping", "not_applying", "unreadable")  # what only a node can be whose heartbeats come
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
 
@@ -45,7 +45,7 @@ class NodeResource(BaseModel):
             "ready; lost after it missed its heartbeats; stopping while its worker gives back what it runs, and stopped once "
             "that was away for a lease; quarantined after it lost three placements in a row; resting for a moment after a "
             "loss; disk_full while what runs there waits for room; not_applying where its heartbeats come but it does not act "
-            "upon what it should run"
+            "upon what it should run; unreadable where its row's devices cannot be read, so that it gets nothing"
         )
     )
     trouble: str | None = Field(description="Why it is not ready, or what it lost lately, in a sentence")

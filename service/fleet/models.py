@@ -1,9 +1,11 @@
 """Tables of the fleet: base models, nodes, join tokens, and placements with their leases and reported sums."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy import (
     ColumnElement,
+    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -11,6 +13,7 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     and_,
     any_,
@@ -25,8 +28,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
+from contract.messages.node_messages import Device
 from service.database.claimed_rows import ClaimedRow
 from service.database.engine import At, Base, Big, Id, Json, Now
+
+_DEVICES = TypeAdapter(Annotated[list[Device], Field(min_length=1)])
 
 _other = table("placements", column("id"), column("ended_at"), column("leaving")).alias("other")
 _LEFT = or_(_other.c.ended_at.is_not(None), _other.c.leaving.is_not(None))
@@ -75,6 +81,20 @@ class BaseCopy(ClaimedRow, Base):
     received_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")
 
 
+class Devices(TypeDecorator[list[dict[str, object]]]):
+    """A Device message each. What cannot be read as such is none: one damaged row ends nobody's reading of all nodes."""
+
+    impl = JSONB
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> list[dict[str, object]]:
+        try:
+            _DEVICES.validate_python(value)
+        except ValidationError:
+            return []
+        return list(value)
+
+
 class Node(Base):
     __tablename__ = "nodes"
 
@@ -82,7 +102,7 @@ class Node(Base):
     name: Mapped[str] = mapped_column(String(63), unique=True)
     boot_id: Mapped[str] = mapped_column(String(64))
     status: Mapped[str] = mapped_column(String(16))  # ready or lost
-    devices: Mapped[list[dict[str, object]]] = mapped_column(JSONB)  # a Device message each
+    devices: Mapped[list[dict[str, object]]] = mapped_column(Devices)  # of a registered node at least one, if they can be read
     versions: Mapped[Json]
     credential_hash: Mapped[bytes] = mapped_column(LargeBinary)
     desired_version: Mapped[Big] = mapped_column(default=0)
@@ -118,13 +138,23 @@ class Node(Base):
     @property
     def device_type(self) -> str:
         """The type of its devices, which are all of one."""
-        return str(self.devices[0]["type"])
+        return str(self.devices[0]["type"]) if self.devices else "unknown"
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its devices cannot be read; of a heartbeat's node, which is read without them, they can."""
+        return self.devices == []
 
     @property
     def takes_nothing_new(self) -> bool:
         """Whether an admin drains it, or its worker is being stopped."""
         return self.drained_at is not None or self.stopping_since is not None
 
+
+# as SQL counts them, which does not look into each
+NUMBER_OF_DEVICES: ColumnElement[int] = case(
+    (func.jsonb_typeof(Node.devices) == "array", func.jsonb_array_length(Node.devices)), else_=0
+)
 
 # How nodes are locked: FOR NO KEY UPDATE. A report writes its placement more than once, and from the second time on Postgres
 # checks its foreign keys, under FOR KEY SHARE. Two reports of one node would wait for each other's lock under FOR UPDATE.

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from contract.states import TaskStatus
 from service.database.engine import clock
 from service.fleet.answer_sessions import held_by_base
-from service.fleet.models import Node, Placement
+from service.fleet.models import NUMBER_OF_DEVICES, Node, Placement
 from service.fleet.node_health.quarantine import TROUBLES, trouble_of
 from service.metrics.ended_totals import SUMS, by_status, placements_by_end
 from service.metrics.models import NewestBackup
@@ -82,8 +82,7 @@ class FleetMetrics:
         by_presence = select(Node.presence, func.count()).where(Node.removed_at.is_(None)).group_by(Node.presence)
         yield self._by("motet_nodes", "Nodes: ready, lost, or stopped in order", by_presence, ["status"])
         yield self._in_trouble()
-        devices = func.jsonb_array_length(Node.devices)
-        total = select(func.coalesce(func.sum(devices), 0)).where(Node.status == "ready")
+        total = select(func.coalesce(func.sum(NUMBER_OF_DEVICES), 0)).where(Node.status == "ready")
         yield self._one("motet_devices", "Devices of nodes that are ready", total)
         held = select(Placement.node_id, func.unnest(Placement.device_indexes)).where(Placement.ended_at.is_(None)).distinct()
         busy = select(func.count()).select_from(held.subquery())

@@ -4,7 +4,7 @@ from sqlalchemy import func, or_, select, union_all
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.fleet.models import Node, Placement
+from service.fleet.models import NUMBER_OF_DEVICES, Node, Placement
 from service.messaging.plan_requests import ARRIVED
 from service.scheduler.models import PlanRequest
 from service.scheduler.replan_pacing import PlanCauses
@@ -17,7 +17,7 @@ def plan_causes(session: Session) -> PlanCauses:
     devices = select(Placement.node_id, func.unnest(Placement.device_indexes).label("device"))
     live = devices.where(Placement.ended_at.is_(None)).subquery()
     open_ = Node.status == "ready", Node.drained_at.is_(None), Node.stopping_since.is_(None)
-    all_ = select(Node.id, func.jsonb_array_length(Node.devices).label("devices")).where(*open_)
+    all_ = select(Node.id, NUMBER_OF_DEVICES.label("devices")).where(*open_)
     held = select(live.c.node_id, -func.count(live.c.device.distinct())).group_by(live.c.node_id)
     both = union_all(all_, held).subquery()  # summed, as a join would read one for each row of the other if it expects few
     free = select(func.sum(both.c.devices).label("free")).group_by(both.c.id).subquery()

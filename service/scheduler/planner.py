@@ -11,6 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from service.dependencies import Dependencies
+from service.fleet.node_health.quarantine import UNREADABLE
 from service.messaging.queue import QueueJob
 from service.scheduler.core.solve import solve
 from service.scheduler.pending_requests import plan_causes
@@ -78,6 +79,8 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
     seen = _look(dependencies)
     if not seen.requests:
         return Outcome.NONE
+    for name in seen.unreadable:
+        log.error("node %s is left out of the plan: %s", name, UNREADABLE)
     reserved: list[GpuReservation] = []
     while len(reserved) < _MOST_RECLAIMS and (reservation := reclaim(dependencies, token, seen)) is not None:
         reserved.append(reservation)

@@ -39,6 +39,7 @@ _TROUBLES = {  # of nodes that send heartbeats, and how to fix them
     ),
     "resting": "if it goes on losing executors it will be quarantined; its worker's log tells how they ended",
     "disk_full": "make room on its disk: what waits goes on by itself, and nothing of it is lost",
+    "unreadable": "restart its worker, which registers them anew",
     "not_applying": "its worker hangs: restart it; its log tells more",
 }
 

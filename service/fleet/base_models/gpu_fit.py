@@ -52,8 +52,8 @@ class NodeGpus(NamedTuple):
 
 
 def memory_of(node: Node) -> int:
-    """Bytes of the node's smallest device."""
-    return min(int(str(device["memory_bytes"])) for device in node.devices)
+    """Bytes of the node's smallest device; 0 where its devices cannot be read."""
+    return min((int(str(device["memory_bytes"])) for device in node.devices), default=0)
 
 
 def held_bytes(weight_bytes: int, memory: int, gpus: int, shards: bool) -> int | None:
@@ -80,6 +80,8 @@ def gpus_of(session: Session) -> dict[str, list[NodeGpus]]:
     """The ready nodes' GPUs by type."""
     found = defaultdict[str, list[NodeGpus]](list)
     for node in session.scalars(select(Node).where(Node.status == "ready")):
+        if node.unreadable:
+            continue
         shards = SHARDED_BASES in (node.capabilities or ())
         found[node.device_type].append(NodeGpus(memory_of(node), len(node.devices), shards))
     return found

@@ -205,7 +205,11 @@ def _told(status: str, sentence: str) -> "Trouble":
     return Trouble(status, sentence, sentence)
 
 
-TROUBLES = ("stopping", "quarantined", "not_applying", "disk_full", "resting")  # every status that `trouble_of` gives
+# every status that `trouble_of` gives
+TROUBLES = ("stopping", "unreadable", "quarantined", "not_applying", "disk_full", "resting")
+
+
+UNREADABLE = "its row's devices cannot be read; restart its worker, which registers them anew"
 
 
 def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
@@ -213,6 +217,8 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
     if node.stopping_since is not None:
         said = f"its worker is being stopped since {node.stopping_since:%H:%M:%S} UTC; it takes nothing until it starts again"
         return _told("stopping", said)
+    if node.unreadable:
+        return _told("unreadable", UNREADABLE)
     resting = node.rests_until is not None and node.rests_until > now
     if node.quarantined_at is not None:
         again = f"at {node.rests_until:%H:%M:%S} UTC" if resting else "now"

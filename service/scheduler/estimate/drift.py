@@ -20,6 +20,8 @@ def end_moved(session: Session, task: Task, placement: Placement) -> bool:
     if task.id in work.unread:
         return False
     node = session.get_one(Node, placement.node_id)
+    if node.unreadable:  # no plan would believe anything else
+        return False
     alone = work.estimate(task, node.device_type, len(placement.device_indexes)).seconds
     seconds = alone * max(1.0, placement.current_slowdown or 1.0) if placement.beside else alone
     believed = (placement.expected_end - clock(session)).total_seconds()

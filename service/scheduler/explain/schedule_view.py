@@ -52,7 +52,9 @@ class ScheduledNode(BaseModel):
     gpus: int
     free: int
     drained: bool
-    status: str = Field(description="ready, or why it takes nothing: stopping, quarantined, resting, disk_full, not_applying")
+    status: str = Field(
+        description="ready, or why it takes nothing: stopping, unreadable, quarantined, resting, disk_full, not_applying"
+    )
     trouble: str | None = Field(description="The same in a sentence")
     running: list[Running]
     answering: list[Answering] = Field(description="Bases that are held on free GPUs to answer completions")

@@ -74,6 +74,7 @@ class Snapshot:
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # reservations whose GPUs are still held
     troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
+    unreadable: Sequence[str] = ()  # names of nodes that are in none of this, and neither is what runs there
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
     live: tuple[p.RunningExecutor, ...] = ()  # the running tasks one by one, each with its own end
@@ -116,7 +117,8 @@ def read(
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
     pending = select(func.clock_timestamp(), func.array_agg(PlanRequest.id), func.min(PlanRequest.created_at))
     now, requests, oldest = session.execute(pending).one()
-    nodes = list(session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)))
+    ready = session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)).all()
+    nodes = [node for node in ready if not node.unreadable]
     live = session.execute(
         select(Placement, Task)
         .join(Task, Task.id == Placement.task_id)
@@ -134,7 +136,7 @@ def read(
     seen = _SnapshotBuilder(
         session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches
     )
-    return seen.snapshot(tuple(requests or ()), oldest)
+    return replace(seen.snapshot(tuple(requests or ()), oldest), unreadable=[node.name for node in ready if node.unreadable])
 
 
 class _SnapshotBuilder:

@@ -91,9 +91,10 @@ def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
 
 def running_gpus(session: Session, tenant: str) -> int:
     """GPUs that the tenant's tasks hold now, as a plan counts them against its quota: weighted by speed as devices of the
-    fleet's fastest type, and of those that tenants share its part; rounded up. What a lost node held counts no more. The
-    session must see all tenants' rows."""
-    by_id = {node.id: node for node in session.scalars(select(Node).where(Node.status == "ready"))}
+    fleet's fastest type, and of those that tenants share its part; rounded up. What a lost node held counts no more, nor
+    what is on an unreadable one. The session must see all tenants' rows."""
+    ready = session.scalars(select(Node).where(Node.status == "ready"))
+    by_id = {node.id: node for node in ready if not node.unreadable}
     there = select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None))
     there = there.where(Placement.node_id.in_(by_id))
     mine = {executor_of(placed) for placed, _ in session.execute(there.where(Task.tenant_id == tenant))}

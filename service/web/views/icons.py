@@ -23,6 +23,7 @@ _SHAPES = {
     "quarantined": '<path fill="none" d="M8 2l6 11H2zM8 6v3M8 11v.5"/>',
     "resting": '<path class="fill" d="M4 3h3v10H4zM9 3h3v10H9z"/>',
     "not_applying": '<path fill="none" d="M8 2l6 11H2zM8 6v3M8 11v.5"/>',
+    "unreadable": '<path fill="none" d="M8 2l6 11H2zM8 6v3M8 11v.5"/>',
     "disk_full": '<path fill="none" d="M8 2l6 11H2zM8 6v3M8 11v.5"/>',
     "drained": '<path fill="none" d="M3 8h10"/>',
     "delivered": '<path fill="none" d="M3 8.5l3.5 3.5L13 4.5"/>',
