@@ -75,7 +75,7 @@ class Outbound:
 
     def check(self, url: str) -> None:
         """Check a URL when a tenant registers it. Raises Refused. An unresolvable name passes: it may resolve later."""
-        parts = _split(url)
+        parts = parse_url(url)
         try:
             addresses = _resolve(parts.hostname or "", _port(parts), _RESOLVING)
         except Failed:
@@ -85,7 +85,7 @@ class Outbound:
 
     def check_unresolved(self, url: str) -> None:
         """As `check` of what the URL says alone: asks no resolver, so it may be called within a transaction. Raises Refused."""
-        parts = _split(url)
+        parts = parse_url(url)
         if _ADDRESS.fullmatch(parts.hostname or "") is not None:
             self._judge(parts.scheme, _addresses(parts.hostname or ""))
         elif parts.scheme != "https" and not self._allowed:  # a name: `post` judges its addresses
@@ -93,7 +93,7 @@ class Outbound:
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str], most: int = _KEPT_BYTES, trusted: str = "") -> Fetched:
         """POST; the answer of any status, `most` bytes of it. `trusted` as in `stream`. Raises Refused or Failed."""
-        _split(url)
+        parse_url(url)
         return self.send("POST", url, body, headers, most, trusted)
 
     def send(
@@ -108,7 +108,7 @@ class Outbound:
     ) -> Fetched:
         """One request with a body; a redirect is the answer. `body`: whole, or in blocks of the Content-Length that `headers`
         name. Otherwise as `get`. Raises Refused, Failed, and what `body` raises."""
-        parts, until = _split(url, _MAX_REDIRECT), time.monotonic() + self._seconds if until is None else until
+        parts, until = parse_url(url, _MAX_REDIRECT), time.monotonic() + self._seconds if until is None else until
         with self._call(method, parts, headers, until, body, judged=origin(url) != origin(trusted)) as response:
             return Fetched(url, response.status, _headers(response), _first(response.iter_stream(), most))
 
@@ -142,7 +142,7 @@ class Outbound:
         """
         until, sent = time.monotonic() + self._seconds if until is None else until, dict(headers)
         for _ in range(redirects + 1):
-            parts = _split(url, _MAX_REDIRECT)
+            parts = parse_url(url, _MAX_REDIRECT)
             with self._call("GET", parts, sent, until, judged=origin(url) != origin(trusted)) as response:
                 said = _headers(response)
                 if not (redirects and response.status in (301, 302, 303, 307, 308) and "location" in said):
@@ -211,7 +211,7 @@ def _parsing() -> Iterator[None]:
         raise Refused(f"is not a URL: {error}") from None
 
 
-def _split(url: str, most: int = MAX_URL) -> SplitResult:
+def parse_url(url: str, most: int = MAX_URL) -> SplitResult:
     """Parse the URL. Raises Refused unless it is a plain http(s) URL of at most `most` characters."""
     if len(url) > most:
         raise Refused(f"has {len(url)} characters, the limit is {most}")

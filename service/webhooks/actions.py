@@ -8,7 +8,7 @@ from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database.engine import after_commit, clock, new_id
-from service.http.outbound import NotPublic, Outbound, Refused
+from service.http.outbound import NotPublic, Outbound, Refused, parse_url
 from service.http.problems import Invalid, invalid_field
 from service.messaging.queue import Queue, QueueJob
 from service.secret_box import SecretBox
@@ -59,12 +59,24 @@ def create(
     return webhook, secret
 
 
-def check_url(outbound: Outbound, url: str, format: str, mail_is_set_up: bool) -> None:
-    """Raise Invalid for a URL that the SSRF guard refuses; of an e-mail, for what is not an address, or where no server is set.
-    Resolves the name, so call it outside a transaction."""
+def form_mistake(url: str, format: str) -> tuple[str, str] | None:
+    """The code and the sentence for a URL that no webhook of this format can have, whatever the operator has set; else None."""
     if format == "email":
-        if _ADDRESS.fullmatch(url) is None:
-            raise invalid_field("url", "address_wrong", "must be mailto: and one address, such as mailto:team@example.com")
+        wrong = "must be mailto: and one address, such as mailto:team@example.com"
+        return ("address_wrong", wrong) if _ADDRESS.fullmatch(url) is None else None
+    try:
+        parse_url(url)
+    except Refused as refused:
+        return "url_refused", str(refused)
+    return None
+
+
+def check_url(outbound: Outbound, url: str, format: str, mail_is_set_up: bool) -> None:
+    """Raise Invalid for a URL that is not of the format or that the SSRF guard refuses, and for e-mail where no server is set.
+    Resolves the name, so call it outside a transaction."""
+    if (wrong := form_mistake(url, format)) is not None:
+        raise invalid_field("url", *wrong)
+    if format == "email":
         if not mail_is_set_up:
             raise invalid_field("format", "email_not_set_up", "needs an SMTP server; an operator sets MOTET_SMTP_URL")
         return

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, cast
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from sqlalchemy import select
 
 from contract.strict import STORABLE, LeftOut, Strict
@@ -33,15 +34,27 @@ _NAMES = tuple(map(str, WANTED))  # of members a message would say what Python c
 Wanted = Annotated[list[Literal[_NAMES]], Field(min_length=1, max_length=len(_NAMES))]  # type: ignore[valid-type]
 
 
+def _formed(url: str, format: str) -> str:
+    if (wrong := actions.form_mistake(url, format)) is not None:
+        raise PydanticCustomError(*wrong)
+    return url
+
+
 class NewWebhook(Strict):
-    url: Url = Field(description="https, and a host whose every address is public; of e-mail, mailto: and the address")
     format: Format = Field(
         default="standard",
         description="standard: signed JSON. slack: `text` as Slack's incoming webhooks take it, unsigned. email: by the "
         "operator's SMTP server",
     )
+    url: Url = Field(description="https, and a host whose every address is public; of e-mail, mailto: and the address")
     events: Wanted
     description: Description | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _of_its_format(cls, url: str, seen: ValidationInfo) -> str:
+        """Here, so that it is told together with what else is wrong; which hosts may be called is up to the operator."""
+        return _formed(url, seen.data["format"]) if "format" in seen.data else url
 
 
 class WebhookChange(Strict):
@@ -51,6 +64,11 @@ class WebhookChange(Strict):
     events: LeftOut[Wanted] = None
     description: Description | None = None
     enabled: LeftOut[bool] = None
+
+    @field_validator("url")
+    @classmethod
+    def _of_some_format(cls, url: str) -> str:
+        return _formed(url, "email" if url.startswith(actions.MAILTO) else "standard")
 
 
 class WebhookResource(BaseModel):

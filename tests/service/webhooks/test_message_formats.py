@@ -133,4 +133,29 @@ def test_the_winner_is_told_by_what_it_was_trained_with(tenant, courier, smtp, d
 )
 def test_what_is_refused(tenant, said, code):
     answer = tenant.post("/v1/webhooks", json={"events": ["task.failed"]} | said)
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (422, code)
+    assert (answer.status_code, [one["code"] for one in answer.json()["errors"]]) == (422, [code])
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [
+        ({"url": "ftp://example.com/"}, "url_refused", "must be of the form https://host/path"),
+        ({"url": "https://example.com/#part", "format": "slack"}, "url_refused", "may not end in a #fragment"),
+        ({"url": "https://example.com/", "format": "email"}, "address_wrong", "must be mailto: and one address"),
+    ],
+)
+def test_all_that_is_wrong_is_told_at_once(tenant, said, code, words):
+    for more, others in (
+        ({}, [("events", "missing")]),
+        ({"events": ["task.fails"], "colour": 1}, [("events[0]", "literal_error"), ("colour", "extra_forbidden")]),
+    ):
+        errors = tenant.post("/v1/webhooks", json=said | more).json()["errors"]
+        assert [(one["field"], one["code"]) for one in errors] == [("url", code), *others]
+        assert words in errors[0]["message"]
+    (unknown, missing) = tenant.post("/v1/webhooks", json=said | {"format": "fax"}).json()["errors"]
+    assert (unknown["field"], missing["field"]) == ("format", "events")
+    kept = made(tenant, url="https://1.1.1.1/", format="slack")["id"]
+    changed = {"url": "ftp://example.com/", "events": []}
+    for change, codes in ((changed, ["url_refused", "too_short"]), ({"url": "mailto:team@example.com"}, ["url_refused"])):
+        answer = tenant.patch(f"/v1/webhooks/{kept}", json=change)
+        assert (answer.status_code, [one["code"] for one in answer.json()["errors"]]) == (422, codes)
