@@ -55,7 +55,7 @@ def batch_dry_run(
         gpu_seconds=sum(task.gpu_seconds.expected for task in tasks),
         makespan_seconds=None if end is None else (end - seen.at).total_seconds(),
         expected_end=end,
-        late=end is not None and spec.deadline is not None and end > spec.deadline,
+        late=spec.deadline is not None and (end or seen.at) > spec.deadline,
         tasks=tasks,
     )
 

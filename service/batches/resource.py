@@ -10,8 +10,9 @@ from sqlalchemy import Row, and_, func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.database.engine import among_ids
+from service.database.engine import among_ids, clock
 from service.fleet.models import Node, Placement
+from service.http.problems import AsMade
 from service.tasks.models import Batch, Task
 from service.tasks.plan_status import queue_status
 
@@ -61,6 +62,7 @@ class BatchResource(BaseModel):
     counts: dict[TaskStatus, int] = Field(description="How many tasks stand at each status")
     tasks: list[BatchTask] = Field(description="In the order in which they were posted")
     plan: BatchPlanResource | None
+    problems: AsMade = None
 
 
 # the tasks `ids` that are not deleted, with their live placements: columns as `_task` reads them
@@ -88,15 +90,16 @@ def render(session: Session, batches: Sequence[Batch]) -> list[BatchResource]:
     if waiting:
         entries = queue_status.entries_of(session.execute(queue_status.OF_TASKS, {"ids": waiting}).all())
     by_id = {row.id: row for row in rows}
-    return [_render(batch, [by_id[id] for id in batch.task_ids if id in by_id], entries) for batch in batches]
+    now = clock(session)
+    return [_render(batch, [by_id[id] for id in batch.task_ids if id in by_id], entries, now) for batch in batches]
 
 
-def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entries) -> BatchResource:
+def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entries, now: datetime) -> BatchResource:
     tasks = [row for row in rows if row.tenant_id == batch.tenant_id]
     shown = [_task(task, queue_status.waiting_of(task, entries)) for task in tasks]
     status, ended = _status(tasks), _last([task.ended_at for task in tasks])
     expected = None if ended is not None else _last([one.expected_end for one in shown if one.status not in TASK_TERMINAL])
-    end = ended or expected
+    end = ended or max(expected or now, now)
     counts = Counter(task.status for task in tasks)
     return BatchResource(
         id=batch.id,
@@ -109,7 +112,7 @@ def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entrie
         started_at=min((task.started_at for task in tasks if task.started_at is not None), default=None),
         ended_at=ended,
         expected_end=expected,
-        late=batch.deadline is not None and end is not None and end > batch.deadline,
+        late=batch.deadline is not None and end > batch.deadline,
         counts={one: counts[one] for one in TaskStatus},
         tasks=shown,
         plan=BatchPlanResource.model_validate(batch.plan) if batch.plan is not None else None,

@@ -17,6 +17,7 @@ from service.http.response_schemas import event_stream, event_stream_of, problem
 from service.idempotency.repeated_requests import ClaimedKey
 from service.scheduler.routes import EstimatorDep
 from service.tasks.models import Batch
+from service.tasks.submission.spec_checks import deadline_over
 from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=problems(401, 403))
@@ -34,7 +35,11 @@ def create_batch(
     limited: Submitting,
 ) -> BatchResource:
     with db.begin() as session:
-        resource = render(session, [actions.create(session, queue, graders, writer, spec)])[0]
+        made = actions.create(session, queue, graders, writer, spec)
+        late = [*deadline_over(spec.deadline, made.created_at)]
+        for index, task in enumerate(spec.tasks):
+            late += deadline_over(task.deadline, made.created_at, f"tasks[{index}].deadline")
+        resource = render(session, [made])[0].model_copy(update={"problems": late or None})
         headers = {"Location": f"/v1/batches/{resource.id}"}
         claim.store_answer(session, 201, resource, headers)
     response.headers.update(headers)

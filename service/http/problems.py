@@ -4,7 +4,7 @@ Domain packages subclass these with their own codes. No handler assembles error 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,12 @@ class FieldError(BaseModel):
     line: int | None = Field(default=None, description="Line of an uploaded file or of a JSON body, from 1")
     code: str
     message: str
+
+
+AsMade = Annotated[
+    list[FieldError] | None,
+    Field(description="In the answer that makes it alone: what it is made with all the same, such as a deadline that is over"),
+]
 
 
 class ProblemBody(BaseModel):

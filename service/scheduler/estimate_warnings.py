@@ -12,7 +12,7 @@ from service.http.problems import FieldError
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN
 from service.scheduler.explain.waiting_sentences import duration_words
 from service.storage.object_store import Storage
-from service.tasks.submission.spec_checks import ResolvedRefs
+from service.tasks.submission.spec_checks import ResolvedRefs, deadline_over
 
 _LISTED = 50  # most rows listed
 _LOOKED_AT = 64 * 2**20  # most bytes read of a file
@@ -36,10 +36,8 @@ def missed_deadline(spec: TaskSpec, now: datetime, end: datetime | None) -> Iter
     """A warning about a deadline that is over, or lies before the expected end."""
     if spec.deadline is None:
         return
-    if spec.deadline <= now:
-        over = f"was {duration_words((now - spec.deadline).total_seconds())} ago: the task would be late from the beginning"
-        yield FieldError(field="deadline", code="deadline_over", message=over)
-    elif end is not None and end > spec.deadline:
+    yield from deadline_over(spec.deadline, now)
+    if spec.deadline > now and end is not None and end > spec.deadline:
         late = f"would be missed: the task is expected to end {duration_words((end - spec.deadline).total_seconds())} after it"
         yield FieldError(field="deadline", code="deadline_missed", message=late)
 

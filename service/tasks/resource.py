@@ -16,6 +16,7 @@ from contract.wording.row_words import cut_sentence, overlap_sentence
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import PLACED_ON_TYPE, Node, Placement
+from service.http.problems import AsMade
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
 from service.tasks.selection import Selection
@@ -133,6 +134,7 @@ class TaskResource(BaseModel):
     requeue_reason: RequeueReason | None = Field(description="Why it was last taken off a node")
     requeue_detail: str | None = Field(description="The same in words")
     placement: PlacementResource | None
+    problems: AsMade = None
 
 
 _ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is recompiled at each use
@@ -287,11 +289,8 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
 def _count_samples(sums: Sequence[Any]) -> Samples:
     full = _known([row.full for row in sums])
     saved = sum(row.full - row.trained for row in sums if row.status == JobStatus.EXITED and row.full is not None)
-    return Samples(
-        trained=sum(int(row.trained) for row in sums),
-        full=full,
-        saved_fraction=float(saved) / full if full else None,
-    )
+    trained = sum(int(row.trained) for row in sums)
+    return Samples(trained=trained, full=full, saved_fraction=float(saved) / full if full else None)
 
 
 def _known(values: Sequence[Any]) -> int | None:

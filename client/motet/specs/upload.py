@@ -29,6 +29,8 @@ def submit(client: Client, spec: SpecFile, output: ConsoleOutput) -> Task:
         _delete(client, uploaded.values(), output)
         raise
     output.say(f"submitted {task.id}: {(jobs := sum(task.jobs.values()))} job{'s' if jobs != 1 else ''}")
+    for problem in task.problems or ():
+        output.say(f"{problem.field}: {problem.message}")
     return task
 
 

@@ -24,6 +24,7 @@ from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.polling.poll_cache import etag_of
 from service.tasks.resource import render_new
+from service.tasks.submission.spec_checks import deadline_over
 from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import RequestCoalescer, in_thread
 from service.usage.quotas import MAX_SHARED_TASKS
@@ -151,7 +152,8 @@ def _answer(session: Session, submission: Submission, task: Task | Problem, clai
             claim.release_in(session)
         return task
     submission.note.add_created(task.id)
-    resource = render_new(task, submission.spec.search_space.size)
+    late = list(deadline_over(submission.spec.deadline, task.created_at))
+    resource = render_new(task, submission.spec.search_space.size).model_copy(update={"problems": late or None})
     headers = {"Location": f"/v1/tasks/{task.id}", "ETag": etag_of(task.version)}
     if claim is not None:
         claim.store_answer(session, 201, resource, headers)

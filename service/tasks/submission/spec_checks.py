@@ -6,6 +6,7 @@ Knows no nodes: whether one is free is the planner's question.
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,13 @@ class SpecChecker:
         assert train is not None  # its absence is an error above
         assert model is not None
         return ResolvedRefs(train, validation, model, prompts)
+
+
+def deadline_over(deadline: datetime | None, at: datetime, field: str = "deadline") -> Iterator[FieldError]:
+    """A warning about a deadline that is over by then. It is no mistake: the task can still be trained."""
+    if deadline is not None and deadline <= at:
+        message = f"was over already at {at:%Y-%m-%d %H:%M:%S} UTC: the task is late from the beginning"
+        yield FieldError(field=field, code="deadline_over", message=message)
 
 
 def base_changed() -> SpecRefused:

@@ -112,6 +112,18 @@ def test_a_deadline_before_a_tasks_start_is_refused(tenant):
     assert (answer.status_code, "tasks[1]" in answer.json()["detail"]) == (422, True), answer.text
 
 
+def test_deadlines_that_are_over_are_told_in_the_answer(tenant):
+    past = "2020-01-01T00:00:00Z"
+    wanted = batch_of(tenant, deadline=past)
+    wanted["tasks"][1]["deadline"] = past
+    made = tenant.post("/v1/batches", json=wanted).json()
+    said = [("deadline", "deadline_over"), ("tasks[1].deadline", "deadline_over")]
+    assert [(one["field"], one["code"]) for one in made["problems"]] == said
+    assert (made["expected_end"], made["late"]) == (None, True)
+    assert tenant.get(f"/v1/batches/{made['id']}").json()["late"]
+    assert tenant.post("/v1/batches", json=batch_of(tenant)).json()["problems"] is None
+
+
 def test_the_quota_admits_all_or_none(tenant, database):
     with database.begin() as session:
         session.execute(update(Tenant).where(Tenant.id == tenant.tenant_id).values(queued_tasks_quota=3))
@@ -165,8 +177,11 @@ def test_a_task_that_no_node_has_room_for_leaves_the_end_unknown(tenant, new_nod
     new_node(slots=2)
     wanted = batch_of(tenant)
     wanted["tasks"][0] |= {"gpus": 4} | more
+    wanted["deadline"] = "2101-01-01T00:00:00Z"
     said = tenant.post("/v1/batches/estimate", json=wanted).json()
-    assert (said["makespan_seconds"], said["expected_end"]) == (None, None)
+    assert (said["makespan_seconds"], said["expected_end"], said["late"]) == (None, None, False)
+    if not more:
+        assert tenant.post("/v1/batches/estimate", json=wanted | {"deadline": "2020-01-01T00:00:00Z"}).json()["late"]
 
 
 def test_an_estimate_counts_a_task_that_joins_another(tenant, new_node, plan):

@@ -1,5 +1,7 @@
 """Tasks over HTTP: made whole or not at all, listed, cancelled once and for good, validated against what is stored."""
 
+import secrets
+
 import pytest
 from sqlalchemy import func, select, update
 
@@ -70,6 +72,21 @@ def test_however_it_is_sent_a_submission_is_answered_alike(tenant, header):
     assert (nobody.status_code, nobody.json()["code"]) == (401, "key_refused")
     wrong = tenant.post("/v1/tasks", json=tenant.spec("file_x", gpus=0), headers={"content-type": header})
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "gpus")
+
+
+def test_a_deadline_that_is_over_is_told_in_the_answer(tenant):
+    past, key = "2020-01-01T00:00:00Z", {"idempotency-key": secrets.token_hex(8)}
+    spec = tenant.spec(tenant.file(), deadline=past)
+    made, again = (tenant.post("/v1/tasks", json=spec, headers=key) for _ in range(2))
+    assert (made.status_code, again.json()) == (201, made.json())
+    (over,) = made.json()["problems"]
+    assert (over["field"], over["code"]) == ("deadline", "deadline_over")
+    assert "the task is late from the beginning" in over["message"]
+    assert tenant.get(made.headers["location"]).json() == made.json() | {"problems": None}
+    assert tenant.post("/v1/tasks", json=spec | {"deadline": "2100-01-01T00:00:00Z"}).json()["problems"] is None
+    for not_before in ("2019-01-01T00:00:00Z", past):
+        answer = tenant.post("/v1/tasks", json=spec | {"not_before": not_before})
+        assert answer.status_code == (422 if not_before == past else 201)
 
 
 def test_pages_and_statuses(tenant):

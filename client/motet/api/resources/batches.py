@@ -6,6 +6,7 @@ from typing import Any
 
 from contract.states import TaskStatus
 from contract.strict import Message
+from motet.api.resources.files import RowProblem
 from motet.api.resources.task_estimates import Estimate
 
 
@@ -34,6 +35,7 @@ class Batch(Message):
     expected_end: datetime | None = None
     tasks: list[BatchTask]
     plan: dict[str, Any] | None = None
+    problems: Sequence[RowProblem] | None = None  # of the answer that makes it: what it is made with all the same
 
 
 class BatchEstimate(Message):

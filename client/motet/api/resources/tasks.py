@@ -1,5 +1,6 @@
 """Tasks, their jobs, curves and events, as the API answers them."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ from contract.gpu_counts import device_word, devices
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
 from contract.wording.row_words import cut_sentence, overlap_sentence
+from motet.api.resources.files import RowProblem
 
 
 class Rows(Message):
@@ -175,6 +177,7 @@ class Task(Message):
     requeue_reason: RequeueReason | None = None
     requeue_detail: str | None = None
     placement: Placement | None = None
+    problems: Sequence[RowProblem] | None = None  # of the answer that makes it: what it is made with all the same
 
     @property
     def ended(self) -> bool:
