@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contract.strict import NO_BOOL, Strict
+from contract.values.shares import share_of
 
 MAX_STEPS = 10_000_000  # per job
 PAIRED_CUT = (0.5, 1.5)  # times keep_fraction: the fewest and the most that a paired cut keeps; their mean is ALTO's own
@@ -70,5 +71,4 @@ class EarlyExitPolicy(Strict):
 
     def kept_of(self, jobs: int, part: float = 1.0) -> int:
         """`part` times `keep_fraction` of so many jobs, rounded up; at least one."""
-        # Rounded first, since one and a half times 0.2 of 10 jobs is 3, though 1.5 * 0.2 * 10 is more.
-        return max(1, math.ceil(round(part * self.keep_fraction * jobs, 6)))
+        return max(1, share_of(part * self.keep_fraction, jobs))

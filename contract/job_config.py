@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, field_validator
 
 from contract.strict import NO_BOOL, Strict
+from contract.values.shares import share_of
 
 MAX_RANK = 256
 MAX_BATCH_SIZE = 1024
@@ -79,7 +80,7 @@ class JobConfig(Strict):
         It rises linearly during warmup, whose last step has the full rate, then falls to zero after the last step (`linear`;
         `cosine`: half a wave) or stays constant.
         """
-        warmup = math.ceil(round(self.lr_warmup_ratio * total_steps, 6))  # as JobSchedule's
+        warmup = share_of(self.lr_warmup_ratio, total_steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         done = (step - warmup) / max(1, total_steps - warmup)

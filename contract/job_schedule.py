@@ -8,6 +8,7 @@ from contract.evaluation_plan import Course, evaluations_for
 from contract.job_config import JobConfig
 from contract.strict import Strict
 from contract.task_spec import TaskSpec
+from contract.values.shares import share_of
 
 
 class JobSchedule(Strict):
@@ -36,8 +37,7 @@ class JobSchedule(Strict):
         if spec.training.max_steps is not None:
             total = min(total, spec.training.max_steps)
         policy = spec.early_exit
-        # rounded first: 0.07 of 100 steps are 7, and as a float a little more
-        warmup = min(total, max(1, math.ceil(round(policy.warmup_fraction * total, 6))))
+        warmup = min(total, max(1, share_of(policy.warmup_fraction, total)))
         jobs = spec.search_space.size
         passing = policy.survivors(jobs)[1] / jobs
         rows_trained = total * min(config.batch_size, train_rows)

@@ -11,6 +11,7 @@ from random import Random
 
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
+from contract.values.shares import share_of
 from service.scheduler.estimate.survival import ReportedProgress
 from worker.policy.early_exit.policy_interface import History, Standing, Verdict, smooth
 from worker.policy.early_exit.policy_selection import policy_of
@@ -74,7 +75,7 @@ class _Job:
     def __init__(self, rows: int, epochs: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> None:
         self.batch_size, self.rank = draw.choice((1, 2, 4, 8)), draw.choice((2, 4, 8, 16))
         self.total = epochs * math.ceil(rows / self.batch_size)
-        self.warmup = max(1, math.ceil(round(policy.warmup_fraction * self.total, 6)))
+        self.warmup = max(1, share_of(policy.warmup_fraction, self.total))
         self.every = max(1, self.total // _EVALUATIONS)
         self.step, self.losses = 0, [math.nan]
         self.reason: ExitReason | None = None

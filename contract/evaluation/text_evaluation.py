@@ -3,7 +3,6 @@
 Names and numbers, strictly validated. Knows no model and no tokenizer.
 """
 
-import math
 import re
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args
@@ -15,6 +14,7 @@ from contract.evaluation.expression_rules import pattern_fault
 from contract.evaluation.grader_templates import OUTPUT, Template, placeholders
 from contract.evaluation.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
+from contract.values.shares import share_of
 
 MOST_METRICS, MOST_STOPS, MOST_PROMPTS, MOST_MILESTONES = 8, 16, 1024, 8
 SAMPLES = 8  # texts kept of each evaluation
@@ -270,6 +270,5 @@ class Evaluation(Strict):
 
     def milestone_steps(self, first: int, total: int) -> tuple[int, ...]:
         """The milestones of a job of so many steps, each once: from step `first` on, before its end."""
-        # Rounded, since 0.7 of 10 steps is 7, though 0.7 * 10 is more.
-        steps = (max(first, math.ceil(round(share * total, 6))) for share in self.milestones)
+        steps = (max(first, share_of(share, total)) for share in self.milestones)
         return tuple(dict.fromkeys(step for step in steps if step < total))
