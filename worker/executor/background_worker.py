@@ -1,28 +1,33 @@
 """Threads that run callables beside the training loop: preparations, uploads."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
+
 
 class BackgroundWorker:
-    """Runs callables in the order given, one after another or `at_once` of them; None: each at once, as they come. An exception
-    ends the process, as in the loop: see training_loop.py. Its threads stay, since child processes end with the thread that
-    started them (parent_watchdog.py)."""
+    """Runs callables in the order given, one after another or `at_once` of them; None: each at once, as they come, unless the
+    system starts no more threads: then they wait for those that are there. An exception ends the process, as in the loop: see
+    training_loop.py. Its threads stay, since child processes end with the thread that started them (parent_watchdog.py)."""
 
     def __init__(self, name: str, at_once: int | None = 1) -> None:
         self._name, self._grows = name, at_once is None
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock, self._free = threading.Lock(), 0  # threads that wait for work, less what waits for a thread
-        for _ in range(at_once or 0):
+        for _ in range(at_once or 1):  # one that grows has one from the start: work that waits is never without any
             self._start()
 
     def submit(self, work: Callable[[], None]) -> None:
         with self._lock:
             self._free -= 1
-            grow = self._grows and self._free < 0
-        if grow:
-            self._start()
+            try:
+                while self._grows and self._free < 0:
+                    self._start()
+            except RuntimeError as error:
+                log.warning("%s: work waits for a thread that is free, since the system starts no more: %s", self._name, error)
         self._work.put(work)
 
     def drain(self, seconds: float) -> None:
@@ -33,9 +38,10 @@ class BackgroundWorker:
 
     def _start(self) -> None:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        self._free += 1
 
     def _run(self) -> None:
         while True:
+            self._work.get()()
             with self._lock:
                 self._free += 1
-            self._work.get()()

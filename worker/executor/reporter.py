@@ -25,7 +25,8 @@ _REMEMBERED = 64  # acknowledged reports that can be sent again
 
 
 class Reporter:
-    """Its thread calls `on_end(lost, detail)` when the placement has ended; `lost`: see PlacementEnded."""
+    """Its thread calls `on_end(lost, detail)` when the placement has ended; `lost`: see PlacementEnded. Where the system starts
+    no such thread, who makes it calls that."""
 
     def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, on_end: Callable[[bool, str], None]) -> None:
         self._link, self._lease, self._seq, self._on_end = link, lease, next_seq, on_end
@@ -36,7 +37,10 @@ class Reporter:
         self._idle = True
         self._then: Callable[[], None] | None = None
         self._sent: deque[Report] = deque(maxlen=_REMEMBERED)
-        threading.Thread(target=self._work, name=f"reports of {lease.placement_id}", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name=f"reports of {lease.placement_id}", daemon=True).start()
+        except RuntimeError as error:
+            on_end(True, f"the system starts no thread for its reports: {error}")
 
     def record(self, *events: ReportEvent) -> None:
         """Queue events, after all earlier ones."""

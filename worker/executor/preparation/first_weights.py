@@ -1,6 +1,7 @@
 """Draws the first weights of new jobs beside what else is prepared for them: it takes the host longer than a step, so it is not
 the loop that should."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,8 @@ from contract.job_config import JobConfig
 from worker.adapters.location_types import AdapterSpec
 from worker.adapters.warm_start import StartAdapter
 from worker.model.arena import Arena, host_tensor
+
+log = logging.getLogger(__name__)
 
 _SHARE = 2  # one part in so many of the memory for parked adapters may hold first weights of all preparations
 # One draws 0.2 billion numbers a second; 60 jobs of a search on a base of 1B begin with 0.7 billion. More than four hold up
@@ -76,7 +79,11 @@ def first_weights(
         sizes = (4 * spec.rank * arena.layout.width for spec in specs.values())
         taken.extend(held.take(sizes, park_bytes // _SHARE))
         for index, spec in list(specs.items())[: len(taken)]:
-            drawing[index] = pool.submit(draw, spec)
+            try:
+                drawing[index] = pool.submit(draw, spec)
+            except RuntimeError as error:
+                log.warning("the training loop draws first weights, since the system starts no more threads: %s", error)
+                break
 
     def drawn() -> dict[int, Tensor]:
         if not at_once:
