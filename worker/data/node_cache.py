@@ -58,7 +58,11 @@ class NodeCache:
 
     def objects(self, tenant_id: str) -> ObjectCache:
         """A tenant's checkpoints and adapters."""
-        return ObjectCache(self._tenant(tenant_id) / "objects")
+        return ObjectCache(self._objects(tenant_id))
+
+    def drop_object(self, tenant_id: str, sha256: str) -> None:
+        """Remove one of a tenant's checkpoints and adapters, if it is here. Makes no folder: a full disk would not take it."""
+        (self._objects(tenant_id) / sha256).unlink(missing_ok=True)
 
     def file(self, tenant_id: str, sha256: str) -> "FileCache":
         """The entries of one of the tenant's files."""
@@ -142,6 +146,9 @@ class NodeCache:
 
     def _tenant(self, tenant_id: str) -> Path:
         return self.folder / (tenant_id or _NOBODY)
+
+    def _objects(self, tenant_id: str) -> Path:
+        return self._tenant(tenant_id) / "objects"
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class ArtifactUploader:
                     self._leave_to_cache(tenant, kept)
         except (LeaseNotHeld, FenceStale, Refused):  # the placement leaves, or has left: nothing points to them
             for ref in made.values():
-                self._cache.objects(tenant).drop(ref.sha256)
+                self._cache.drop_object(tenant, ref.sha256)
             raise
         self._inbox.put(partial(then, made), patient=not task.leaving)
 

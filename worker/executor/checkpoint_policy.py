@@ -104,7 +104,7 @@ class CheckpointPolicy:
             self._remove(task, run.checkpoint)
 
     def _remove(self, task: PlacementRun, checkpoint: CheckpointRef) -> None:
-        self._removals.submit(partial(self._cache.objects(task.placement.tenant_id).drop, checkpoint.sha256))
+        self._removals.submit(partial(self._cache.drop_object, task.placement.tenant_id, checkpoint.sha256))
 
 
 def _has_new(task: PlacementRun) -> bool:

@@ -171,3 +171,12 @@ def test_the_file_of_a_job_that_has_ended_is_removed_in_the_background(policy, t
     threading.Timer(0.2, go_on.set).start()
     policy.drain(clock[0] + 60)
     assert not kept.path.exists()
+
+
+def test_no_folder_is_made_to_remove_a_file_that_is_not_here(policy, tmp_path, clock):
+    """A disk that is full would not take one, and the loop would end for that."""
+    one = task(policy, 0)
+    one.runs[0].checkpoint = SimpleNamespace(sha256="a" * 64)
+    policy.forget(one, one.runs[0])
+    policy.drain(clock[0] + 60)
+    assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
 from tests.worker.placer import placer
 from worker.api_client import PlacementLink
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.training_loop import Executor
 from worker.pipe_messages import ExecutorProgress
@@ -249,7 +250,7 @@ def test_adapters_of_jobs_that_end_together_are_stored_two_at_a_time(fleet, plac
 
 
 def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, tmp_path, monkeypatch):
-    put, drop, under_way, ended, dropped = PlacementLink.put, ObjectCache.drop, set(), Event(), Event()
+    put, drop, under_way, ended, dropped = PlacementLink.put, NodeCache.drop_object, set(), Event(), Event()
     inside, executors, stop = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.01), [], Executor._stop
 
     def late(self, grant, path):
@@ -258,8 +259,8 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
             assert ended.wait(60)
         put(self, grant, path)
 
-    def noted(self, name):
-        drop(self, name)
+    def noted(self, tenant_id, name):
+        drop(self, tenant_id, name)
         if name in under_way:
             dropped.set()
             executors[0]._inbox.put(lambda: None)
@@ -272,7 +273,7 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
 
     fleet.on_report = lambda reported, report: ended.set() if len(reported.ended) == 4 else None
     monkeypatch.setattr(PlacementLink, "put", late)
-    monkeypatch.setattr(ObjectCache, "drop", noted)
+    monkeypatch.setattr(NodeCache, "drop_object", noted)
     monkeypatch.setattr(Executor, "_stop", stop_later)
     (reported,) = inside.run(placing(SPACE, early_exit=CALM), prepare=executors.append)
     assert set(reported.manifests) == {0, 1, 2, 3}
