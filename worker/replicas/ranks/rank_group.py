@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,7 @@ class RankGroup:
     def __init__(self, on_silence: Callable[[float], None]) -> None:
         self._on_silence = on_silence
         self._ranks: list[RankProcess] = []
+        self._closing = threading.Lock()  # the loop may end while a preparation loads, and closes what it has begun
         self._memory = SharedHostMemory(lends=False)
         self._watch: RankWatch | None = None
         self._collectives: RankCollectives | None = None
@@ -170,14 +172,15 @@ class RankGroup:
             rank.post("accompany")
 
     def close(self) -> None:
-        """End all ranks."""
-        if self._watch is not None:
-            self._watch.close()
-        while self._ranks:
-            self._ranks.pop().close()
-        if self._collectives is not None:
-            self._collectives.close()
-        self._watch = self._collectives = None
+        """End all ranks. From any thread."""
+        with self._closing:
+            if self._watch is not None:
+                self._watch.close()
+            while self._ranks:
+                self._ranks.pop().close()
+            if self._collectives is not None:
+                self._collectives.close()
+            self._watch = self._collectives = None
 
 
 def environments(hosts: Sequence[str | None], given: Mapping[str, str]) -> list[dict[str, str]]:
