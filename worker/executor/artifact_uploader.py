@@ -150,31 +150,34 @@ class ArtifactUploader:
         self._inbox.put(partial(then, manifest))
 
     def _save(self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
-        made: dict[int, CheckpointRef] = {}
+        """Writes all before it uploads any: storage may be away for long, and each host copy is given up once it is written."""
+        made, written = dict[int, CheckpointRef](), dict[int, Kept]()
         tenant = task.placement.tenant_id
-
-        def write(snapshot: JobSnapshot) -> Kept:
-            with self._cache.relief():
-                # by a name of its own: another job may have the same bytes, and drop them
-                return self._own.keep(
-                    partial(save, progress=snapshot.progress, tensors=snapshot.tensors), f"checkpoint-{uuid4()}"
-                )
-
         try:
-            for snapshot in snapshots:
-                if not task[snapshot.index].unfinished:
-                    continue  # its adapter was stored meanwhile
-                kept = persist(task.lease, "a checkpoint", partial(write, snapshot))
-                made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
+            while snapshots:
+                index, step = snapshots[0].index, snapshots[0].progress.step
+                if task[index].unfinished:  # else its adapter was stored meanwhile
+                    kept = written[index] = persist(task.lease, "a checkpoint", partial(self._written, snapshots[0]))
+                    made[index] = CheckpointRef(step=step, sha256=kept.sha256, bytes=kept.bytes)
+                del snapshots[0]
+            for index, kept in written.items():
                 try:
-                    upload(self._link, task.lease, kept)
+                    if task[index].unfinished:
+                        upload(self._link, task.lease, kept)
                 finally:
                     self._leave_to_cache(tenant, kept)
         except (LeaseNotHeld, FenceStale, Refused):  # the placement leaves, or has left: nothing points to them
             for ref in made.values():
                 self._cache.drop_object(tenant, ref.sha256)
+            for kept in written.values():
+                self._own.drop(kept.path.name)
             raise
         self._inbox.put(partial(then, made), patient=not task.leaving)
+
+    def _written(self, snapshot: JobSnapshot) -> Kept:
+        with self._cache.relief():
+            # by a name of its own: another job may have the same bytes, and drop them
+            return self._own.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors), f"checkpoint-{uuid4()}")
 
     def _leave_to_cache(self, tenant: str, kept: Kept) -> None:
         """Name the file by its bytes, by which it is found when its task comes again."""

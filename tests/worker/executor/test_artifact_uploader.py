@@ -1,7 +1,9 @@
 """Uploads beside other executors of the node, which keep objects of the same bytes, and while storage is away for days."""
 
+import gc
 import os
 import threading
+import weakref
 from collections import defaultdict
 from functools import partial
 
@@ -12,6 +14,7 @@ from tests.worker.executor.test_executor import CALM, SPACE
 from tests.worker.inside import Inside
 from worker.api_client import PlacementLink, Unreachable
 from worker.data.node_cache import NodeCache
+from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.inbox import Inbox
 from worker.pipe_messages import Detach, Stop
 
@@ -93,3 +96,26 @@ def test_the_loop_stops_for_an_adapter_and_for_a_task_that_leaves_not_for_a_chec
     assert patience["_stored"]
     assert set(patience["_stored"]) == {not leaves}
     assert set(patience["kept"]) == (set() if leaves else {False})
+
+
+def test_host_copies_of_a_checkpoint_are_given_up_before_it_is_uploaded(fleet, placing, tmp_path, monkeypatch):
+    """They are as large as all adapters that train, and storage may be away for long."""
+    put, keep, copies, held = PlacementLink.put, ArtifactUploader.keep_checkpoint, [], []
+
+    def keeping(self, task, snapshots, then):
+        if not copies:
+            copies.extend(weakref.ref(snapshot.tensors) for snapshot in snapshots)
+        keep(self, task, snapshots, then)
+
+    def looking(self, grant, path):
+        if copies and not held:
+            gc.collect()
+            held.append([copy() is not None for copy in copies])
+        put(self, grant, path)
+
+    monkeypatch.setattr(ArtifactUploader, "keep_checkpoint", keeping)
+    monkeypatch.setattr(PlacementLink, "put", looking)
+    placement = placing(SPACE | {"learning_rate": [1e-2, 1e-3, 3e-3]}, early_exit=CALM, training={"epochs": 2})
+    (reported,) = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.05).run(placement, paced=True)
+    assert held == [[False] * 3]
+    assert {event.kind for event in reported.ended.values()} == {"job_completed"}
