@@ -4,16 +4,16 @@ Format: 8 bytes with the header's length, the header (JSON: name -> dtype, shape
 Knows storage and tensors' names. Knows no HTTP and no tenants.
 """
 
-import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from contract.messages.peft_settings import WEIGHTS_FILE, PeftSettings
+from contract.values.strict_json import read_strictly
 from service.adapters.matrix_shapes import MatrixShapes
 from service.http.problems import FieldError, Invalid, TooLarge, invalid_field, shown
 from service.storage.object_store import Incoming, Stored
@@ -145,7 +145,7 @@ def _tensors(header: bytes) -> tuple[Tensor, ...]:
     if not header.startswith(b"{"):
         raise _no_header()
     try:
-        listed = json.loads(header.decode(), object_pairs_hook=_each_once, parse_constant=_no_constant)
+        listed = read_strictly(header.decode())
     except (ValueError, RecursionError):
         raise _no_header() from None
     texts = listed.pop("__metadata__", {})
@@ -161,17 +161,6 @@ def _tensors(header: bytes) -> tuple[Tensor, ...]:
     if not found:
         raise invalid_field("file", "no_tensors", "holds no tensors")
     return tuple(tensor for _, tensor in found)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the header; readers disagree on which of two entries of one name counts."""
-    if len(held := dict(pairs)) != len(pairs):
-        raise ValueError("a name is there twice")
-    return held
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _no_header() -> Invalid:

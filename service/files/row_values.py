@@ -1,13 +1,12 @@
 """Values in a line of a data set: the line as JSON, its texts, and what a mistake in them is called. Pure."""
 
 import json
-import math
 from codecs import BOM_UTF8
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from contract.values.strict_json import NotStrict, read_strictly
 from contract.wording.other_formats import not_json, row_not_json
 
 
@@ -44,39 +43,15 @@ def decoded(source: str, told: Callable[[json.JSONDecodeError], str] = not_json)
     """A text as JSON, strictly: no key twice, no NaN, no number that would be read as infinite. Raises UnreadableJson; `told`
     words a mistake in the syntax."""
     try:
-        return _DECODER.decode(source)
+        return read_strictly(source)
     except json.JSONDecodeError as error:
         raise UnreadableJson("not_json", told(error)) from None
     except RecursionError:
         raise UnreadableJson("not_json", "is nested too deeply") from None
-    except UnreadableJson:
-        raise
+    except NotStrict as error:
+        raise UnreadableJson("not_json" if error.key is None else "duplicate_key", str(error)) from None
     except ValueError as error:
         raise UnreadableJson("not_json", f"is not usable JSON: {str(error).partition(';')[0]}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]  # in one pass: an object may have 400,000 keys
-        raise UnreadableJson("duplicate_key", f"has the key {twice!r:.60} twice in one object")
-    return made
-
-
-def _constant(name: str) -> Any:
-    raise UnreadableJson("not_json", f"holds {name}, which is not JSON")
-
-
-def _float(number: str) -> float:
-    made = float(number)
-    if math.isinf(made):  # a template would write Infinity
-        raise UnreadableJson(
-            "not_json", f"holds {number:.40}, beyond the numbers up to 1.8e308; write a smaller one, or a text"
-        )
-    return made
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
 def text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowMistake]:

@@ -7,11 +7,9 @@ import math
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
-from typing import Any
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from contract.values.strict_json import NotStrict, object_of
 from service.http.problems import invalid_field, shown
 from service.metrics.api_metrics import ApiMetrics
 from service.tracing import span_exporter
@@ -199,14 +198,12 @@ class KeysOnce:
 
 async def _check_keys(body: bytes) -> None:
     """Raises Invalid, which names the key. What cannot be parsed is left to others to tell."""
-    with suppress(ValueError, RecursionError):
+    try:
         if len(body) > _LONG_JSON_BYTES:
-            await run_in_threadpool(json.loads, body, object_pairs_hook=_once)
+            await run_in_threadpool(json.loads, body, object_pairs_hook=object_of)
         else:
-            json.loads(body, object_pairs_hook=_once)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise invalid_field(shown(twice), "duplicate_key", "stands twice in one object; leave one of them")
+            json.loads(body, object_pairs_hook=object_of)
+    except NotStrict as error:
+        raise invalid_field(shown(error.key or ""), "duplicate_key", "stands twice in one object; leave one of them") from None
+    except (ValueError, RecursionError):
+        return

@@ -128,11 +128,20 @@ def test_a_field_of_a_newer_version_is_not_dropped_but_refused():
         ("training.epochs=4", "'training.epochs' is set twice"),
         ("priority=2\npriority=3", "'priority' is set twice"),
         ("training.epochs.x=4", "'training.epochs.x' is set twice"),
+        ('warm_start={"adapter_id": "a", "adapter_id": "b"}', "'warm_start' has the key 'adapter_id' twice in one object"),
+        ('x={"b": {"c": 1, "c": 2}}\npriority=2', "'x' has the key 'c' twice in one object"),
+        ("training.max_grad_norm=NaN", "'training.max_grad_norm' holds NaN, which is not JSON"),
     ],
 )
 def test_lines_of_more_that_cannot_be(more, said):
     _, mistakes = spec_of_form({"training.epochs": "3", "more": more}, [], [])
     assert said in mistakes["more"]
+
+
+def test_a_metric_with_a_key_twice_is_refused():
+    metrics = ['{"type": "regex", "pattern": "a", "pattern": "b"}', "exact_match"]
+    _, mistakes = spec_of_form({"evaluation": "1"}, [], [], metrics)
+    assert "has the key 'pattern' twice in one object" in mistakes["evaluation.metrics"]
 
 
 def test_a_label_that_is_set_twice_is_refused():

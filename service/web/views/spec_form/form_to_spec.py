@@ -1,10 +1,10 @@
 """The form as it was sent, read into a spec. Pure."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from contract.values.strict_json import NotStrict, read_strictly
 from service.web.views.spec_form.form_fields import LISTS, MODULE_SETS, MORE, ONE, Fields, Read, Unreadable
 
 _OF_N_JOBS = ("random", "tpe")  # methods that try `n` combinations
@@ -69,14 +69,18 @@ def _more(text: str, spec: dict[str, Any], mistakes: dict[str, str]) -> None:
         path, equals, said = (part.strip() for part in line.partition("="))
         if not equals or not all(path.split(".")):
             mistakes[MORE] = f"{line.strip()[:80]!r} is no field; write one path=value a line, such as isolation=dedicated"
-        elif not put(spec, path, _json(said)):
+        elif isinstance(value := _json(said), NotStrict):
+            mistakes[MORE] = f"{path[:80]!r} {value}"
+        elif not put(spec, path, value):
             mistakes[MORE] = f"{path[:80]!r} is set twice, here and by a field above or a line before; leave one of them"
 
 
 def _json(said: str) -> Any:
-    """A JSON value, or the text itself if it is none."""
+    """A JSON value, NotStrict where readers disagree on it, or the text itself if it is none."""
     try:
-        return json.loads(said)
+        return read_strictly(said)
+    except NotStrict as error:
+        return error
     except (ValueError, RecursionError):
         return said
 
@@ -84,7 +88,9 @@ def _json(said: str) -> Any:
 def _metric(said: str) -> Any:
     """A metric by its type, or as JSON if it has settings."""
     try:
-        return json.loads(said) if said.startswith("{") else {"type": said}
+        return read_strictly(said) if said.startswith("{") else {"type": said}
+    except NotStrict as error:
+        raise Unreadable(f"{said!r} {error}") from None
     except (ValueError, RecursionError):
         raise Unreadable(f"{said!r} is no JSON") from None
 
