@@ -5,8 +5,9 @@ for as long as the lease lasts.
 """
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +79,12 @@ class ArtifactUploader:
         self._checkpoints = BackgroundWorker("checkpoint uploads")
         self._adapters = BackgroundWorker("adapter uploads", _ADAPTERS_AT_ONCE)
         self.adapters_left = 0
+        self._lock, self._copied_bytes = threading.Lock(), 0
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of host copies for checkpoints that are not written yet."""
+        return self._copied_bytes
 
     def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         """Export and upload the best adapter of a job that ends."""
@@ -88,6 +95,7 @@ class ArtifactUploader:
         self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
         """Write and upload the jobs' states, all taken at one moment."""
+        self._count(snapshots, 1)
         self._checkpoints.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
     def _store_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
@@ -159,6 +167,7 @@ class ArtifactUploader:
                 if task[index].unfinished:  # else its adapter was stored meanwhile
                     kept = written[index] = persist(task.lease, "a checkpoint", partial(self._written, snapshots[0]))
                     made[index] = CheckpointRef(step=step, sha256=kept.sha256, bytes=kept.bytes)
+                self._count(snapshots[:1], -1)
                 del snapshots[0]
             for index, kept in written.items():
                 try:
@@ -171,8 +180,13 @@ class ArtifactUploader:
                 self._cache.drop_object(tenant, ref.sha256)
             for kept in written.values():
                 self._own.drop(kept.path.name)
+            self._count(snapshots, -1)
             raise
         self._inbox.put(partial(then, made), patient=not task.leaving)
+
+    def _count(self, snapshots: Sequence[JobSnapshot], sign: int) -> None:
+        with self._lock:
+            self._copied_bytes += sign * sum(snapshot.tensors.bytes for snapshot in snapshots)
 
     def _written(self, snapshot: JobSnapshot) -> Kept:
         with self._cache.relief():

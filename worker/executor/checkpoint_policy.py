@@ -26,21 +26,25 @@ _EARLY = 0.5
 
 class CheckpointPolicy:
     """Checkpoints a task's unfinished jobs that have trained since their last one, at one moment, every `seconds`; tasks that
-    train together at the same moment. Files that are needed no more are removed in the background, since that takes tens of
-    milliseconds each."""
+    train together at the same moment. Where main memory does not hold copies of all, some jobs at a time, in turn. Files that
+    are needed no more are removed in the background, since that takes tens of milliseconds each."""
 
     def __init__(self, uploader: ArtifactUploader, cache: NodeCache, seconds: float) -> None:
         self._uploader, self._cache, self._seconds = uploader, cache, seconds
+        self._rank_bytes = self._most_bytes = 0
         self._removals = BackgroundWorker("checkpoint removals")
 
-    def expect(self, task: PlacementRun) -> None:
-        """Schedule the task's first checkpoint."""
+    def expect(self, task: PlacementRun, rank_bytes: int, most_bytes: int) -> None:
+        """Schedule the task's first checkpoint. rank_bytes: of one rank's host copy, on the base that all tasks share.
+        most_bytes: of all copies until they are written, but for one that is larger alone."""
         task.checkpoint_due = boot_now() + self._seconds
+        self._rank_bytes, self._most_bytes = rank_bytes, most_bytes
 
     def awaited(self, tasks: Iterable[PlacementRun]) -> bool:
-        """Whether one of these tasks is due."""
+        """Whether one of these tasks is due, and can be taken."""
         now = boot_now()
-        return any(now >= task.checkpoint_due and _has_new(task) for task in tasks)
+        due = [task for task in tasks if now >= task.checkpoint_due and _has_new(task)]
+        return bool(due) and bool(self._fitting(min(due, key=_due)))
 
     def take(self, tasks: Iterable[PlacementRun], store: AdapterStore, now: bool = False) -> None:
         """Checkpoint the tasks that are due or leaving, or every task with anything new if `now`.
@@ -50,17 +54,31 @@ class CheckpointPolicy:
         began, there = boot_now(), [task for task in tasks if _has_new(task)]
         early = _EARLY * self._seconds if any(began >= task.checkpoint_due for task in there) else 0.0
         wanted = [task for task in there if now or task.leaving or began >= task.checkpoint_due - early]
-        copying = [self._copy(task, store) for task in wanted]
+        copied = list[tuple[PlacementRun, float, float]]()
+        for task in sorted(wanted, key=_due):
+            if not (fitting := self._fitting(task)):
+                break  # it stays due, and is the next
+            part = len(fitting) / len(_unsaved(task))  # so that each job has its turn within `seconds`
+            copied.append((task, self._copy(task, fitting, store), part))
         ended = boot_now()
-        for task, seconds in zip(wanted, copying, strict=True):
+        for task, seconds, part in copied:
             # one whose copies take long puts off its own next ones, not its neighbours'
-            task.checkpoint_due = ended + max(self._seconds, _SHARE * min(ended - began, len(wanted) * seconds))
+            task.checkpoint_due = ended + max(part * self._seconds, _SHARE * min(ended - began, len(copied) * seconds))
 
-    def _copy(self, task: PlacementRun, store: AdapterStore) -> float:
-        """Give the uploader copies of the task's unsaved jobs. Returns the seconds that it took."""
-        began, unsaved = boot_now(), [run for run in task.runs if run.record.unsaved]
-        copies = store.tensors(run.key for run in unsaved)
-        snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in unsaved]
+    def _fitting(self, task: PlacementRun) -> list[JobRun]:
+        """Unsaved jobs of which main memory holds copies now, those with the most unsaved steps first."""
+        room, found = self._most_bytes - self._uploader.copied_bytes, list[JobRun]()
+        for run in _unsaved(task):
+            room -= self._rank_bytes * run.job.config.rank
+            if room < 0 and (found or self._uploader.copied_bytes):
+                break
+            found.append(run)
+        return found
+
+    def _copy(self, task: PlacementRun, runs: Sequence[JobRun], store: AdapterStore) -> float:
+        """Give the uploader copies of these jobs. Returns the seconds that it took."""
+        began, copies = boot_now(), store.tensors(run.key for run in runs)
+        snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in runs]
         task.checkpointing = True
         self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
         return boot_now() - began
@@ -107,6 +125,16 @@ class CheckpointPolicy:
         self._removals.submit(partial(self._cache.drop_object, task.placement.tenant_id, checkpoint.sha256))
 
 
+def _due(task: PlacementRun) -> float:
+    return task.checkpoint_due
+
+
 def _has_new(task: PlacementRun) -> bool:
     """Whether a job has trained since the task's last checkpoint, and none is on its way."""
     return not task.checkpointing and any(run.record.unsaved for run in task.runs)
+
+
+def _unsaved(task: PlacementRun) -> list[JobRun]:
+    """Jobs that have trained since their last checkpoint, those with the most steps first."""
+    unsaved = [run for run in task.runs if run.record.unsaved]
+    return sorted(unsaved, key=lambda run: (run.checkpoint.step if run.checkpoint is not None else 0) - run.step)

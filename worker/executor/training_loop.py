@@ -132,7 +132,7 @@ class Executor:
         self._add_jobs(task, task.runs, prepared)
         self._rounds.expect(task, prepared)
         self._texts.ask_at_start(replicas, task)
-        self._checkpoint_policy.expect(task)
+        self._checkpoint_policy.expect(task, replicas.base.trainer.arena.layout.state_bytes, replicas.host_bytes)
 
     def _add_jobs(self, task: PlacementRun, runs: list[JobRun], prepared: Prepared) -> None:
         """Make jobs of an open placement schedulable: those that it begins with, and later those of each round."""

@@ -91,6 +91,11 @@ class Layout:
                 )
             self.layers.append(groups)
 
+    @property
+    def state_bytes(self) -> int:
+        """Of one rank of an adapter: its weights and their two moments, float32."""
+        return 3 * 4 * self.width
+
     def _place(self, members: list[Target], matrix: int) -> Group:
         in_features = members[0].in_features
         start, pitch = self.width, aligned(in_features)

@@ -67,7 +67,8 @@ class Replicas:
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
         self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
         adapters = [replica.adapters for replica in self._all]
-        self.store = AdapterStore(adapters, capacities[0].park_bytes, folders.own, folders.cache)
+        self.host_bytes = capacities[0].park_bytes  # of main memory for adapters that are parked, and again for checkpoints
+        self.store = AdapterStore(adapters, self.host_bytes, folders.own, folders.cache)
 
     @property
     def ref(self) -> BaseModelRef:

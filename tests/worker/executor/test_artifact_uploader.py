@@ -119,3 +119,23 @@ def test_host_copies_of_a_checkpoint_are_given_up_before_it_is_uploaded(fleet, p
     (reported,) = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.05).run(placement, paced=True)
     assert held == [[False] * 3]
     assert {event.kind for event in reported.ended.values()} == {"job_completed"}
+
+
+def test_jobs_of_whose_copies_memory_holds_one_are_checkpointed_in_turn(fleet, placing, tmp_path, monkeypatch):
+    """Main memory for parked adapters bounds these copies too; a task that leaves is stored whole all the same."""
+    keep, parts, held = ArtifactUploader.keep_checkpoint, [], []
+
+    def keeping(self, task, snapshots, then):
+        parts.append([snapshot.index for snapshot in snapshots])
+        held.append(self.copied_bytes)
+        keep(self, task, snapshots, then)
+
+    monkeypatch.setattr(ArtifactUploader, "keep_checkpoint", keeping)
+    placement = placing(SPACE | {"learning_rate": [1e-2, 1e-3, 3e-3]}, early_exit=CALM, training={"epochs": 8})
+    inside = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.05, worker_park_bytes=1)
+    (reported,) = inside.run(placement, paced=True)
+    assert {len(part) for part in parts} == {1}
+    assert set(held) == {0}, "each was written before the next was copied"
+    saved = {index for event in reported.of(Checkpointed) for index in event.jobs}
+    assert saved == {0, 1, 2}
+    assert {event.kind for event in reported.ended.values()} == {"job_completed"}

@@ -5,24 +5,36 @@ from types import SimpleNamespace
 
 import pytest
 
+from contract.messages.placement_messages import CheckpointRef
 from worker.data.node_cache import NodeCache
 from worker.executor import checkpoint_policy
 from worker.executor.checkpoint_policy import CheckpointPolicy
 
 SECONDS = 30.0
+RANKS, RANK_BYTES = 8, 100
 
 
 class Uploads:
     """What an uploader was given: tasks whose checkpoints it has stored no sooner than the test says."""
 
-    adapters_left = 0
+    adapters_left = copied_bytes = 0
 
     def __init__(self):
-        self.given = []
+        self.given, self.jobs = [], []
 
     def keep_checkpoint(self, task, snapshots, then):
+        indexes = [snapshot.index for snapshot in snapshots]
+        held = sum(task.runs[index].job.config.rank * RANK_BYTES for index in indexes)
+        made = {index: CheckpointRef(step=task.runs[index].step, sha256="a" * 64, bytes=1) for index in indexes}
         self.given.append(task.key)
-        task.stored = lambda: then({})
+        self.jobs.append(indexes)
+        self.copied_bytes += held
+
+        def stored():
+            self.copied_bytes -= held
+            then(made)
+
+        task.stored = stored
 
 
 class Store:
@@ -33,7 +45,7 @@ class Store:
 
     def tensors(self, keys):
         found = {key: {} for key in keys}
-        self.clock[0] += sum(self.slow.get(key, self.seconds) for key in found)
+        self.clock[0] += sum(self.slow.get(key[0], self.seconds) for key in found)
         return found
 
 
@@ -54,12 +66,19 @@ def policy(uploads, tmp_path):
     return CheckpointPolicy(uploads, NodeCache(tmp_path), SECONDS)
 
 
-def task(policy, key):
-    run = SimpleNamespace(
-        key=key, index=0, progress=None, unfinished=True, checkpoint=None, record=SimpleNamespace(unsaved=True)
-    )
-    one = SimpleNamespace(key=key, runs=[run], leaving=False, checkpointing=False, placement=SimpleNamespace(tenant_id="t"))
-    policy.expect(one)
+def job(key, index):
+    run = SimpleNamespace(key=(key, index), index=index, progress=None, unfinished=True, checkpoint=None, step=1)
+    run.record, run.job = SimpleNamespace(unsaved=True), SimpleNamespace(config=SimpleNamespace(rank=RANKS))
+    run.apply = lambda change: setattr(run, "checkpoint", change.ref)
+    return run
+
+
+def task(policy, key, jobs=1, fitting=100):
+    """fitting: copies of so many jobs fit into main memory."""
+    runs = [job(key, index) for index in range(jobs)]
+    one = SimpleNamespace(key=key, runs=runs, leaving=False, checkpointing=False, placement=SimpleNamespace(tenant_id="t"))
+    one.record = lambda event: None
+    policy.expect(one, RANK_BYTES, fitting * RANKS * RANK_BYTES)
     return one
 
 
@@ -95,7 +114,7 @@ def test_a_task_that_came_much_later_is_left_until_the_next_time(policy, uploads
     first.stored()
     clock[0] += 0.6 * SECONDS  # the second is due, the first in 0.4
     policy.take([first, second], store)
-    assert uploads.given == [0, 0, 1]
+    assert uploads.given == [0, 1, 0]
 
 
 def test_a_task_that_is_leaving_takes_no_others_along(policy, uploads, clock):
@@ -155,6 +174,60 @@ def test_a_task_with_nothing_new_stops_nobody(policy, uploads, clock):
     assert policy.awaited(tasks)
     policy.take(tasks, store)
     assert uploads.given == [0, 1]
+
+
+def trained(one):
+    for run in one.runs:
+        run.step, run.record.unsaved = run.step + 1, True
+
+
+def test_jobs_of_which_memory_holds_no_copies_at_once_are_taken_in_turn(policy, uploads, clock):
+    one, store = task(policy, 0, jobs=6, fitting=2), Store(clock)
+    clock[0] += SECONDS
+    for _ in range(5):
+        policy.take([one], store)
+        one.stored()
+        trained(one)
+        clock[0] += SECONDS / 3 - 0.1
+        assert not policy.awaited([one]), "each job has its turn within the time"
+        clock[0] += 0.2
+        assert policy.awaited([one])
+    assert uploads.jobs == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+
+
+def test_who_does_not_fit_is_next_and_stops_nobody_meanwhile(policy, uploads, clock):
+    tasks, store = [task(policy, number, fitting=2) for number in range(3)], Store(clock)
+    large = task(policy, 3, fitting=2)
+    large.runs[0].job.config.rank = 10 * RANKS
+    clock[0] += SECONDS
+    policy.take([*tasks, large], store)
+    assert uploads.given == [0, 1]
+    trained(tasks[0])
+    assert not policy.awaited([*tasks, large])
+    tasks[0].stored()
+    assert policy.awaited([*tasks, large])
+    policy.take([*tasks, large], store)
+    assert uploads.given == [0, 1, 2]
+    tasks[1].stored()
+    clock[0] += 2 * SECONDS
+    trained(tasks[0])
+    policy.take([*tasks, large], store)
+    assert uploads.given == [0, 1, 2], "the large one was due before, and is larger than what is left"
+    tasks[2].stored()
+    policy.take([*tasks, large], store)
+    assert uploads.given == [0, 1, 2, 3], "alone, since it never fits"
+
+
+def test_all_jobs_of_a_task_that_leaves_are_stored_one_part_after_another(policy, uploads, clock):
+    one, store = task(policy, 0, jobs=5, fitting=2), Store(clock)
+    one.leaving = True
+    for _ in range(3):
+        policy.take([one], store)
+        for index in uploads.jobs[-1]:
+            one.runs[index].record.unsaved = False
+        one.stored()
+    policy.take([one], store)
+    assert uploads.jobs == [[0, 1], [2, 3], [4]]
 
 
 def test_the_file_of_a_job_that_has_ended_is_removed_in_the_background(policy, tmp_path, clock):
