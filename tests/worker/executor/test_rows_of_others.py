@@ -5,6 +5,7 @@ import torch
 
 from contract.messages.placement_messages import WarmStartRef
 from contract.messages.report_messages import BaseEvaluated, Detached
+from contract.states import JobStatus
 from tests.worker.corpus import PAIRS
 from tests.worker.executor.completion_work import LONG, answers, over, work
 from tests.worker.executor.text_evaluations import ASKED, evaluated
@@ -81,27 +82,27 @@ def test_no_job_of_a_search_takes_the_rows_that_it_waits_for(fleet, placing, tmp
     prefers = placing(SPACE | wide, PAIRS, objective={"type": "dpo"}, early_exit=CALM, training={"max_steps": 6})
     prefers = prefers.model_copy(update={"warm_start": WarmStartRef(adapter_id="adapter_x", files=trained(SPACE | wide))})
     search = placing(SPACE | {"batch_size": [1, 2, 3, 4, 5, 6, 7, 8]}, early_exit=CALM, training={"epochs": 2})
-    before: list[int] = []  # jobs of the search that had ended when the base was known
-
-    def look(reported, report):
-        if reported.placement is prefers and reported.of(BaseEvaluated):
-            before.append(len(fleet.reported[search.placement_id].ended))
-
     arena_of(16)
-    fleet.on_report = look
     inside, executors = Inside(fleet, tmp_path), []
+    before: list[set[int]] = []  # jobs of the search that had begun, after each step that left the base unknown
 
     def await_joining() -> None:
         """Before a job of the search ends."""
         (running,) = executors
         if fleet.reported[search.placement_id].step[0] >= 2:
-            running.between_steps = lambda: None
             while len(running._attached.open) < 2:
                 running._inbox.get(timeout=120)()
+            running.between_steps = look
+
+    def look() -> None:
+        """All that the step brought about has been reported."""
+        if not fleet.reported[prefers.placement_id].of(BaseEvaluated):
+            status = fleet.reported[search.placement_id].status
+            before.append({job for job in status if status[job] != JobStatus.PENDING})
 
     inside.between_steps = await_joining
     searched, preferred = inside.run(search, prepare=executors.append, joining=[prefers], paced=True)
-    assert before[0] == 2, "those that had the rows"
+    assert before[-1] == {0, 1}, "those that had the rows"
     assert {kind for one in (searched, preferred) for kind in left(one)[1].values()} == {"job_completed"}
     assert len(searched.ended) == 8
 
