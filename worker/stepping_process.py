@@ -1,7 +1,8 @@
-"""What a process whose main thread takes training steps asks of Python and of the C library."""
+"""What a process whose main thread takes training steps asks of Python, the C library and the system."""
 
 import ctypes
 import gc
+import resource
 import sys
 
 # A step that has waited for the device, or for work that needs no interpreter, must not wait as long again for a thread that
@@ -18,6 +19,9 @@ def settle() -> None:
     gc.freeze()  # what is imported stays: no collection, of which captures of graphs make some, need look at it
     sys.setswitchinterval(_SWITCH_SECONDS)
     _keep_freed_blocks()
+    # each copy of an adapter that ranks share takes a descriptor, and each that lies in a file for lack of memory
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _keep_freed_blocks() -> None:

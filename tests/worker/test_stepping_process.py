@@ -19,6 +19,23 @@ def test_a_step_waits_for_no_other_threads_turn_and_imports_are_not_collected():
     assert frozen > 1000
 
 
+_OPEN = """
+import resource
+from worker.stepping_process import settle
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+settle()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_it_may_open_as_many_files_as_its_operator_lets_it():
+    """Each copy of an adapter that ranks share, or that main memory does not hold, takes one."""
+    said = subprocess.run([sys.executable, "-c", _OPEN], capture_output=True, text=True, check=True)
+    soft, hard = map(int, said.stdout.split())
+    assert soft == hard
+
+
 _FREED = """
 import queue, threading
 from worker.stepping_process import settle

@@ -14,6 +14,7 @@ from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of
 from worker.adapters.location_types import AdapterSpec
+from worker.adapters.lowest_weights import LowestWeights, WeightsCopy
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
 from worker.policy.adapter_memory_model import max_arena_rows
@@ -50,25 +51,27 @@ class ReplicaAdapters(Protocol):
 
 @dataclass
 class _Held:
-    """copies: each waits for a host copy of its weights, float32 [rank, W], at one of its lowest losses, in their order."""
+    """copies: of its weights at its lowest losses, in their order."""
 
     slot: Slot
-    copies: list[Callable[[], Tensor]]
+    copies: list[WeightsCopy] = field(default_factory=list)
 
     @property
     def lowest(self) -> tuple[Tensor, ...]:
-        return tuple(copied() for copied in self.copies)
+        return tuple(copy.read() for copy in self.copies)
 
     def let_go(self, most: int = 0) -> None:
-        """Give up all but the first so many, whose memory another copy may then take: their own are through."""
-        for copied in self.copies[most:]:
-            copied()
+        """Give up all but the first so many."""
+        for copy in self.copies[most:]:
+            copy.let_go()
         del self.copies[most:]
 
 
 class ArenaAdapters:
-    def __init__(self, trainer: Trainer, tracker: CapacityTracker) -> None:
+    def __init__(self, trainer: Trainer, tracker: CapacityTracker, scratch: Path) -> None:
+        """scratch: a folder for copies that main memory is not to hold."""
         self._trainer, self._tracker = trainer, tracker
+        self._lowest = LowestWeights(tracker.capacity.lowest_bytes, scratch)
         self._held: dict[JobKey, _Held] = {}
 
     def slot(self, key: JobKey) -> Slot:
@@ -91,7 +94,9 @@ class ArenaAdapters:
         except NoRows as error:
             self._tracker.limit_rows(self._trainer.arena.rows if self._trainer.arena.slots else None)
             return Allocated(str(error), evicted)
-        self._held[key] = _Held(slot, [partial(_itself, weights) for weights in lowest])
+        self._held[key] = held = _Held(slot)
+        for weights in lowest:
+            held.copies.append(self._lowest.keep(partial(_itself, weights), weights.nbytes))
         return Allocated(None, evicted)
 
     def _fill(self, slot: Slot, spec: AdapterSpec, source: Source) -> tuple[Tensor, ...]:
@@ -125,10 +130,12 @@ class ArenaAdapters:
 
     def note_lowest(self, key: JobKey, place: int, most: int) -> None:
         """Keep a host copy of the job's weights, whose loss has this place, from 0, among its lowest, and of the first `most`
-        alone. It may be under way yet."""
-        held = self._held[key]
-        held.copies.insert(place, self._trainer.arena.begin_snapshot(held.slot))
-        held.let_go(most)
+        alone. It may be under way yet, or lie in a file."""
+        held, arena = self._held[key], self._trainer.arena
+        held.let_go(most - 1 if place < most else most)  # before there is the new one, which may take that memory
+        if place < most:
+            size = 4 * held.slot.rank * arena.layout.width
+            held.copies.insert(place, self._lowest.keep(arena.begin_snapshot(held.slot), size))
 
     def restore_mean(self, key: JobKey, count: int) -> bool:
         """Write the mean of the job's weights at its so many lowest losses into its rows, for good: it ends. Whether it has

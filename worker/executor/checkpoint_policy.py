@@ -36,7 +36,8 @@ class CheckpointPolicy:
 
     def expect(self, task: PlacementRun, rank_bytes: int, most_bytes: int) -> None:
         """Schedule the task's first checkpoint. rank_bytes: of one rank's host copy, on the base that all tasks share.
-        most_bytes: of all copies until they are written, but for one that is larger alone."""
+        most_bytes: of all copies until they are written, but for one that is larger alone. What of the lowest losses' weights
+        lies in files is read beside them, and not counted."""
         task.checkpoint_due = boot_now() + self._seconds
         self._rank_bytes, self._most_bytes = rank_bytes, most_bytes
 

@@ -31,6 +31,7 @@ class Capacity:
     piece_tokens: int
     margin: float = 0.9
     park_bytes: int = 0  # host memory for parked adapters
+    lowest_bytes: float = math.inf  # and for weights at lowest losses; no limit where `per_row` counts them
     recomputed: MemoryModel | None = None  # of passes that recompute them in backward; None if not measured
     most_rows: int | None = None  # arena rows beyond which the device had no memory
     long_pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are split by piece_tokens all the same

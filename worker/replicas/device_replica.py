@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from worker.adapters.arena_adapters import ArenaAdapters
@@ -39,18 +40,20 @@ Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memor
 
 
 class Replica:
-    """`adapters`: those in its arena. give_way: frees what others than jobs hold on the device; whether there was anything.
-    failed: of a sharded base, where passes that found no memory are remembered."""
+    """`adapters`: those in its arena. scratch: a folder for copies of these that main memory is not to hold. give_way: frees
+    what others than jobs hold on the device; whether there was anything. failed: of a sharded base, where passes that found no
+    memory are remembered."""
 
     def __init__(
         self,
         trainer: Trainer,
         tracker: CapacityTracker,
+        scratch: Path,
         give_way: Callable[[], bool] = lambda: False,
         failed: FailedPasses | None = None,
     ) -> None:
         self.trainer, self.tracker, self.give_way, self._failed = trainer, tracker, give_way, failed
-        self.adapters = ArenaAdapters(trainer, tracker)
+        self.adapters = ArenaAdapters(trainer, tracker, scratch)
         self._pace = StepPace()
         self._steps_in_progress: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
 

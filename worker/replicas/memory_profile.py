@@ -137,7 +137,7 @@ def measured(trainer: Trainer, row_tokens: int, recompute: bool = False) -> Prof
 
 def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replicas: int = 1, rank: int = 0) -> Capacity:
     """The capacity of one of `replicas` replicas, from what its trainer holds and may use now, for adapters of up to `rank`.
-    All replicas share `park_bytes`."""
+    All replicas share `park_bytes`; each has its part of as much again for weights at lowest losses."""
     device, arena = trainer.backbone.device, trainer.arena
     per_row = arena.bytes_per_row
     parked = park_bytes(device, settings, replicas)
@@ -158,6 +158,8 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
     tokens = settings.worker_step_tokens or _STEP_TOKENS[device.type]
     most = 0 if settings.worker_step_tokens else _MOST_LONGER * tokens
     has = Capacity(model(profiles.kept, False), memory, tokens, park_bytes=parked, most_pass_tokens=most)
+    if device.type == "cuda":
+        has = replace(has, lowest_bytes=parked / replicas)
     return replace(has, recomputed=model(profiles.recomputed, True))
 
 

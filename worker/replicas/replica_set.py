@@ -63,7 +63,8 @@ class Replicas:
         self.loaded, self._wanted, self._on_steps = loaded, wanted, on_steps
         self.lead = 0.0  # seconds a step that the fastest replica took less than the slowest, of late
         failed = loaded.failed_passes(folders.scratch)
-        self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]), give_way, failed)  # measures what is common
+        tracker, scratch = CapacityTracker(capacities[0]), folders.own.folder
+        self.first = Replica(self.base.trainer, tracker, scratch, give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
         self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
         adapters = [replica.adapters for replica in self._all]

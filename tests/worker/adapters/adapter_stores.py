@@ -33,7 +33,7 @@ class Store(AdapterStore):
     """With the arenas of its replicas at hand."""
 
     def __init__(self, trainers, scratch: ObjectCache, host_bytes: int = 10**9, cache=None, capacity=ROOMY) -> None:
-        self.arenas = [ArenaAdapters(trainer, CapacityTracker(capacity)) for trainer in trainers]
+        self.arenas = [ArenaAdapters(trainer, CapacityTracker(capacity), scratch.folder) for trainer in trainers]
         super().__init__(self.arenas, host_bytes, scratch, cache)
 
     def slot(self, key: JobKey):

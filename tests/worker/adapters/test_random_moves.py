@@ -1,5 +1,6 @@
 """Adapters moved about at random between arenas, memory and disk keep their bits, and leave nothing behind."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.worker.adapters.adapter_stores import RANK, Store, key, same, spec
+from tests.worker.adapters.adapter_stores import RANK, ROOMY, Store, key, same, spec
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.location_types import ArenaRows, OnDisk, Unmade
 from worker.data.object_cache import ObjectCache
@@ -21,7 +22,8 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
     class Moves(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.store = Store(trainers, scratch, 4 * RANK * width * 4)
+            capacity = replace(ROOMY, lowest_bytes=2 * RANK * width * 4)
+            self.store = Store(trainers, scratch, 4 * RANK * width * 4, capacity=capacity)
             self.holds: dict[int, Tensors | None] = {}
 
         def teardown(self) -> None:
@@ -29,6 +31,7 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
                 self.store.remove(key(job))
             assert not any(trainer.arena.slots for trainer in trainers)
             assert list(scratch.folder.iterdir()) == []
+            assert all(arena._lowest._bytes_left == 2 * RANK * width * 4 for arena in self.store.arenas)
 
         def _trains(self, job: int) -> bool:
             return self.store.trains_on(key(job)) is not None

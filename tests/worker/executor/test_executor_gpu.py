@@ -1,6 +1,7 @@
 """The executor on a GPU: a whole search over real HTTP on the fused trainer; packed beside solo; a ruined neighbour."""
 
 import gc
+import logging
 import math
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from contract.states import ExitReason
 from tests.worker.inside import Inside
+from tests.worker.replicas.resumption import adapters
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.pass_graphs import PassGraphs
 from worker.replicas.replica_set import Replicas
@@ -84,6 +86,21 @@ def test_several_steps_are_taken_between_two_looks_at_the_loop(fleet, placing, t
     assert list(reported.curves[0, "train_loss"]) == list(range(1, 41))
     assert reported.ended[1].reason is ExitReason.DIVERGING
     assert None not in list(reported.curves[1, "train_loss"].values())[:-1]
+
+
+def test_a_host_without_memory_for_the_lowest_losses_changes_no_adapter(fleet, placing, tmp_path, caplog):
+    """Their weights lie in files. Checkpoints read them, and so does whoever exports an adapter."""
+    caplog.set_level(logging.INFO)
+    placement, found = placing({**JOB, "learning_rate": [1e-2, 1e-3]}, early_exit=CALM, training={"epochs": 1}), []
+    for limits in ({}, {"worker_park_bytes": 1}):
+        assert "some lie in files" not in caplog.text
+        key = f"place{len(limits)}"
+        place = placement.model_copy(update={"placement_id": key, "token": f"token-{key}"})
+        folder, limits = tmp_path / key, {"worker_device": "cuda", "worker_checkpoint_seconds": 0.2, **limits}
+        found += Inside(fleet, folder, **limits).run(place)
+    assert "some lie in files" in caplog.text
+    assert found[1].curves == found[0].curves
+    assert adapters(found[1]) == adapters(found[0]) != {}
 
 
 def test_packed_follows_solo_and_learns(fleet, placing, tmp_path):

@@ -11,10 +11,10 @@ from worker.replicas.device_replica import Replica
 FITS = 1000  # tokens
 
 
-def test_work_that_takes_the_freed_rows_again_still_ends_in_shorter_passes(tiny_base) -> None:
+def test_work_that_takes_the_freed_rows_again_still_ends_in_shorter_passes(tiny_base, tmp_path) -> None:
     """As the reference of a DPO task that begins from an adapter does: it holds that in the arena while its passes run."""
     trainer = load_base(tiny_base, torch.device("cpu")).trainer
-    replica = Replica(trainer, CapacityTracker(Capacity(MemoryModel(0, 0, 1), 10**9, 4096)))
+    replica = Replica(trainer, CapacityTracker(Capacity(MemoryModel(0, 0, 1), 10**9, 4096)), tmp_path)
     weights, tried = torch.zeros(16, trainer.arena.layout.width), list[tuple[int, int]]()
 
     def work(jobs: list[object]) -> str:

@@ -1,8 +1,10 @@
 """A placement on several devices: its jobs are dealt to replicas, each in a process of its own, and each is bit for bit the job
 of a placement on one."""
 
+import logging
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.worker.replicas import faulty_rank
 from tests.worker.replicas.resumption import adapters, assert_goes_on_from_checkpoints
 from worker.boot_clock import boot_now
 from worker.executor.placement.placement_lease import LeaseNotHeld
+from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.ranks.rank_process import RankLost, RankProcess
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -55,14 +58,20 @@ def test_one_device_takes_one_process(fleet, placing, tmp_path):
 
 
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_five_jobs_on_several_replicas_are_those_of_one(fleet, placing, tmp_path, devices):
-    """A replica has room for one of them, so that on two jobs wait, are parked, and go on where there is room."""
+def test_five_jobs_on_several_replicas_are_those_of_one(fleet, placing, tmp_path, monkeypatch, caplog, devices):
+    """A replica has room for one of them, so that on two jobs wait, are parked, and go on where there is room. Main memory has
+    none for weights at the lowest losses."""
+    caplog.set_level(logging.INFO)
     space = {"learning_rate": [1e-2, 1e-3, 3e-3, 1e-4, 3e-2], "rank": [8], "batch_size": [4], "dropout": [0.1]}
     early_exit = {"warmup_fraction": 0.3, "keep_fraction": 0.6, "tau_gap": 10.0}
     placement = placing(space, early_exit=early_exit, training={"epochs": 1})
     (narrow,) = Inside(fleet, tmp_path / "narrow", worker_step_tokens=300).run(placement)
+    assert "some lie in files" not in caplog.text
+    known = LoadedBase.capacities
+    monkeypatch.setattr(LoadedBase, "capacities", lambda *asked: tuple(replace(has, lowest_bytes=0) for has in known(*asked)))
     (reported,) = Inside(fleet, tmp_path / "wide", worker_step_tokens=300).run(wide(placement, devices=devices))
     assert any(e.status is JobStatus.PARKED for e in reported.of(JobMoved))
+    assert "some lie in files" in caplog.text
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}
     assert {job: (e.kind, e.step) for job, e in reported.ended.items()} == {

@@ -60,6 +60,7 @@ class RankServer:
     def __init__(self, link: Link, memory: SharedHostMemory) -> None:
         self._link, self._memory = link, memory
         self._trainer: Trainer | None = None
+        self._scratch = Path()
         self._replica: Replica | None = None
         self._failed: FailedPasses | None = None
         self._streams: dict[str, list[TokenStream]] = {}  # of tasks
@@ -141,7 +142,7 @@ class RankServer:
         progress = LoadProgress(f"base model {ref.name}, rank {rank}")
         with self._link.repeating(PassDone(), _ALIVE_SECONDS):
             self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank, progress)
-        self._trainer.arena.host_memory = self._memory.empty
+        self._trainer.arena.host_memory, self._scratch = self._memory.empty, settings.scratch
         if sharding is not None:
             self._failed = FailedPasses(ObjectCache(settings.scratch / OBJECTS), ref, device, sharding.plan.world)
 
@@ -171,7 +172,7 @@ class RankServer:
         return self._failed.lowered(capacity) if self._failed is not None else capacity
 
     def start(self, capacity: Capacity) -> None:
-        self._replica = Replica(self._loaded, CapacityTracker(capacity), failed=self._failed)
+        self._replica = Replica(self._loaded, CapacityTracker(capacity), self._scratch, failed=self._failed)
 
     @property
     def _loaded(self) -> Trainer:

@@ -9,7 +9,6 @@ import logging
 import math
 import mmap
 import os
-import resource
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -59,8 +58,6 @@ class SharedHostMemory:
 
     def __init__(self, lends: bool) -> None:
         self._lends, self._pinned = lends, False
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a segment takes a descriptor
         self._own: dict[int, _Segment] = {}
         self._free: dict[int, list[_Segment]] = {}  # by size
         self._foreign: dict[tuple[int, int], _Segment] = {}  # of other processes, mapped here

@@ -1,0 +1,92 @@
+"""Weights at the lowest losses: main memory has a budget for them, and files take what it does not hold."""
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.worker.adapters.adapter_stores import RANK, ROOMY, Store, key, same, trained
+from worker.adapters.lowest_weights import LowestWeights
+from worker.data.object_cache import ObjectCache
+
+SIZE = 4 * RANK * 100
+
+
+def copied(held: list[weakref.ref[torch.Tensor]] | None = None) -> torch.Tensor:
+    weights = torch.randn(RANK, 100)
+    if held is not None:
+        held.append(weakref.ref(weights))
+    return weights
+
+
+def test_beyond_its_budget_a_copy_lies_in_a_file_that_has_no_name(tmp_path):
+    lowest, was = LowestWeights(2 * SIZE, tmp_path), [copied() for _ in range(4)]
+    copies = [lowest.keep(lambda weights=weights: weights, SIZE) for weights in was]
+    assert [copy.read() is weights for copy, weights in zip(copies, was, strict=True)] == [True, True, False, False]
+    for _ in range(2):
+        assert all(torch.equal(copy.read(), weights) for copy, weights in zip(copies, was, strict=True))
+    assert list(tmp_path.iterdir()) == []
+    copies[3].let_go()
+    again = lowest.keep(lambda: was[3], SIZE)
+    assert again.read() is not was[3], "a file holds no memory that it could give back"
+    copies[0].let_go()
+    assert lowest.keep(lambda: was[0], SIZE).read() is was[0]
+
+
+def test_a_copy_that_lies_in_a_file_holds_no_memory(tmp_path):
+    held: list[weakref.ref[torch.Tensor]] = []
+    lowest = LowestWeights(SIZE, tmp_path)
+    copies = []
+    for _ in range(3):
+        weights = copied(held)
+        copies.append(lowest.keep(lambda weights=weights: weights, SIZE))
+    del weights
+    gc.collect()
+    assert [ref() is not None for ref in held] == [True, False, False]
+    assert all(copy.read().shape == (RANK, 100) for copy in copies)
+
+
+def test_where_no_file_can_be_written_it_stays_in_memory_and_says_so(small_disk, caplog):
+    small_disk.fill()
+    lowest, weights = LowestWeights(0, small_disk.folder / "own"), copied()
+    copy = lowest.keep(lambda: weights, SIZE)
+    assert copy.read() is weights
+    assert "stay in memory, beyond MOTET_WORKER_PARK_BYTES" in caplog.text
+    copy.let_go()
+    small_disk.free()
+    assert lowest.keep(lambda: weights, SIZE).read() is not weights
+
+
+def test_a_lower_loss_takes_the_memory_of_the_highest_of_those_before(trainers, tmp_path, monkeypatch):
+    """Else each would lie in a file for a moment, where the budget holds them exactly."""
+    files = []
+    monkeypatch.setattr(LowestWeights, "_written", lambda self, weights: files.append(weights))
+    size = 4 * RANK * trainers[0].arena.layout.width
+    store = Store(trainers, ObjectCache(tmp_path), capacity=replace(ROOMY, lowest_bytes=3 * size))
+    trained(store, trainers[0], 1)
+    for place in (0, 1, 2, 0, 1, 2):
+        store.note_lowest(key(1), place, 3)
+    assert len(store.one(key(1)).lowest) == 3
+    assert not files
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_copies_that_come_back_to_rows_are_counted_again(trainers, tmp_path, most):
+    """Of two jobs, each with one: from memory for parked ones, whose budget they give back, and from disk."""
+    size = 4 * RANK * trainers[0].arena.layout.width
+    for host_bytes in (0, 10**9):
+        store = Store(trainers, ObjectCache(tmp_path), host_bytes, capacity=replace(ROOMY, lowest_bytes=most * size))
+        was = {job: trained(store, trainers[0], job) for job in (0, 1)}
+        for _ in range(2):
+            for job in was:
+                store.park(key(job))
+                store.evict(key(job))
+            assert store.arenas[0]._lowest._bytes_left == most * size
+            assert store.allocate_rows(0, [key(job) for job in was]) == {}
+            assert store.arenas[0]._lowest._bytes_left == 0
+            assert all(same(store.one(key(job)), tensors) for job, tensors in was.items())
+        for job in was:
+            store.remove(key(job))
+        assert store.arenas[0]._lowest._bytes_left == most * size
