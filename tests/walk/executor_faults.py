@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.walk.running_stack import ENDED, gsm8k
+from tests.walk.running_stack import ENDED, gsm8k, stopped
 from tests.walk.shared_executor import SPECS, SharedExecutor
 
 STALL = 5  # seconds without progress after which the service gives an executor up
 DETACH = 12  # and a little more than those after which its daemon kills it
-# bytes that an executor still gets: enough for short rows; for one of _LONGEST tokens too little, or enough if it recomputes
-_HEADROOM = (64 << 20, 96 << 20)  # with 8 MiB of stack for each thread that a joining task starts
+# bytes that an executor still gets, beside up to 64 MiB that it has and does not use: enough for short rows; too little for one
+# of _LONGEST tokens, which takes about 140 MiB, or 40 if it recomputes
+_HEADROOM = (16 << 20, 48 << 20)
 _LONGEST = 900
 _WATCHFUL = {"policy": "alto", "warmup_fraction": 1.0, "eval_every": 4, "tau_gap": 10.0}
 
@@ -45,9 +46,13 @@ class Round:
 
     def join(self, **bad: Any) -> None:
         """The others join it, the bad one with these changes of its healthy spec, and all healthy ones are there at once."""
+        self.submit(**bad)
+        self.shared.together(self.healthy)
+
+    def submit(self, **bad: Any) -> None:
+        """Submit the others."""
         for at in range(1, len(SPECS)):
             self.tasks[at] = self.shared.submit(at, **(bad if at == self.bad else {}))
-        self.shared.together(self.healthy)
 
     def together(self) -> None:
         """Four healthy tasks are there, one of which has come as far as the seed says."""
@@ -115,8 +120,11 @@ def poison_rows(it: Round) -> None:
 
 
 def out_of_memory(it: Round) -> None:
-    """The kernel refuses the executor memory while a tenant's task of long rows comes: it fails, or recomputes activations."""
+    """The kernel refuses the executor memory while a tenant's task of long rows is there: it fails, or recomputes activations.
+
+    An executor keeps what such rows ever took, and so does one that measures them: they are measured by one that ends then."""
     it.choose_bad()
+    assert it.bad is not None
     words = " ".join(turn["content"] for row in gsm8k(60) for turn in row["messages"]).split()
     rows = [{"prompt": str(number), "completion": " " + " ".join(words[number : number + _LONGEST])} for number in range(8)]
     long = {
@@ -124,16 +132,21 @@ def out_of_memory(it: Round) -> None:
         "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [1]},
         "training": {"epochs": 1, "max_steps": 1, "max_seq_len": _LONGEST},
     }
+    it.shared.ended(it.bad, it.shared.submit(it.bad, isolation="dedicated", **long))
+    it.shared.restart_worker()
     it.begin()
     pid = it.shared.executor()
-    (data,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmData")]
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+    it.submit(**long)
     log = it.shared.motet.log("worker")
-    told = log.stat().st_size
-    resource.prlimit(pid, resource.RLIMIT_DATA, ((int(data) << 10) + it.random.choice(_HEADROOM), hard))
+    it.shared.until_prepared(it.tasks[it.bad])
+    with stopped([pid]):
+        told = log.stat().st_size
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        (data,) = [line.split()[1] for line in lines if line.startswith("VmData")]
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        resource.prlimit(pid, resource.RLIMIT_DATA, ((int(data) << 10) + it.random.choice(_HEADROOM), hard))
     try:
-        it.join(**long)
-        assert it.bad is not None
+        it.shared.together(it.healthy)
         it.shared.ended(it.bad, it.tasks[it.bad])
     finally:
         with suppress(ProcessLookupError):

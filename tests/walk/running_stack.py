@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import redis
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 BASE_MODEL = ROOT / "examples" / "base-model"
 GSM8K = ROOT / "examples" / "gsm8k" / "train.jsonl"
@@ -212,12 +213,13 @@ def running_stack(state: Path, **options: Any) -> Iterator[RunningStack]:
         it.stop()
 
 
-def until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait for something that real processes do and tell nobody."""
+def until(holds: Callable[[], T], seconds: float = PATIENCE) -> T:
+    """Wait for something that real processes do and tell nobody; returns it."""
     deadline = time.monotonic() + seconds
-    while not holds():
+    while not (found := holds()):
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.02)
+    return found
 
 
 @contextmanager

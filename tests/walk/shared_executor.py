@@ -3,7 +3,9 @@
 Tasks of one length share nothing that a waiting task would gain by, so each is shorter than the one before it. Knows no faults.
 """
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 import httpx
 import sqlalchemy
 
-from tests.walk.running_stack import ENDED, RunningStack, short_rows
+from tests.walk.running_stack import ENDED, RunningStack, short_rows, until
 
 ROWS = 48
 TENANTS = ("amber", "birch", "cedar", "dune")
@@ -128,6 +130,17 @@ class SharedExecutor:
         """The tenants whose tasks this executor has."""
         live = {row["task_id"] for row in placements(self.motet, list(tasks.values())) if row["ended_at"] is None}
         return [at for at, task in tasks.items() if task in live and self.given(task)[-1:] == [pid]]
+
+    def until_prepared(self, task_id: str) -> None:
+        """Wait until an executor has prepared the task, which takes its first step after the one under way."""
+        placement = until(lambda: re.findall(rf"placement (\S+) of task {task_id} ", self.motet.log("worker").read_text()))[-1]
+        until(lambda: f"placement {placement} is prepared" in self.motet.log("worker").read_text())
+
+    def restart_worker(self) -> None:
+        """By a signal that lets it end nothing; its executors end with it. Nobody has a task there."""
+        was = self.motet.pids["worker"]
+        os.kill(was, signal.SIGKILL)
+        until(lambda: self.motet.pids["worker"] != was)
 
     def executor(self) -> int:
         """The pid of the executor that got the last placement."""
