@@ -1,6 +1,7 @@
 """A tiny random base with a real tokenizer, a fleet API over real HTTP, and tasks to place on it."""
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,3 +87,20 @@ def measured_once(profiles: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Inside, "profiles", profiles)
         yield
+
+
+Lacking = set[str]
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
+    """Beginnings of the names of threads that the system does not start."""
+    names, start = Lacking(), threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name.startswith(tuple(names)):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    return names

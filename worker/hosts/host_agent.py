@@ -67,7 +67,13 @@ class HostAgent:
                 log.warning("%s is turned away: %d others have not said who they are yet", name, _STRANGERS)
                 end.close()
                 continue
-            threading.Thread(target=self._serve, args=(end, name), name=f"connection of {name}", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(end, name), name=f"connection of {name}", daemon=True).start()
+            except RuntimeError as error:
+                log.error("%s is turned away: %s", name, error)
+                self._strangers.release()
+                end.close()
+                self._stopping.wait(_PAUSE_SECONDS)
 
     def stop(self, listener: socket.socket) -> None:
         """Accept nobody any more, and tell the node that this host leaves."""

@@ -21,6 +21,8 @@ from worker.pipe_messages import Writer, read
 
 log = logging.getLogger(__name__)
 
+NO_CODE = -1  # of a process that was not started, or whose end another host's agent alone sees
+
 
 class AnyChild(Protocol):
     """A child here (Child) or on a further host of the node (host_child.HostChild)."""
@@ -51,7 +53,7 @@ class ChildMessage:
 
 @dataclass(frozen=True)
 class ChildEnded:
-    """A child has exited; `code` is negative for a signal. why: what is known instead, of one on another host."""
+    """A child has exited; `code` is negative for a signal. why: what is known instead, where that is NO_CODE."""
 
     child: AnyChild
     code: int
@@ -61,32 +63,45 @@ class ChildEnded:
 class Child:
     """`python -m module`, started at once, from the main thread.
 
-    A reader thread calls `on_event` with every ChildMessage and, last, ChildEnded.
+    A reader thread calls `on_event` with every ChildMessage and, last, ChildEnded. Where the system starts no more processes or
+    threads, who makes it calls that with ChildEnded alone: the daemon and its other children go on.
     """
 
     def __init__(self, module: str, messages: TypeAdapter[Any], on_event: Callable[[ChildMessage | ChildEnded], None]) -> None:
         self.module = module
         self._messages = messages
         self._on_event = on_event
-        self._process = subprocess.Popen(
-            [*dying_with_parent(), sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        for work in (self._read, self._write):
-            threading.Thread(target=work, name=f"{module} {work.__name__}", daemon=True).start()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = subprocess.Popen(
+                [*dying_with_parent(), sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            for work in (self._write, self._read):  # the reader last: it tells the end
+                threading.Thread(target=work, args=(self._process,), name=f"{module} {work.__name__}", daemon=True).start()
+        except (OSError, RuntimeError) as error:
+            self._give_up(f"could not be started: {error}")
+
+    def _give_up(self, why: str) -> None:
+        log.error("%s %s", self.module, why)
+        if self._process is not None:
+            self.kill()
+            with self._process:  # closes its pipes, and waits for it
+                pass
+        self._on_event(ChildEnded(self, NO_CODE, why))
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._process.pid if self._process is not None else 0
 
     @property
     def name(self) -> str:
         """For messages."""
-        return f"pid {self.pid}"
+        return f"pid {self.pid}" if self._process is not None else "no process"
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def send(self, message: Message) -> None:
         """Queue a message; returns at once."""
@@ -95,25 +110,26 @@ class Child:
     def kill(self) -> None:
         """Kill the process; returns at once. ChildEnded follows, only when a hanging system call of it lets go (a driver's, a
         disk's)."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
         self._outbox.put(None)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
         try:
-            for message in read(self._process.stdout.fileno(), self._messages):
+            for message in read(process.stdout.fileno(), self._messages):
                 self._on_event(ChildMessage(self, message))
         except ValidationError as error:
             log.error("unreadable message from %s (pid %d); terminating it: %s", self.module, self.pid, error)
-            self._process.kill()
-        self._on_event(ChildEnded(self, self._process.wait()))
+            process.kill()
+        self._on_event(ChildEnded(self, process.wait()))
 
-    def _write(self) -> None:
-        assert self._process.stdin is not None
-        writer = Writer(self._process.stdin)
+    def _write(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        writer = Writer(process.stdin)
         for message in iter(self._outbox.get, None):
             writer.write(message)
         try:
-            self._process.stdin.close()
+            process.stdin.close()
         except BrokenPipeError:
             return

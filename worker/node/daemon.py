@@ -109,6 +109,8 @@ class Daemon:
                 return True
             self._handle_event(member, event)
             look_again = self._reconcile(member)
+            if not member.heartbeat.alive:
+                self._pulse(member)  # starts it again
             if isinstance(event, Desired) and self._version == event.state.version:
                 self._applied = self._version, boot_now()
                 self._pulse(member, now=False)
@@ -143,9 +145,7 @@ class Daemon:
             case ChildMessage(child=child, message=PlacementEnded() as ended):
                 self._ended(member, self._pool.of(child), ended)
             case ChildEnded(child=child) if child is member.heartbeat:
-                log.warning("the heartbeat ended (%d) and is started again", event.code)
-                member.restart_heartbeat_process()
-                self._pulse(member)
+                log.warning("the heartbeat ended (%s) and is started again", event.why or event.code)
             case ChildEnded(child=child):
                 self._executor_ended(member, child, event.why or f"ended with {event.code}")
 

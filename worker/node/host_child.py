@@ -14,13 +14,12 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from contract.strict import Message
 from worker.hosts.host_link import HostRefused, HostUnreachable
 from worker.hosts.host_process import HostProcess
-from worker.node.child_process import ChildEnded, ChildMessage
+from worker.node.child_process import NO_CODE, ChildEnded, ChildMessage
 from worker.pipe_messages import Writer, read
 
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0  # for the agent to kill the process, after which its connection is closed
-_UNSEEN = -1  # the code of a process whose end is seen by its agent alone
 _TIMES = ("deadline", "at")  # fields of messages, on the boot clock
 
 
@@ -43,7 +42,10 @@ class HostChild:
         self._process: HostProcess | None = None
         self._killed, self._ended, self._lock = False, threading.Event(), threading.Lock()
         run = (secret, environment)
-        threading.Thread(target=self._run, args=run, name=f"{module} of {address}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=run, name=f"{module} of {address}", daemon=True).start()
+        except RuntimeError as error:
+            self._over(self._not_started(error))
 
     @property
     def name(self) -> str:
@@ -68,39 +70,57 @@ class HostChild:
 
     def _end(self, process: HostProcess) -> None:
         process.kill()
-        threading.Thread(target=self._cut_off, args=(process,), name=f"{process.name} end", daemon=True).start()
+        try:
+            threading.Thread(target=self._cut_off, args=(process,), name=f"{process.name} end", daemon=True).start()
+        except RuntimeError:  # then nobody waits for the agent
+            self._cut_off(process, 0.0)
 
-    def _cut_off(self, process: HostProcess) -> None:
-        if not self._ended.wait(_END_SECONDS):
+    def _cut_off(self, process: HostProcess, seconds: float = _END_SECONDS) -> None:
+        if not self._ended.wait(seconds):
             log.error("the agent does not end %s; its connection is closed", process.name)
             with suppress(OSError):
                 process.socket.shutdown(socket.SHUT_RDWR)
 
     def _run(self, secret: SecretStr, environment: Mapping[str, str]) -> None:
-        why = "ended, or its host is lost"
         try:
             process = HostProcess(self._address, secret, self.module, environment)
         except (HostUnreachable, HostRefused) as error:
-            why = f"could not be started: {error}"
-            log.error("%s %s", self.module, why)
+            self._over(self._not_started(error))
         else:
-            self._follow(process)
-        self._ended.set()
-        self._on_event(ChildEnded(self, _UNSEEN, why))
+            self._over(self._follow(process))
 
-    def _follow(self, process: HostProcess) -> None:
+    def _not_started(self, error: Exception) -> str:
+        why = f"could not be started: {error}"
+        log.error("%s %s", self.module, why)
+        return why
+
+    def _over(self, why: str) -> None:
+        self._ended.set()
+        self._on_event(ChildEnded(self, NO_CODE, why))
+
+    def _follow(self, process: HostProcess) -> str:
+        """Returns how it ended."""
+        why = "ended, or its host is lost"
         with self._lock:
             self._process, self.pid, killed = process, process.pid, self._killed
         if killed:
             self._end(process)
-        threading.Thread(target=self._write, args=(process,), name=f"{process.name} write", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, args=(process,), name=f"{process.name} write", daemon=True).start()
+        except RuntimeError as error:
+            why = self._not_started(error)
+        else:
+            self._read(process)
+        self._outbox.put(None)
+        process.close(_END_SECONDS)
+        return why
+
+    def _read(self, process: HostProcess) -> None:
         try:
             for message in read(process.socket.fileno(), self._messages):
                 self._on_event(ChildMessage(self, shifted(message, -self._clock_offset())))
         except ValidationError as error:
             log.error("unreadable message from %s; terminating it: %s", process.name, error)
-        self._outbox.put(None)
-        process.close(_END_SECONDS)
 
     def _write(self, process: HostProcess) -> None:
         writer = Writer(_Connection(process.socket))

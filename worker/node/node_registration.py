@@ -9,6 +9,7 @@ from contract.compatibility.capabilities import SHARDED_BASES, understood
 from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
+from worker.boot_clock import boot_now
 from worker.data.base_cache import BASES, held_bases
 from worker.data.executor_folders import EXECUTORS
 from worker.data.node_cache import NodeCache
@@ -131,16 +132,16 @@ class NodeMembership:
         )
         cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
         self._upkeep = CacheUpkeep(link, welcome, cache, settings.scratch / EXECUTORS)
-        self.heartbeat = heartbeat
-        self.heartbeat.send(self._identity)
-
-    def restart_heartbeat_process(self) -> None:
-        """Replace a heartbeat process that has ended."""
-        self.heartbeat = start_heartbeat_process(self._on_event)
+        self.heartbeat, self._next_heartbeat = heartbeat, 0.0  # no other is started before this
         self.heartbeat.send(self._identity)
 
     def pulse(self, pulses: Pulses) -> None:
-        """Send the heartbeat process the current placements."""
+        """Send the heartbeat process the current placements. One that has ended is replaced first, once in _RETRY_SECONDS."""
+        now = boot_now()
+        if not self.heartbeat.alive and now >= self._next_heartbeat:
+            self._next_heartbeat = now + _RETRY_SECONDS
+            self.heartbeat = start_heartbeat_process(self._on_event)
+            self.heartbeat.send(self._identity)
         self.heartbeat.send(pulses)
 
     def close(self, seconds: float = 0.0) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.worker.conftest import Lacking
 from tests.worker.corpus import rows
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
@@ -17,22 +18,6 @@ from worker.executor.background_worker import BackgroundWorker
 JOB = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4]}
 SPEC = {"early_exit": {"policy": "none", "eval_every": 4}, "training": {"max_steps": 20}}
 PATIENCE = 60.0
-
-Lacking = set[str]
-
-
-@pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
-    """Beginnings of the names of threads that the system does not start."""
-    names, start = Lacking(), threading.Thread.start
-
-    def refused(self: threading.Thread) -> None:
-        if self.name.startswith(tuple(names)):
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    return names
 
 
 def test_work_waits_for_a_thread_that_is_free_and_more_start_again(lacking: Lacking, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +18,8 @@ from worker.hosts.host_link import HostRefused
 from worker.hosts.host_map import HOSTS_VARIABLE, node_environment
 from worker.hosts.host_messages import EXECUTOR_MODULE, RANK_MODULE
 from worker.hosts.host_process import HostProcess
-from worker.node.child_process import ChildEnded, ChildMessage
+from worker.node import host_child
+from worker.node.child_process import NO_CODE, ChildEnded, ChildMessage
 from worker.node.host_child import HostChild, shifted
 from worker.node.node_hosts import NodeHosts
 from worker.pipe_messages import EXECUTOR_NEWS, Detach, ExecutorProgress, Renew
@@ -85,6 +87,47 @@ def test_a_process_that_an_agent_does_not_start_is_told_so(tmp_path):
         ended = events.get(timeout=60)
     assert ended.why == f"could not be started: {agent.address}: this host belongs to no node"
     assert child.name == f"starting at {agent.address}"
+
+
+@pytest.mark.parametrize("thread", ["worker.executor of", "pid 7 write"])
+def test_a_child_without_its_threads_is_said_to_have_ended(lacking, monkeypatch, thread):
+    """And not the daemon, in whose threads it is started."""
+    events, (end, its) = queue.SimpleQueue[ChildMessage | ChildEnded](), socket.socketpair()
+    monkeypatch.setattr(host_child, "HostProcess", lambda *given: Played(end))
+    lacking.add(thread)
+    child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, "there", SecretStr(SECRET), {}, lambda: 0.0)
+    assert events.get(timeout=60) == ChildEnded(child, NO_CODE, "could not be started: can't start new thread")
+    assert not child.alive
+    child.kill()
+    for each in (end, its):
+        each.close()
+
+
+def test_a_child_is_cut_off_at_once_where_no_thread_waits_for_its_agent(lacking, monkeypatch):
+    events, (end, its) = queue.SimpleQueue[ChildMessage | ChildEnded](), socket.socketpair()
+    monkeypatch.setattr(host_child, "HostProcess", lambda *given: Played(end))
+    child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, "there", SecretStr(SECRET), {}, lambda: 0.0)
+    child.send(Renew(placement_id="p", deadline=1.0, token="t"))
+    assert its.recv(1), "it has begun"
+    lacking.add("pid 7 end")
+    child.kill()
+    assert isinstance(events.get(timeout=60), ChildEnded)
+    its.close()
+
+
+class Played:
+    """In the place of HostProcess, of an agent that does not end it."""
+
+    pid, name = 7, "pid 7"
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+
+    def kill(self) -> None:
+        pass
+
+    def close(self, seconds: float) -> None:
+        self.socket.close()
 
 
 def test_times_are_told_by_the_readers_clock():
