@@ -8,8 +8,9 @@ from worker.boot_clock import boot_now
 
 Callback = Callable[[], None]
 
-# as long as tasks step together before it is asked again who takes part: the loop comes round then anyway
-_PATIENT_SECONDS = 5.0
+# between the loop's rounds while tasks step together: what is patient is run, and it is asked again who takes part, since their
+# urgencies change slowly
+ROUND_SECONDS = 5.0
 
 
 class Inbox:
@@ -26,7 +27,7 @@ class Inbox:
 
     def put(self, callback: Callback, patient: bool = False) -> None:
         """patient: the loop need not stop for it, but for so long."""
-        self._callbacks.append((boot_now() + (_PATIENT_SECONDS if patient else 0.0), callback))
+        self._callbacks.append((boot_now() + (ROUND_SECONDS if patient else 0.0), callback))
         self._there.put(None)
 
     def get(self, timeout: float = 0.0) -> Callback:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from contract.messages.placement_messages import Placement
+from worker.executor.inbox import ROUND_SECONDS
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.placement.work_done import Slowdown
@@ -19,7 +20,6 @@ _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
 # that replicas train before they meet again, unless a command, a checkpoint or a thread waits for that: what their steps differ
 # by has evened out then, in tokens and in the passes that one of them captures. Their losses are told meanwhile
 _APART_SECONDS = 30.0
-_TOGETHER_SECONDS = 5.0  # that tasks step together before it is asked again who takes part: their urgencies change slowly
 # that a task may owe besides a slice, in seconds that its steps take alone, before it is left out of steps: what evens out by
 # itself must not divide them, since those of fewer tasks are slower by the task, and their buckets are captured apart
 _CREDIT = 0.5
@@ -69,7 +69,7 @@ class StepScheduler:
         chosen = [run for run in runs if run.key.placement in self._chosen]
         count = 1
         if len(chosen) == len(runs) and replicas.take_whole_steps([(run.job, run.step) for run in runs]):
-            count = self._steps_in_a_row(replicas, runs, others, _TOGETHER_SECONDS)
+            count = self._steps_in_a_row(replicas, runs, others, ROUND_SECONDS)
         else:
             self._whole = frozenset()
         if count > 1:
@@ -121,7 +121,7 @@ class StepScheduler:
             return False
         allowed = allowances(self._together, _CREDIT)
         owe = any(self._deficits.get(key, 0.0) < -allowed[key] - own for key, own in self._chosen.items())
-        return owe or self._seconds >= _TOGETHER_SECONDS
+        return owe or self._seconds >= ROUND_SECONDS
 
     def _charge(self, stepped: Stepped) -> None:
         """Tasks took a further whole step together: charge each for what its own took, as if it had been chosen."""

@@ -144,7 +144,7 @@ def test_on_a_device_that_works_by_itself_tenants_take_steps_in_a_row(fleet, pla
 
     monkeypatch.setattr(Replicas, "step", step)
     monkeypatch.setattr(Trainer, "launches_ahead", True)
-    for name in ("_TOGETHER_SECONDS", "_SHORT_ALONE_SECONDS"):
+    for name in ("ROUND_SECONDS", "_SHORT_ALONE_SECONDS"):
         monkeypatch.setattr(f"worker.executor.step_scheduler.{name}", 1e9)
     reported = Inside(fleet, tmp_path / "all").run(*placements[:2], joining=placements[2:], after=1, together=True)
     assert [ends(one) for one in reported] == alone
