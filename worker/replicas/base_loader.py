@@ -2,8 +2,9 @@
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,8 @@ class BaseError(ValueError):
 
 
 class Crowded(RuntimeError):
-    """The base would fit, but something else uses the memory: another node, or a later try, may find room."""
+    """The base would fit, but something else uses the memory, or all threads or processes that the system starts: another
+    node, or a later try, may find room."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def load_base(
     its revision, before `checked` is done. Arguments and errors as of load_trainer; a wrong revision is said rather than
     another BaseError or Crowded, so that these come once all was read."""
     source, beside = Path(ref.source), ThreadPoolExecutor(1, "revision")
-    checked = beside.submit(check_revision, ref)
+    with threads_wanted(ref):
+        checked = beside.submit(check_revision, ref)
     beside.shutdown(wait=False)
     try:
         trainer = load_trainer(ref, device, eight_bit, memory, sharding, on_progress=on_progress)
@@ -99,6 +102,15 @@ def load_base(
         raise BaseError(f"base model {ref.name}: {error}") from None
     decode, token_text = partial(_text, tokenizer, ends), partial(_decoded, tokenizer, False)
     return DeviceBase(ref, trainer, reader, checked, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
+
+
+@contextmanager
+def threads_wanted(ref: BaseModelRef) -> Iterator[None]:
+    """Within it, nothing but a thread is started to load the base. Raises Crowded where the system starts no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Crowded(f"base model {ref.name}: {error}; something else has all that the system starts") from None
 
 
 def check_revision(ref: BaseModelRef) -> None:

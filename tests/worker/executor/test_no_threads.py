@@ -13,7 +13,10 @@ from tests.worker.conftest import Lacking
 from tests.worker.corpus import rows
 from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
+from worker.boot_clock import boot_now
 from worker.executor.background_worker import BackgroundWorker
+from worker.executor.training_loop import Executor
+from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded
 
 JOB = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4]}
 SPEC = {"early_exit": {"policy": "none", "eval_every": 4}, "training": {"max_steps": 20}}
@@ -88,3 +91,26 @@ def test_a_placement_that_cannot_be_reported_is_given_back_and_the_others_go_on(
     lost, detail = ends[joiner.placement_id]
     assert lost
     assert detail == "the system starts no thread for its reports: can't start new thread"
+
+
+def test_a_placement_whose_base_is_not_loaded_is_given_back_and_the_next_trains(
+    fleet: Fleet, placing: Callable[..., Any], tmp_path: Path, lacking: Lacking
+) -> None:
+    first, second = placing(JOB, **SPEC), placing(JOB, rows(30, seed=3), **SPEC)
+    inside = Inside(fleet, tmp_path)
+
+    def prepare(executor: Executor) -> None:
+        lacking.add("revision")
+
+        def told(news: ExecutorProgress | PlacementEnded) -> None:
+            if isinstance(news, PlacementEnded) and lacking:
+                lacking.clear()
+                executor.handle_command(Attach(placement=second, deadline=boot_now() + second.lease_seconds))
+
+        inside.on_news = told
+
+    (_, trained) = inside.run(first, joining=[second], after=lambda: False, prepare=prepare)
+    assert [event.kind for event in trained.ended.values()] == ["job_completed"]
+    ends = [(ended.placement_id, ended.lost) for ended in inside.ended]
+    assert ends == [(first.placement_id, True), (second.placement_id, False)]
+    assert "can't start new thread" in inside.ended[0].detail

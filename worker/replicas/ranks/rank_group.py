@@ -17,7 +17,7 @@ from worker.hosts.host_link import HostUnreachable, interface_of, own_address
 from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, open_store
 from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
-from worker.replicas.base_loader import BaseError, Crowded, DeviceBase, load_base
+from worker.replicas.base_loader import BaseError, Crowded, DeviceBase, load_base, threads_wanted
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress, Tell
 from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
@@ -110,7 +110,7 @@ class RankGroup:
             given = {"MASTER_ADDR": self._address, **os.environ}
             for environment, address in list(zip(environments(hosts, given), hosts, strict=True))[1:]:
                 host = (address, _secret(settings)) if address is not None else None
-                self._ranks.append(RankProcess(environment, self._memory, self._on_silence, host))  # it imports torch meanwhile
+                self._ranks.append(self._begun(ref, environment, host))  # it imports torch meanwhile
             # Ranks of a sharded base read each its own part; copies are read from the page cache, once the first has filled it.
             loading = self._begin_loading(ref, devices, settings, sharding) if sharding is not None else []
             tell(f"base model {ref.name}: its weights are being read and checked")
@@ -129,7 +129,7 @@ class RankGroup:
             for loaded in loading:
                 loaded()
             if base.trainer.backbone.shards is not None:
-                self._connect(base.trainer.backbone.shards)
+                self._connect(ref, base.trainer.backbone.shards)
         except (BaseError, Crowded):
             self.close()
             if base is not None:
@@ -139,6 +139,12 @@ class RankGroup:
             self.close()
             raise
         return LoadedBase(base, tuple(devices), tuple(self._ranks), sharding)
+
+    def _begun(self, ref: BaseModelRef, environment: Mapping[str, str], host: tuple[str, SecretStr] | None) -> RankProcess:
+        try:
+            return RankProcess(environment, self._memory, self._on_silence, host)
+        except RankLost as error:
+            raise Crowded(f"base model {ref.name}: {error}") from None
 
     def _begin_loading(
         self, ref: BaseModelRef, devices: Sequence[torch.device], settings: Settings, sharding: ChosenSharding | None
@@ -150,7 +156,7 @@ class RankGroup:
             for rank, device in zip(self._ranks, devices[1:], strict=True)
         ]
 
-    def _connect(self, shards: WeightShards) -> None:
+    def _connect(self, ref: BaseModelRef, shards: WeightShards) -> None:
         """Join the ranks of a sharded base into one group. They meet at this host, so no address that is given matters."""
         address = self._address
         store = open_store(address, 0, shards.world, COLLECTIVE_SECONDS)
@@ -165,7 +171,8 @@ class RankGroup:
         for joined in joining:
             joined()
         shards.accompany = self._accompany
-        self._watch = RankWatch(shards, tuple(self._ranks), self._on_silence)
+        with threads_wanted(ref):
+            self._watch = RankWatch(shards, tuple(self._ranks), self._on_silence)
 
     def _accompany(self) -> None:
         for rank in self._ranks:

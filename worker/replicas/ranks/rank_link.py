@@ -7,6 +7,7 @@ from elsewhere. Knows no replicas.
 """
 
 import io
+import logging
 import pickle
 import select
 import socket
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 
 from worker.replicas.ranks.shared_host_memory import Handle, SharedHostMemory
+
+log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("!QI")  # bytes of the message, descriptors beside it
 _AT_ONCE = 128  # descriptors with one byte; Linux takes up to 253
@@ -53,7 +56,8 @@ class Link(ABC):
 
     @contextmanager
     def repeating(self, message: object, seconds: float) -> Iterator[None]:
-        """Send the message every so many seconds meanwhile, and nothing else: the other end learns that this process runs."""
+        """Send the message every so many seconds meanwhile, and nothing else: the other end learns that this process runs. Not
+        at all where the system starts no more threads."""
         over = threading.Event()
 
         def repeat() -> None:
@@ -62,7 +66,12 @@ class Link(ABC):
                     self.send(message)
 
         thread = threading.Thread(target=repeat, name="link", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("this rank cannot say that it runs, since the system starts no more threads: %s", error)
+            yield
+            return
         try:
             yield
         finally:

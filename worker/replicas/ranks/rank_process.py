@@ -37,7 +37,7 @@ class RankProcess:
     ) -> None:
         """environment: besides this process's own, with its RANK. on_silence: called now and then while the rank owes an
         answer, with the seconds since its last word; may raise. host: address of its host's agent, and the secret; None: this
-        host. Raises RankLost where an agent does not start it."""
+        host. Raises RankLost where it is not started."""
         self.number, self.state = int(environment["RANK"]), ReplicaState()
         self.taken: list[Any] = []
         self._memory, self._on_silence = memory, on_silence

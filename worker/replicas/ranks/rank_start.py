@@ -24,22 +24,26 @@ _KILLED_SECONDS = 30.0  # for a process that was killed here: a driver takes sec
 
 
 class RankLost(RuntimeError):
-    """A rank has ended, or broke the link. What it held is lost."""
+    """A rank has ended, or broke the link, and what it held is lost; or it could not be started."""
 
 
 class LocalRank:
     """`owner`: of the segments that it lends, its pid."""
 
     def __init__(self, environment: Mapping[str, str], memory: SharedHostMemory) -> None:
-        """environment: besides this process's own."""
+        """environment: besides this process's own. Raises RankLost."""
         ours, its = socket.socketpair()
         with its:
-            self._process = subprocess.Popen(
-                [*dying_with_parent(), sys.executable, "-m", RANK_MODULE, str(its.fileno())],
-                env=without_secrets(os.environ) | dict(environment),
-                stdin=subprocess.PIPE,  # its end tells the rank that this process has ended
-                pass_fds=[its.fileno()],
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [*dying_with_parent(), sys.executable, "-m", RANK_MODULE, str(its.fileno())],
+                    env=without_secrets(os.environ) | dict(environment),
+                    stdin=subprocess.PIPE,  # its end tells the rank that this process has ended
+                    pass_fds=[its.fileno()],
+                )
+            except OSError as error:
+                ours.close()
+                raise RankLost(f"a rank could not be started: {error}") from None
         self.link, self.pid = RankLink(ours, memory), self._process.pid
         self.owner = self.pid
 

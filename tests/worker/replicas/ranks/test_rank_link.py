@@ -4,6 +4,7 @@ import socket
 
 import torch
 
+from tests.worker.conftest import Lacking
 from worker.replicas.ranks.rank_link import HostRankLink
 
 
@@ -26,3 +27,16 @@ def test_nothing_is_repeated_before_its_time() -> None:
         its.close()
     assert not early
     ours.close()
+
+
+def test_what_cannot_be_repeated_for_want_of_a_thread_is_done_all_the_same(lacking: Lacking) -> None:
+    """A load, which would end the rank, and its executor."""
+    ours, its = (HostRankLink(end) for end in socket.socketpair())
+    lacking.add("link")
+    done = []
+    with ours.repeating("alive", 0):
+        done.append(1)
+    assert done
+    assert not its.waits(0)
+    for end in (ours, its):
+        end.close()
