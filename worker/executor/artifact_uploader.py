@@ -38,7 +38,7 @@ from worker.replicas.base_loader import DeviceBase
 
 log = logging.getLogger(__name__)
 
-_ADAPTERS_AT_ONCE = 2  # the last jobs of a task end together: one is written and hashed while another is sent
+_ADAPTERS_AT_ONCE = 2  # the last jobs of a task end together: so many are written and hashed while as many are sent
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class ArtifactUploader:
         self._link, self._inbox, self._leave = link, inbox, leave
         self._own, self._cache = folders.own, folders.cache
         self._checkpoints = BackgroundWorker("checkpoint uploads")
+        self._exports = BackgroundWorker("adapter exports", _ADAPTERS_AT_ONCE)
         self._adapters = BackgroundWorker("adapter uploads", _ADAPTERS_AT_ONCE)
         self.adapters_left = 0
         self._lock, self._copied_bytes = threading.Lock(), 0
@@ -87,9 +88,10 @@ class ArtifactUploader:
         return self._copied_bytes
 
     def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
-        """Export and upload the best adapter of a job that ends."""
+        """Export and upload the best adapter of a job that ends: in other threads, since storage may be away for long, and
+        its host copy is given up once it is written."""
         self.adapters_left += 1
-        self._adapters.submit(partial(self._store_adapter, task, best, then))
+        self._exports.submit(partial(self._export_adapter, task, best, then))
 
     def keep_checkpoint(
         self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
@@ -98,22 +100,29 @@ class ArtifactUploader:
         self._count(snapshots, 1)
         self._checkpoints.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
-    def _store_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
-        self._guarded(task, lambda: self._export(task, best, then))
+    def _export_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
+        if not self._guarded(task, lambda: self._export(task, best, then)):
+            self._inbox.put(self._dealt_with, patient=True)
+
+    def _store_adapter(self, task: PlacementRun, index: int, files: Sequence[Kept], then: Callback) -> None:
+        self._guarded(task, lambda: self._send(task, index, files, then))
         self._inbox.put(self._dealt_with, patient=True)
 
     def _dealt_with(self) -> None:
         self.adapters_left -= 1
 
-    def _guarded(self, task: PlacementRun, work: Callback) -> None:
+    def _guarded(self, task: PlacementRun, work: Callback) -> bool:
+        """Whether it was done."""
         try:
             work()
+            return True
         except LeaseNotHeld as error:
             log.info("pending uploads of placement %s are dropped: %s", task.key, error)
         except FenceStale:
             self._inbox.put(partial(self._leave, task, False, "the service has ended it"))
         except Refused as error:
             self._inbox.put(partial(self._leave, task, True, f"storage refused an upload: {error}"))
+        return False
 
     def _export(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         run, base = best.run, best.base
@@ -131,14 +140,7 @@ class ArtifactUploader:
 
         began = time.time()
         kept = persist(task.lease, f"the adapter of job {run.index}", write)
-        began = task.phases.over("export adapter", began, run.index)
-        try:
-            for file in kept.values():
-                upload(self._link, task.lease, file)
-        finally:
-            for file in kept.values():
-                self._own.drop(file.path.name)
-        task.phases.over("upload adapter", began, run.index, bytes=sum(file.bytes for file in kept.values()))
+        task.phases.over("export adapter", began, run.index)
         manifest = AdapterManifest(
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,
@@ -155,7 +157,18 @@ class ArtifactUploader:
                 config=config,
             ),
         )
-        self._inbox.put(partial(then, manifest))
+        self._adapters.submit(partial(self._store_adapter, task, run.index, list(kept.values()), partial(then, manifest)))
+
+    def _send(self, task: PlacementRun, index: int, files: Sequence[Kept], then: Callback) -> None:
+        began = time.time()
+        try:
+            for file in files:
+                upload(self._link, task.lease, file)
+        finally:
+            for file in files:
+                self._own.drop(file.path.name)
+        task.phases.over("upload adapter", began, index, bytes=sum(file.bytes for file in files))
+        self._inbox.put(then)
 
     def _save(self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
         """Writes all before it uploads any: storage may be away for long, and each host copy is given up once it is written."""

@@ -15,12 +15,12 @@ class BackgroundWorker:
 
     def __init__(self, name: str, at_once: int | None = 1) -> None:
         self._name, self._grows = name, at_once is None
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock, self._free = threading.Lock(), 0  # threads that wait for work, less what waits for a thread
         for _ in range(at_once or 1):  # one that grows has one from the start: work that waits is never without any
             self._start()
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], object]) -> None:
         with self._lock:
             self._free -= 1
             try:
