@@ -39,7 +39,7 @@ class ReplicaAdapters(Protocol):
     def allocate(
         self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]
     ) -> Allocated: ...
-    def begin_tensors(self, keys: Sequence[JobKey]) -> Callable[[], dict[JobKey, Tensors]]: ...
+    def begin_tensors(self, keys: Sequence[JobKey], bare: bool) -> Callable[[], dict[JobKey, Tensors]]: ...
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None: ...
     def rows(self, key: JobKey) -> tuple[int, int]: ...
     def note_lowest(self, key: JobKey, place: int, most: int) -> None: ...
@@ -58,7 +58,10 @@ class _Held:
 
     @property
     def lowest(self) -> tuple[Tensor, ...]:
-        return tuple(copy.read() for copy in self.copies)
+        return self.first_lowest(len(self.copies))
+
+    def first_lowest(self, count: int) -> tuple[Tensor, ...]:
+        return tuple(copy.read() for copy in self.copies[:count])
 
     def let_go(self, most: int = 0) -> None:
         """Give up all but the first so many."""
@@ -109,19 +112,20 @@ class ArenaAdapters:
         arena.restore(slot, tensors.adapter)
         return tensors.lowest
 
-    def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
-        """Host copies of the jobs' adapters as they are now."""
+    def tensors(self, keys: Sequence[JobKey], bare: bool = False) -> dict[JobKey, Tensors]:
+        """Host copies of the jobs' adapters as they are now. bare: of their weights alone."""
+        arena, held = self._trainer.arena, {key: self._held[key] for key in keys}
         return {
-            key: Tensors(self._trainer.arena.snapshot(held.slot), held.lowest) for key in keys for held in (self._held[key],)
+            key: Tensors(arena.snapshot(one.slot, moments=not bare), () if bare else one.lowest) for key, one in held.items()
         }
 
-    def begin_tensors(self, keys: Sequence[JobKey]) -> Callable[[], dict[JobKey, Tensors]]:
+    def begin_tensors(self, keys: Sequence[JobKey], bare: bool) -> Callable[[], dict[JobKey, Tensors]]:
         """The same, copied when the result is asked for; in another process, from now on."""
-        return lambda: self.tensors(keys)
+        return lambda: self.tensors(keys, bare)
 
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
         """The mean of the job's weights, float32 [rank, W], at its so many lowest losses; None before the first."""
-        return mean_of(self._held[key].lowest[:count])
+        return mean_of(self._held[key].first_lowest(count))
 
     def rows(self, key: JobKey) -> tuple[int, int]:
         """The arena rows, [first, stop), of the adapter."""

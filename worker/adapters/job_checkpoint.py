@@ -82,9 +82,11 @@ def load_progress(path: Path) -> JobProgress:
     return JobProgress(**said, history=seen, lowest=lowest, rung_losses=tuple(rungs), boundary_scores=scores)
 
 
-def load_tensors(path: Path) -> Tensors:
+def load_tensors(path: Path, bare: bool = False) -> Tensors:
+    """bare: the weights alone."""
     with safe_open(path, framework="pt") as file:
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a file, not a dictionary)
+        names = ["weights"] if bare else file.keys()
+        found = {name: file.get_tensor(name) for name in names}
     adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
     return Tensors(adapter, tuple(found[name] for name in _NAMES if name in found))
 

@@ -63,8 +63,15 @@ class AdapterStore:
         at = self.trains_on(key)
         return self._replicas[at].rows(key) if at is not None else None
 
+    def weights(self, keys: Iterable[JobKey]) -> dict[JobKey, Tensor]:
+        """Host copies of the jobs' weights as they are now, wherever they lie, float32 [rank, W]."""
+        return {key: tensors.adapter.weights for key, tensors in self._copies(keys, bare=True).items()}
+
     def tensors(self, keys: Iterable[JobKey]) -> dict[JobKey, Tensors]:
         """Host copies of the jobs' adapters as they are now, wherever they lie."""
+        return self._copies(keys, bare=False)
+
+    def _copies(self, keys: Iterable[JobKey], bare: bool) -> dict[JobKey, Tensors]:
         found: dict[JobKey, Tensors] = {}
         arenas: dict[int, list[JobKey]] = {}
         for key in keys:
@@ -74,10 +81,10 @@ class AdapterStore:
                 case PinnedHost(tensors):
                     found[key] = tensors
                 case OnDisk(path):
-                    found[key] = load_tensors(path)
+                    found[key] = load_tensors(path, bare)
                 case Unmade():
                     raise ValueError(f"{key} has no adapter yet")
-        begun = [self._replicas[replica].begin_tensors(arenas[replica]) for replica in sorted(arenas, reverse=True)]
+        begun = [self._replicas[replica].begin_tensors(arenas[replica], bare) for replica in sorted(arenas, reverse=True)]
         for copies in reversed(begun):  # the first replica copies in this thread, while the others do
             found |= copies()
         return found

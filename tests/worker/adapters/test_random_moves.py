@@ -88,6 +88,7 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
             for job, tensors in self.holds.items():
                 assert (tensors is None) == isinstance(places[job], Unmade)
                 assert tensors is None or same(self.store.one(key(job)), tensors)
+                assert tensors is None or torch.equal(self.store.weights([key(job)])[key(job)], tensors.adapter.weights)
             for replica, trainer in enumerate(trainers):
                 here = [job for job, at in places.items() if isinstance(at, ArenaRows) and at.replica == replica]
                 assert set(trainer.arena.slots) == {self.store.slot(key(job)) for job in here}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.worker.adapters.adapter_stores import RANK, Store, key, same, spec, trained
+from worker.adapters import tiered_adapter_store
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.location_types import ArenaRows, OnDisk, PinnedHost
 from worker.data.object_cache import ObjectCache
@@ -133,6 +134,26 @@ def test_the_mean_of_the_lowest_is_the_same_wherever_the_job_lies(trainers, tmp_
     assert store.restore_mean(key(1), 3) is (where == "rows"), "only a job that trains"
     if where == "rows":
         assert torch.equal(arena.master[store.slot(key(1)).used], store.mean_weights(key(1), 3))
+
+
+@pytest.mark.parametrize("where", ["rows", "disk"])
+def test_weights_alone_are_copied_without_their_moments(trainers, tmp_path, monkeypatch, where):
+    """Texts at a boundary are asked of many jobs at once, and moments are twice as large."""
+    store = Store(trainers, ObjectCache(tmp_path), 0)
+    was = trained(store, trainers[0], 1)
+    if where == "disk":
+        store.park(key(1))
+        store.evict(key(1))
+    read, taken = tiered_adapter_store.load_tensors, []
+
+    def noted(path, bare):
+        taken.append(read(path, bare))
+        return taken[-1]
+
+    monkeypatch.setattr(trainers[0].arena.moments, "read", None)
+    monkeypatch.setattr(tiered_adapter_store, "load_tensors", noted)
+    assert torch.equal(store.weights([key(1)])[key(1)], was.adapter.weights)
+    assert [list(tensors.named()) for tensors in taken] == ([["weights"]] if where == "disk" else [])
 
 
 def test_two_jobs_parked_alike_do_not_share_a_file(trainers, tmp_path):

@@ -59,7 +59,7 @@ class JobEvaluations:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
             if not keeps:
                 return Settled()
-            ranked = replicas.store.tensors([run.key])[run.key].adapter.weights
+            ranked = replicas.store.weights([run.key])[run.key]
             return Settled(ranked, scores=run.progress.boundary_scores)
         count, result = self._averaged(replicas, run)
         if count > 1 and not run.trend_is_all:

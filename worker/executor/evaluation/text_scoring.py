@@ -79,12 +79,12 @@ class TextEvaluations:
         self._look_for_rows(replicas)
         self._ask_at_boundary(replicas, {run.key: (attached[run.key.placement], run) for run in runs if run.boundary_texts_due})
         due = {run.key: run for run in runs if run.milestone_due is not None}
-        for key, tensors in replicas.store.tensors(due).items():
+        for key, weights in replicas.store.weights(due).items():
             run, milestone = due[key], due[key].milestone_due
             assert milestone is not None
             run.apply(MilestonePassed(milestone))
             then = partial(self._settled, run)
-            self._ask(replicas, attached[key.placement], run, tensors.adapter.weights, then, run.step, milestone)
+            self._ask(replicas, attached[key.placement], run, weights, then, run.step, milestone)
 
     def _look_for_rows(self, replicas: Replicas) -> None:
         if self._lacking:
@@ -97,10 +97,10 @@ class TextEvaluations:
                     self._lacking.append((asked, taken))
 
     def _ask_at_boundary(self, replicas: Replicas, due: Mapping[JobKey, tuple[PlacementRun, JobRun]]) -> None:
-        for key, tensors in replicas.store.tensors(due).items():
+        for key, weights in replicas.store.weights(due).items():
             task, run = due[key]
             then = partial(self._boundary_scored, task, run)
-            self._ask(replicas, task, run, tensors.adapter.weights, then, run.step, run.schedule.rungs[0])
+            self._ask(replicas, task, run, weights, then, run.step, run.schedule.rungs[0])
 
     def _base_scored(self, task: PlacementRun, scores: PromptScores) -> None:
         task.base_texts_scored(_cut_scores(task, scores))

@@ -267,8 +267,8 @@ class RankServer:
         lowest = (self._memory.empty(weights.shape, weights.dtype).copy_(weights) for weights in tensors.lowest)
         return Tensors(tensors.adapter, tuple(lowest))
 
-    def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
-        return self._own.adapters.tensors(keys)
+    def tensors(self, keys: Sequence[JobKey], bare: bool) -> dict[JobKey, Tensors]:
+        return self._own.adapters.tensors(keys, bare)
 
     def mean_weights(self, key: JobKey, count: int) -> torch.Tensor | None:
         return self._own.adapters.mean_weights(key, count)

@@ -39,8 +39,8 @@ class RemoteAdapters:
             self.held.add(key)
         return allocated
 
-    def begin_tensors(self, keys: Sequence[JobKey]) -> Pending[dict[JobKey, Tensors]]:
-        return self._rank.begin("tensors", list(keys))
+    def begin_tensors(self, keys: Sequence[JobKey], bare: bool) -> Pending[dict[JobKey, Tensors]]:
+        return self._rank.begin("tensors", list(keys), bare)
 
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
         weights: Tensor | None = self._rank.call("mean_weights", key, count)
