@@ -89,11 +89,16 @@ def test_a_refused_request_is_given_up_and_costs_no_other_its_text(channel_to, e
 
 def test_a_lost_answer_doubles_no_text(channel_to):
     """The pieces are sent again as they were: merged with later ones, they would look like new ones."""
-    link = Link(lambda requests, sending: Unreachable("the answer was lost") if sending == 1 else None)
+
+    def refuses(requests, sending):
+        if sending == 1:
+            channel.send(piece("a", 2, ", two", over=True))  # before the first is sent again, however late anybody wakes
+            return Unreachable("the answer was lost")
+        return None
+
+    link = Link(refuses)
     channel, gone, _ = channel_to(link)
     channel.send(piece("a", 1, "one"))
-    link.until(lambda: link.sendings == 1)
-    channel.send(piece("a", 2, ", two", over=True))
     link.until(lambda: link.last.get("a") == 2)
     assert (link.texts, gone) == ({"a": "one, two"}, [])
 
