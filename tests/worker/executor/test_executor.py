@@ -269,7 +269,7 @@ def test_a_checkpoint_that_a_tasks_end_overtakes_leaves_no_file(fleet, placing, 
         with suppress(Empty):
             while not dropped.is_set():  # a loop that has ended runs nothing that the upload hands it
                 self._inbox.get(timeout=60)()
-        stop(self, seconds)
+        stop(self, 60)  # for the files of the other jobs, which are removed after the first one's
 
     fleet.on_report = lambda reported, report: ended.set() if len(reported.ended) == 4 else None
     monkeypatch.setattr(PlacementLink, "put", late)
