@@ -61,9 +61,10 @@ def test_a_timeout_that_would_be_none_is_refused(own, value):
 
 
 @pytest.fixture
-def limited(settings):
-    """A database with one short timeout: a busy machine does not run into the others first."""
+def limited(settings, monkeypatch):
+    """A database with one short timeout: a busy machine does not run into the others first, nor into our own."""
     made = []
+    monkeypatch.setattr("service.database.timeouts._MARGIN_SECONDS", 120.0)
 
     def make(**short: float) -> Database:
         made.append(Database(settings.database_url, 2, replace(Timeouts(statement=60.0, lock=60.0, idle=60.0), **short)))
