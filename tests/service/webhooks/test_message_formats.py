@@ -1,7 +1,6 @@
 """Slack's format and e-mail: what arrives, what is tried again, and what is refused, with an SMTP server on loopback."""
 
 import json
-import socketserver
 from collections.abc import Iterator
 from dataclasses import replace
 from email import message_from_bytes, policy
@@ -83,10 +82,8 @@ def test_an_email_arrives_and_is_tried_again_until_it_is_taken(tenant, courier, 
     assert f"{PUBLIC}/tasks/{task}" in said.get_content()
 
 
-def test_a_server_that_is_gone_fails_the_attempt_alone():
-    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as nobody:
-        port = nobody.server_address[1]
-    mailer = Mailer.of(f"smtp://127.0.0.1:{port}", None)
+def test_a_server_that_is_gone_fails_the_attempt_alone(free_port):
+    mailer = Mailer.of(f"smtp://127.0.0.1:{free_port()}", None)
     payload = json.dumps({"id": "msg_1", "data": {"task_id": "t", "name": None, "status": "failed", "error": "no"}})
     with pytest.raises(Failed, match=r"127\.0\.0\.1 did not take it"):
         mailer.send(email(payload, None, mailer.sender, "a@b.example"))

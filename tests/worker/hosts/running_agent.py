@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,17 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.free_ports import free_port
 from tests.worker.fleet import JOIN_TOKEN
 from tests.worker.processes import children, command, gone
 from worker.settings import Settings
 
 SECRET = "hosts-" + "s" * 32
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def first_host(folder: Path, *addresses: str, secret: str | None = SECRET, node: str = "node") -> Settings:

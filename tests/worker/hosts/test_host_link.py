@@ -15,7 +15,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from contract.messages.node_messages import Device
-from tests.worker.hosts.running_agent import SECRET, Agent, first_host, free_port, running_agent
+from tests.free_ports import free_port
+from tests.worker.hosts.running_agent import SECRET, Agent, first_host, running_agent
 from worker.boot_clock import boot_now
 from worker.hosts.host_link import HostRefused, HostUnreachable, accepted, connect, interface_of, own_address, receive_exactly
 from worker.hosts.host_map import HOSTS_VARIABLE, HostMap, merged

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 
@@ -219,10 +218,8 @@ def test_a_hub_that_is_slow_is_given_up_after_a_limit_that_is_told(settings_for,
     assert "HF_ENDPOINT to a mirror" in raised.value.detail
 
 
-def test_a_hub_that_is_gone_is_told(settings_for, new_database_url, tmp_path, serve, hub):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    admin = serve(settings_for(new_database_url, tmp_path, hf_endpoint=f"http://127.0.0.1:{port}"))
+def test_a_hub_that_is_gone_is_told(settings_for, new_database_url, tmp_path, serve, hub, free_port):
+    admin = serve(settings_for(new_database_url, tmp_path, hf_endpoint=f"http://127.0.0.1:{free_port()}"))
     answer = add(admin)
     assert (answer.status_code, answer.json()["code"]) == (503, "hub_unavailable")
     assert "check HF_ENDPOINT" in answer.json()["detail"]
