@@ -90,20 +90,23 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
         small_disk.fill()
 
     def prepare(executor):
-        """Fill the disk after a step, until somebody has noticed."""
-        iterate, at = executor._iterate, 1 if moment == "in training" else SHORT["max_steps"] - 1
+        """Fill the disk before the first checkpoint, or before the last step, until somebody has noticed."""
+        iterate, at = executor._iterate, 0 if moment == "in training" else SHORT["max_steps"] - 1
 
         def filling(replicas):
-            iterate(replicas)
-            steps = [run.step for task in executor._attached.open for run in task.runs]
-            if moment != "before" and max(steps, default=0) >= at and not waits.is_set():
+            tasks = executor._attached.open
+            steps = [run.step for task in tasks for run in task.runs]
+            if moment != "before" and max(steps, default=-1) >= at and not waits.is_set():
                 small_disk.fill()
+            iterate(replicas)
+            if moment == "in training" and any(task.checkpointing for task in tasks):
+                assert waits.wait(120), "however late it is written, it finds no room"
 
         executor._iterate = filling
 
     told = threading.Event()  # the daemon, which tells the service
     thread = freeing(small_disk, told)
-    inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=0.05 if moment == "in training" else 3600)
+    inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=1e-6 if moment == "in training" else 3600)
     inside.on_news = lambda news: told.set() if waits_for_disk(news) else None
     (reported,) = inside.run(placing(SPACE, training=SHORT), prepare=prepare)
     told.set()  # a short wait may be over before the next progress message
