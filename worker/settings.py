@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contract.wording.field_mistakes import shown
 from worker.host_name import host_name
 
 Count = Annotated[int, Field(ge=1)]
@@ -20,7 +21,7 @@ class SettingsError(RuntimeError):
 
 def _base_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"must start with http:// or https://, got {url!r}")
+        raise ValueError(f"must start with http:// or https://, got {shown(url)!r}")
     return url.rstrip("/")
 
 
@@ -32,7 +33,7 @@ def _scratch() -> Path:
 def _address(named: str) -> str:
     host, _, port = named.strip().rpartition(":")
     if not host or ":" in host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ValueError(f"must be host:port, where host is a name or an IPv4 address, got {named!r}")
+        raise ValueError(f"must be host:port, where host is a name or an IPv4 address, got {shown(named)!r}")
     return f"{host}:{port}"
 
 
@@ -45,7 +46,7 @@ def _addresses(named: str) -> str:
 
 def _notice(named: str) -> str:
     if named not in ("aws", "gcp") and not named.startswith(("file:///", "http://", "https://")):
-        raise ValueError(f"must be aws, gcp, file:///path, or a URL that starts with http:// or https://, got {named!r}")
+        raise ValueError(f"must be aws, gcp, file:///path, or a URL that starts with http:// or https://, got {shown(named)!r}")
     return named
 
 

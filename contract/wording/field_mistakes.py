@@ -12,6 +12,12 @@ from typing import Any
 from contract.wording.pattern_words import PATTERN_WORDS
 
 _SHOWN = 80  # characters of a value that a message repeats
+# fields whose values no message repeats: each holds a secret, or what whoever knows it may do something with
+_SECRET = frozenset(
+    ("access_key_id", "api_key", "credential", "credentials", "handle", "headers", "secret_access_key", "session_token")
+) | {"token", "url"}
+_BEFORE_USER = re.compile(r"['\"]?([A-Za-z][\w+.-]*://)?")
+_QUERY = re.compile(r"(://[^?]*\?).*?(['\"]?)\Z", re.DOTALL)
 _WANTED = {
     "list_type": "must be a list, such as [{}]",
     "tuple_type": "must be a list, such as [{}]",
@@ -33,6 +39,7 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     """One pydantic error as a sentence. `known`: the fields of the object where an unknown field stands, or of the object
     that is missing."""
     kind, value = str(found["type"]), found["input"]
+    repeats = _SECRET.isdisjoint(found["loc"])
     if kind == "missing":
         return "is required"
     if kind == "extra_forbidden":
@@ -41,7 +48,7 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind in _WANTED:
         scalar = isinstance(value, str | int | float)
         fields = f" with fields of {', '.join(known)}" if known else " of fields and their values"
-        item = shown(json.dumps(value, ensure_ascii=False)) if scalar else "..."
+        item = shown(json.dumps(value, ensure_ascii=False)) if scalar and repeats else "..."
         said = _WANTED[kind].format(item if "list" in _WANTED[kind] else fields)
     if kind in ("too_short", "string_too_short"):
         least = found["ctx"]["min_length"]
@@ -50,7 +57,7 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
         said = PATTERN_WORDS.get(str(found["ctx"]["pattern"]), said)
     if kind == "timezone_aware":
         said = "must say its time zone, as 2027-01-31T12:00:00Z does"
-    if kind != "value_error" and isinstance(value, str | int | float | None):
+    if repeats and kind != "value_error" and isinstance(value, str | int | float | None):
         said += f", got {'null' if value is None else shown(repr(value))}"
     return said
 
@@ -61,7 +68,12 @@ def named_in(message: str, known: Sequence[str]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """A user's text made safe to repeat: shortened, and without lone surrogates, which JSON cannot carry."""
+    """A user's text made safe to repeat: without a URL's user name, password and query, which may be secrets, shortened, and
+    without lone surrogates, which JSON cannot carry."""
+    before, at, after = text.rpartition("@")
+    if ":" in before and (scheme := _BEFORE_USER.match(before)) is not None:  # a password may hold any letter, a slash too
+        text = f"{scheme[0]}…{at}{after}"
+    text = _QUERY.sub(r"\1…\2", text)
     text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
     return text.encode(errors="backslashreplace").decode()
 

@@ -207,8 +207,8 @@ def _plain() -> Refused:
 def _parsing() -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
-        raise Refused(f"is not a URL: {error}") from None
+    except ValueError:  # its text would tell a part of a password, read as the port or the host
+        raise Refused("is not a URL: its host or port cannot be read; write https://host:port/path") from None
 
 
 def parse_url(url: str, most: int = MAX_URL) -> SplitResult:

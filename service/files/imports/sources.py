@@ -157,8 +157,8 @@ def _by_url(asked: Asked, outbound: Outbound) -> Found:
     _refuse_hub_fields(asked)
     try:
         parts = urlsplit(asked.source)
-    except ValueError as error:
-        raise _wrong("not_a_url", f"is not a URL: {error}") from None
+    except ValueError:  # its text would tell a part of a password
+        raise _wrong("not_a_url", "is not a URL: its host cannot be read; write https://host/path") from None
     if "@" in parts.netloc:
         raise _wrong("credentials_in_url", "may not hold a user name or password; name a presigned URL")
     shown_ = asked.source.partition("?")[0]

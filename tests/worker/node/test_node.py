@@ -40,6 +40,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     [
         ({}, "MOTET_API_URL is not set"),
         ({"MOTET_API_URL": "nowhere"}, "MOTET_API_URL: must start with http://"),
+        ({"MOTET_API_URL": "ftp://ada:hunter2@x"}, "must start with http:// or https://, got 'ftp://…@x'"),
         ({"MOTET_WORKER_SLOTS": "0"}, "MOTET_WORKER_SLOTS: Input should be greater than or equal to 1"),
         ({"MOTET_NODE_NAME": "a b"}, "MOTET_NODE_NAME: String should match pattern"),
         ({"MOTET_REDIS_URL": "localhost"}, "MOTET_REDIS_URL: String should match pattern"),
