@@ -30,7 +30,7 @@ from service.fleet.answer_sessions import end_over
 from service.fleet.base_models.copies.base_copier import BaseCopier
 from service.fleet.merges.merge_leases import end_expired_merges
 from service.fleet.models import NODE_LOCK, Node, Placement
-from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
+from service.fleet.node_health.quarantine import ExecutorLoss, read_faults, release_lost
 from service.fleet.nodes import lose
 from service.graders.endpoint_graders import box_of, outbound_of
 from service.graders.grader_courier import GraderCourier
@@ -237,11 +237,11 @@ def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
 
 
 def replan_newly_readable_tasks(dependencies: Dependencies) -> None:
-    """Request a plan for tasks whose spec an older planner could not read and this version can: the older planner consumed the
-    request that came with them."""
+    """Request a plan for tasks that an older planner could not read and this version can, or whose row was repaired: the older
+    planner consumed the request that came with them."""
     with dependencies.db.begin() as session:
         left = select(Task).where(Task.status == TaskStatus.QUEUED, Task.waiting["code"].astext == Code.WAITING_FOR_VERSION)
-        if any(understood(task) for task in session.scalars(left.order_by(Task.id))):
+        if any(understood(task) and read_faults(task) is not None for task in session.scalars(left.order_by(Task.id))):
             request_plan(session, dependencies.queue, "version_came")
 
 

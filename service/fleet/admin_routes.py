@@ -45,7 +45,7 @@ class NodeResource(BaseModel):
             "ready; lost after it missed its heartbeats; stopping while its worker gives back what it runs, and stopped once "
             "that was away for a lease; quarantined after it lost three placements in a row; resting for a moment after a "
             "loss; disk_full while what runs there waits for room; not_applying where its heartbeats come but it does not act "
-            "upon what it should run; unreadable where its row's devices cannot be read, so that it gets nothing"
+            "upon what it should run; unreadable where its row cannot be read, so that it gets nothing"
         )
     )
     trouble: str | None = Field(description="Why it is not ready, or what it lost lately, in a sentence")

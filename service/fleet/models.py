@@ -2,10 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from sqlalchemy import (
     ColumnElement,
-    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -13,7 +12,6 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Text,
-    TypeDecorator,
     UniqueConstraint,
     and_,
     any_,
@@ -25,14 +23,17 @@ from sqlalchemy import (
     table,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, column_property, mapped_column
 
 from contract.messages.node_messages import Device
+from service.database.checked_json import CheckedJson, Unread, UnreadDict, UnreadList
 from service.database.claimed_rows import ClaimedRow
-from service.database.engine import At, Base, Big, Id, Json, Now
+from service.database.engine import At, Base, Big, Id, Now
 
-_DEVICES = TypeAdapter(Annotated[list[Device], Field(min_length=1)])
+_DEVICES = TypeAdapter(Annotated[list[Device], Field(min_length=1)])  # of a registered node at least one
+_TEXTS, _VERSIONS = TypeAdapter(list[str]), TypeAdapter(dict[str, str])
+_RATES, _LOSSES = TypeAdapter(dict[str, float]), TypeAdapter(dict[int, int])
 
 _other = table("placements", column("id"), column("ended_at"), column("leaving")).alias("other")
 _LEFT = or_(_other.c.ended_at.is_not(None), _other.c.leaving.is_not(None))
@@ -81,20 +82,6 @@ class BaseCopy(ClaimedRow, Base):
     received_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")
 
 
-class Devices(TypeDecorator[list[dict[str, object]]]):
-    """A Device message each. What cannot be read as such is none: one damaged row ends nobody's reading of all nodes."""
-
-    impl = JSONB
-    cache_ok = True
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> list[dict[str, object]]:
-        try:
-            _DEVICES.validate_python(value)
-        except ValidationError:
-            return []
-        return list(value)
-
-
 class Node(Base):
     __tablename__ = "nodes"
 
@@ -102,20 +89,25 @@ class Node(Base):
     name: Mapped[str] = mapped_column(String(63), unique=True)
     boot_id: Mapped[str] = mapped_column(String(64))
     status: Mapped[str] = mapped_column(String(16))  # ready or lost
-    devices: Mapped[list[dict[str, object]]] = mapped_column(Devices)  # of a registered node at least one, if they can be read
-    versions: Mapped[Json]
+    devices: Mapped[list[dict[str, object]]] = mapped_column(CheckedJson(_DEVICES, UnreadList))  # a Device message each
+    versions: Mapped[dict[str, str]] = mapped_column(CheckedJson(_VERSIONS, UnreadDict))
     credential_hash: Mapped[bytes] = mapped_column(LargeBinary)
     desired_version: Mapped[Big] = mapped_column(default=0)
-    tokens_per_second: Mapped[dict[str, float]] = mapped_column(JSONB, default=dict)  # measured, by base model
+    tokens_per_second: Mapped[dict[str, float]] = mapped_column(
+        CheckedJson(_RATES, UnreadDict), default=dict
+    )  # measured, by base model
     joined_at: Mapped[Now]
     heartbeat_at: Mapped[Now]
     drained_at: Mapped[At | None]  # takes no new placements since then; survives reboots
     protocol: Mapped[int] = mapped_column(default=1, server_default="1")
-    capabilities: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # null: not reported (contract)
+    # null: not reported (contract)
+    capabilities: Mapped[list[str] | None] = mapped_column(CheckedJson(_TEXTS, UnreadList, none_as_null=True))
     applied_version: Mapped[Big | None]  # of its desired state, as it reports,
     applied_at: Mapped[At | None]  # and when it applied that
     behind_since: Mapped[At | None]  # since when it has applied an older version than the newest
-    losing: Mapped[list[str]] = mapped_column(JSONB, default=list, server_default=text("'[]'"))  # tasks lost here in a row
+    losing: Mapped[list[str]] = mapped_column(
+        CheckedJson(_TEXTS, UnreadList), default=list, server_default=text("'[]'")
+    )  # tasks lost here in a row
     proved_at: Mapped[At | None]  # when a placement here last saved a checkpoint or ended a job
     rests_until: Mapped[At | None]  # takes no placements before then
     stopping_since: Mapped[At | None] = mapped_column()  # its worker said that it stops: it takes nothing until it registers
@@ -123,11 +115,14 @@ class Node(Base):
     quarantined_at: Mapped[At | None]
     quarantine_reason: Mapped[str | None] = mapped_column(Text)
     # by device index: executors lost on it since a placement there last saved a checkpoint or ended a job
-    device_losses: Mapped[dict[str, int]] = mapped_column(JSONB, default=dict, server_default=text("'{}'"))
+    device_losses: Mapped[dict[str, int]] = mapped_column(
+        CheckedJson(_LOSSES, UnreadDict), default=dict, server_default=text("'{}'")
+    )
     waits_for: Mapped[str | None] = mapped_column(Text)  # room on its disk, as its last heartbeat says in a sentence,
     waits_since: Mapped[At | None]  # and since when
 
-    bases: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # on its disk, by content; null: not reported
+    # on its disk, by content; null: not reported
+    bases: Mapped[list[str] | None] = mapped_column(CheckedJson(_TEXTS, UnreadList, none_as_null=True))
     base_rate: Mapped[float | None]  # bytes per second at which it fetched bases, as it measured
 
     # ready; lost once its heartbeats were missed; stopped where its worker had said before that it stops
@@ -141,15 +136,17 @@ class Node(Base):
         return str(self.devices[0]["type"]) if self.devices else "unknown"
 
     @property
-    def unreadable(self) -> bool:
-        """Whether its devices cannot be read; of a heartbeat's node, which is read without them, they can."""
-        return self.devices == []
+    def unreadable(self) -> tuple[str, ...]:
+        """The columns that cannot be read; of a heartbeat's node, which is read in parts, of those."""
+        return tuple(name for name in _CHECKED if isinstance(getattr(self, name), Unread))
 
     @property
     def takes_nothing_new(self) -> bool:
         """Whether an admin drains it, or its worker is being stopped."""
         return self.drained_at is not None or self.stopping_since is not None
 
+
+_CHECKED = tuple(column.name for column in Node.__table__.columns if isinstance(column.type, CheckedJson))
 
 # as SQL counts them, which does not look into each
 NUMBER_OF_DEVICES: ColumnElement[int] = case(

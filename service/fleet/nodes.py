@@ -89,6 +89,8 @@ def _live(session: Session, node_id: str) -> list[str]:
 
 
 def _welcome(session: Session, node: Node, said: NodeRegistration, credential_hash: bytes) -> None:
+    for name in node.unreadable:  # which it says anew, or which begin anew
+        setattr(node, name, [] if isinstance(getattr(node, name), list) else {})
     node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
     node.protocol, node.capabilities, node.bases = said.protocol, said.capabilities, said.bases
     node.applied_version = node.applied_at = node.behind_since = node.waits_for = node.waits_since = None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from service.dependencies import Dependencies
-from service.fleet.node_health.quarantine import UNREADABLE
+from service.fleet.node_health.quarantine import FAULTS_UNREADABLE
 from service.messaging.queue import QueueJob
 from service.scheduler.core.solve import solve
 from service.scheduler.pending_requests import plan_causes
@@ -79,8 +79,11 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
     seen = _look(dependencies)
     if not seen.requests:
         return Outcome.NONE
-    for name in seen.unreadable:
-        log.error("node %s is left out of the plan: %s", name, UNREADABLE)
+    for name, why in seen.unreadable.items():
+        log.error("node %s is left out of the plan: %s", name, why)
+    for id, why in seen.unread.items():
+        if why == FAULTS_UNREADABLE:
+            log.error("task %s is left out of the plan: %s", id, why)
     reserved: list[GpuReservation] = []
     while len(reserved) < _MOST_RECLAIMS and (reservation := reclaim(dependencies, token, seen)) is not None:
         reserved.append(reservation)

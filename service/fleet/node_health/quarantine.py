@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -41,6 +42,7 @@ class ExecutorLoss(Enum):
     REFUSED = "refused"  # the node could not read it: a matter of its version
 
 
+_FAULTS = TypeAdapter(dict[str, Fault])
 _CRASHES = ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE, ExecutorLoss.BESIDE_SUSPECT
 # How those beside the first one were lost: where it is a suspect's, and where it counted against the node.
 _FIRST: dict[ExecutorLoss, tuple[ExecutorLoss | None, ExecutorLoss]] = {
@@ -51,8 +53,22 @@ _FIRST: dict[ExecutorLoss, tuple[ExecutorLoss | None, ExecutorLoss]] = {
 
 
 def faults_of(task: Task) -> dict[str, Fault]:
-    """The task's faults, by node id."""
-    return {node: Fault.model_validate(said) for node, said in (task.faults or {}).items()}
+    """The task's faults, by node id; none where they cannot be read: no plan starts it, and what comes next is written anew."""
+    return read_faults(task) or {}
+
+
+FAULTS_UNREADABLE = (
+    "The stored record of which nodes lost this task (tasks.faults) cannot be read, so no node is chosen for it. An operator "
+    "clears it; or cancel the task and submit it again."
+)
+
+
+def read_faults(task: Task) -> dict[str, Fault] | None:
+    """The same; None where they cannot be read."""
+    try:
+        return _FAULTS.validate_python(task.faults or {})
+    except ValidationError:
+        return None
 
 
 def release_lost(
@@ -170,7 +186,7 @@ def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) ->
 
 def note_progress(session: Session, dependencies: Dependencies, task: Task, placement: Placement) -> None:
     """Record a checkpoint or a job's end: clears the earlier losses of the task and of its node."""
-    task.faults = {name: said for name, said in (task.faults or {}).items() if said.get("refused_by")}
+    task.faults = {name: one.model_dump(mode="json") for name, one in faults_of(task).items() if one.refused_by}
     task.retry_at = None
     node = _locked(session, placement.node_id)
     node.proved_at = clock(session)
@@ -209,7 +225,9 @@ def _told(status: str, sentence: str) -> "Trouble":
 TROUBLES = ("stopping", "unreadable", "quarantined", "not_applying", "disk_full", "resting")
 
 
-UNREADABLE = "its row's devices cannot be read; restart its worker, which registers them anew"
+def unreadable_words(node: Node) -> str:
+    """Why an unreadable node gets nothing, and the way out."""
+    return f"its row's {', '.join(node.unreadable)} cannot be read; restart its worker, which registers them anew"
 
 
 def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
@@ -218,7 +236,7 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
         said = f"its worker is being stopped since {node.stopping_since:%H:%M:%S} UTC; it takes nothing until it starts again"
         return _told("stopping", said)
     if node.unreadable:
-        return _told("unreadable", UNREADABLE)
+        return _told("unreadable", unreadable_words(node))
     resting = node.rests_until is not None and node.rests_until > now
     if node.quarantined_at is not None:
         again = f"at {node.rests_until:%H:%M:%S} UTC" if resting else "now"

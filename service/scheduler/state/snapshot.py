@@ -15,6 +15,7 @@ from contract.states import TaskStatus
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import FAULTS_UNREADABLE, read_faults, unreadable_words
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar
 from service.scheduler.core.fair_share import Ask, Share, completion_weights, standing, total, worth
@@ -46,7 +47,7 @@ class HypotheticalTask:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tasks` are the queued and running ones, by id; `unread` the queued ones that only another version can read, and why. A
+    """`tasks` are the queued and running ones, by id; `unread` the queued ones that this version cannot read, and why. A
     running task that cannot be read holds its GPUs in the problem but is not in `placements` but in `left_alone`, so that the
     planner never reclaims them.
 
@@ -74,7 +75,7 @@ class Snapshot:
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # reservations whose GPUs are still held
     troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
-    unreadable: Sequence[str] = ()  # names of nodes that are in none of this, and neither is what runs there
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # why nodes, by name, and what runs there are in none of this
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
     live: tuple[p.RunningExecutor, ...] = ()  # the running tasks one by one, each with its own end
@@ -136,7 +137,8 @@ def read(
     seen = _SnapshotBuilder(
         session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches
     )
-    return replace(seen.snapshot(tuple(requests or ()), oldest), unreadable=[node.name for node in ready if node.unreadable])
+    unreadable = {node.name: unreadable_words(node) for node in ready if node.unreadable}
+    return replace(seen.snapshot(tuple(requests or ()), oldest), unreadable=unreadable)
 
 
 class _SnapshotBuilder:
@@ -292,4 +294,4 @@ def _left_alone(work: Workload, task: Task) -> str | None:
         return needs_version(task, work.unread[task.id])
     if newer := newer_fields(task, work.specs[task.id]):
         return needs_version(task, f"it does not know {', '.join(newer)}")
-    return None
+    return FAULTS_UNREADABLE if read_faults(task) is None else None

@@ -1,0 +1,43 @@
+"""JSON columns that read as nothing where they hold what their table does not put there: a damaged row ends nobody's reading of
+the others. Who reads such a value asks `isinstance(value, Unread)`."""
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Dialect, TypeDecorator
+from sqlalchemy.dialects.postgresql import JSONB
+
+
+class Unread:
+    """What stands for a value that cannot be read. It equals nothing else, so that whatever is set instead is written."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class UnreadList(Unread, list[Any]):
+    pass
+
+
+class UnreadDict(Unread, dict[str, Any]):
+    pass
+
+
+class CheckedJson(TypeDecorator[Any]):
+    """JSON that `of` validates; `unread` is given where it does not."""
+
+    impl = JSONB
+    cache_ok = True
+
+    def __init__(self, of: TypeAdapter[Any], unread: type[Unread], none_as_null: bool = False) -> None:
+        super().__init__(none_as_null=none_as_null)
+        self.of, self.unread, self.none_as_null = of, unread, none_as_null
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        if value is None and self.none_as_null:
+            return None
+        try:
+            self.of.validate_python(value)
+        except ValidationError:
+            return self.unread()
+        return value
