@@ -90,9 +90,8 @@ def change_tracking_server(
     server_id: str, change: TrackingServerChange, writer: Writer, db: Db, box: Box, outbound: Out
 ) -> TrackingServerResource:
     with db.begin() as session:
-        tracking_servers.find_server(session, writer, server_id)
-    if change.url is not None:
-        tracking_servers.check_url(outbound, change.url)
+        server = tracking_servers.find_server(session, writer, server_id)
+    tracking_servers.check_change(outbound, server, change)
     with db.begin() as session:
         server = tracking_servers.find_server(session, writer, server_id, lock=True)
         tracking_servers.change(session, box, server, change)

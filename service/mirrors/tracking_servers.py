@@ -15,7 +15,7 @@ from contract.integrations import ServerName, TrackerType
 from contract.strict import STORABLE, LeftOut, Strict
 from service.database.engine import new_id
 from service.http.outbound import MAX_URL, NotPublic, Outbound, Refused
-from service.http.problems import Conflict, Invalid, invalid_field
+from service.http.problems import Conflict, FieldError, Invalid
 from service.mirrors.models import TaskMirror, TrackingServer
 from service.secret_box import SecretBox
 from service.settings import Settings
@@ -107,31 +107,53 @@ def outbound_of(settings: Settings) -> Outbound:
 
 
 def check_new(outbound: Outbound, new: NewTrackingServer) -> str:
-    """The new server's URL, checked as by `check_url`. Raises Invalid where its type needs a URL or other credentials."""
+    """The new server's URL, checked as by `check_change`."""
     url = new.url or (WANDB_URL if new.type == "wandb" else None)
-    if url is None:
-        raise invalid_field("url", "missing", "says where the MLflow server is; only type wandb has one of its own")
-    _check_credentials(new.type, new.credentials)
-    check_url(outbound, url)
+    why = "says where the MLflow server is; only type wandb has one of its own"
+    found = [FieldError(field="url", code="missing", message=why)] if url is None else _url_mistakes(outbound, url)
+    found += _credential_mistakes(new.type, new.credentials)
+    if url is None or found:
+        raise Invalid(found)
     return url
 
 
-def _check_credentials(type: str, credentials: Credentials | None) -> None:
+def check_change(outbound: Outbound, server: TrackingServer, wanted: TrackingServerChange) -> None:
+    """Raise Invalid, with all mistakes, for a URL that the SSRF guard refuses, and for credentials that are not of the server's
+    type, or that nobody is shown and that would be sent to another URL. Resolves the name, so call it outside a transaction."""
+    found = _url_mistakes(outbound, wanted.url) if wanted.url is not None else []
+    if found := found + _change_mistakes(server, wanted):
+        raise Invalid(found)
+
+
+def _change_mistakes(server: TrackingServer, wanted: TrackingServerChange) -> list[FieldError]:
+    if "credentials" in wanted.model_fields_set:
+        return _credential_mistakes(server.type, wanted.credentials)
+    if wanted.url in (None, server.url) or server.credentials is None:
+        return []
+    why = "belong to the present URL and go to no other; give those of the new URL, or null where it asks for none"
+    return [FieldError(field="credentials", code="credentials_needed", message=why)]
+
+
+def _credential_mistakes(type: str, credentials: Credentials | None) -> list[FieldError]:
     if type == "wandb" and (credentials is None or credentials.api_key is None):
-        raise invalid_field("credentials.api_key", "credentials_wrong", "is what a server of type wandb asks for")
-    if type == "mlflow" and credentials is not None and credentials.api_key is not None:
-        raise invalid_field("credentials.api_key", "credentials_wrong", f"is of type wandb; for MLflow {_MLFLOW_WAYS}")
+        wrong = "is what a server of type wandb asks for"
+    elif type == "mlflow" and credentials is not None and credentials.api_key is not None:
+        wrong = f"is of type wandb; for MLflow {_MLFLOW_WAYS}"
+    else:
+        return []
+    return [FieldError(field="credentials.api_key", code="credentials_wrong", message=wrong)]
 
 
-def check_url(outbound: Outbound, url: str) -> None:
-    """Raise Invalid for a URL that the SSRF guard refuses. Resolves the name, so call it outside a transaction."""
+def _url_mistakes(outbound: Outbound, url: str) -> list[FieldError]:
     if "?" in url:
-        raise invalid_field("url", "url_refused", "may not have a query: the paths of the server's API are appended to it")
+        wrong = "may not have a query: the paths of the server's API are appended to it"
+        return [FieldError(field="url", code="url_refused", message=wrong)]
     try:
         outbound.check(url)
     except Refused as refused:
         way = "; an operator allows a private network in MOTET_TRACKING_NETWORKS" if isinstance(refused, NotPublic) else ""
-        raise invalid_field("url", "url_refused", f"{refused}{way}") from None
+        return [FieldError(field="url", code="url_refused", message=f"{refused}{way}")]
+    return []
 
 
 def create(session: Session, box: SecretBox, principal: Principal, new: NewTrackingServer, url: str) -> TrackingServer:
@@ -161,15 +183,12 @@ def find_server(session: Session, principal: Principal, id: str, *, lock: bool =
 
 
 def change(session: Session, box: SecretBox, server: TrackingServer, wanted: TrackingServerChange) -> None:
-    """Change a locked server, whose URL the caller has checked. Its mirrors are visited at once, given up ones too. Raises
-    Invalid where its credentials, which nobody is shown, would be sent to another URL, or are not of its type."""
-    moved = wanted.url not in (None, server.url)
-    if moved and server.credentials is not None and "credentials" not in wanted.model_fields_set:
-        why = "belong to the present URL and go to no other; give those of the new URL, or null where it asks for none"
-        raise invalid_field("credentials", "credentials_needed", why)
+    """Change a locked server by what `check_change` passed. Its mirrors are visited at once, given up ones too. Raises Invalid
+    where another change since then gave it credentials that nobody is shown and that would be sent to another URL."""
+    if found := _change_mistakes(server, wanted):
+        raise Invalid(found)
     server.url = wanted.url or server.url
     if "credentials" in wanted.model_fields_set:
-        _check_credentials(server.type, wanted.credentials)
         server.credentials = _sealed(box, wanted.credentials)
     again = update(TaskMirror).where(TaskMirror.server_id == server.id, TaskMirror.state.in_(("active", "failed")))
     anew = {"state": "active", "attempts": 1, "failing_since": None, "next_at": func.clock_timestamp(), "held_until": None}
