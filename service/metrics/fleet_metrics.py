@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from contract.states import TaskStatus
 from service.database.engine import clock
 from service.fleet.answer_sessions import held_by_base
-from service.fleet.models import NUMBER_OF_DEVICES, Node, Placement
+from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import TROUBLES, trouble_of
 from service.metrics.ended_totals import SUMS, by_status, placements_by_end
 from service.metrics.models import NewestBackup
@@ -81,20 +81,20 @@ class FleetMetrics:
     def _fleet(self) -> Iterator[Metric]:
         by_presence = select(Node.presence, func.count()).where(Node.removed_at.is_(None)).group_by(Node.presence)
         yield self._by("motet_nodes", "Nodes: ready, lost, or stopped in order", by_presence, ["status"])
-        yield self._in_trouble()
-        total = select(func.coalesce(func.sum(NUMBER_OF_DEVICES), 0)).where(Node.status == "ready")
-        yield self._one("motet_devices", "Devices of nodes that are ready", total)
+        ready = self._session.scalars(select(Node).where(Node.status == "ready")).all()
+        yield self._in_trouble(ready)
+        total = sum(len(node.devices) for node in ready if not node.unreadable)
+        yield GaugeMetricFamily("motet_devices", "Devices of nodes that are ready and can be read", value=float(total))
         held = select(Placement.node_id, func.unnest(Placement.device_indexes)).where(Placement.ended_at.is_(None)).distinct()
         busy = select(func.count()).select_from(held.subquery())
         yield self._one("motet_devices_in_use", "Devices that placements hold, alone or together", busy)
         beat = _age(func.min(Node.heartbeat_at)).where(Node.status == "ready", Node.stopping_since.is_(None))
         yield self._one("motet_nodes_oldest_heartbeat_seconds", "Age of the oldest last heartbeat of a ready node", beat)
 
-    def _in_trouble(self) -> Metric:
+    def _in_trouble(self, ready: Sequence[Node]) -> Metric:
         """Nodes whose heartbeats come and that get no new placements all the same."""
         family = GaugeMetricFamily("motet_nodes_in_trouble", "Ready nodes that take no work, by why", labels=["status"])
         now = clock(self._session)
-        ready = self._session.scalars(select(Node).where(Node.status == "ready"))
         found = Counter(trouble.status for node in ready if (trouble := trouble_of(node, now, self._settings)) is not None)
         for status in TROUBLES:
             family.add_metric([status], float(found[status]))
