@@ -17,7 +17,6 @@ _SECRET = frozenset(
     ("access_key_id", "api_key", "credential", "credentials", "handle", "headers", "secret_access_key", "session_token")
 ) | {"token", "url"}
 _BEFORE_USER = re.compile(r"['\"]?([A-Za-z][\w+.-]*://)?")
-_QUERY = re.compile(r"(://[^?]*\?).*?(['\"]?)\Z", re.DOTALL)
 _WANTED = {
     "list_type": "must be a list, such as [{}]",
     "tuple_type": "must be a list, such as [{}]",
@@ -73,7 +72,9 @@ def shown(text: str) -> str:
     before, at, after = text.rpartition("@")
     if ":" in before and (scheme := _BEFORE_USER.match(before)) is not None:  # a password may hold any letter, a slash too
         text = f"{scheme[0]}…{at}{after}"
-    text = _QUERY.sub(r"\1…\2", text)
+    _, found, path = text.partition("://")  # no pattern: a text of 16 MiB may hold many of each
+    if found and "?" in path:
+        text = text[: text.index("?", len(text) - len(path)) + 1] + "…" + (text[-1] if text[-1] in "'\"" else "")
     text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
     return text.encode(errors="backslashreplace").decode()
 

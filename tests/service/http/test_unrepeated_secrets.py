@@ -86,3 +86,10 @@ def test_numbers_that_stand_for_secrets_are_not_repeated(tenant, caplog):
     answer = tenant.post("/v1/hub-pushes", json={"adapter_id": "a", "repository": "a/b", "token": 271828182845})
     assert answer.status_code == 422
     assert "271828182845" not in answer.text
+
+
+def test_a_long_text_of_many_beginnings_of_urls_is_refused_in_no_time(tenant):
+    """By a pattern each beginning is followed to the text's end: hours, of a body that anybody with a key may send."""
+    answer = tenant.post("/v1/tasks", json={"name": "://" * 2**20})
+    assert answer.status_code == 422
+    assert "name" in answer.text
