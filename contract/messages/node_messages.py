@@ -101,12 +101,14 @@ class HeartbeatAnswer(Message):
 class PlacementsLost(Message):
     """From the daemon: executors that died, or would not detach, took these placements with them.
 
-    With `refused` the daemon could not read them, so no executor had them; another node may. With `stopping` the daemon was
-    asked to end, so the node takes nothing until it registers again; there may be no placements.
+    With `refused` the daemon could not read them, so no executor had them; another node may. With `untaken` it could start no
+    executor for them. With `stopping` the daemon was asked to end, so the node takes nothing until it registers again; there
+    may be no placements.
     """
 
     reason: RequeueReason
     fences: dict[str, int]  # placement id -> its fence when it was lost
     detail: Annotated[str, Field(max_length=2000)] = ""
     refused: bool = False
+    untaken: bool = False
     stopping: bool = False

@@ -1,6 +1,7 @@
 """JSON columns that read as nothing where they hold what their table does not put there: a damaged row ends nobody's reading of
 the others. Who reads such a value asks `isinstance(value, Unread)`."""
 
+import json
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,6 +14,9 @@ class Unread:
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
 
 
 class UnreadList(Unread, list[Any]):
@@ -37,7 +41,7 @@ class CheckedJson(TypeDecorator[Any]):
         if value is None and self.none_as_null:
             return None
         try:
-            self.of.validate_python(value)
+            self.of.validate_json(json.dumps(value), strict=True)  # a number that is a text is none
         except ValidationError:
             return self.unread()
         return value

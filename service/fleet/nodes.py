@@ -104,8 +104,9 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
 def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
     since, or whose fence is newer, are left alone. A node that stops gives back besides what it has not taken up."""
-    crashed = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
-    loss = ExecutorLoss.REFUSED if said.refused else crashed
+    crashed = ExecutorLoss.UNTAKEN if said.untaken else ExecutorLoss.EXECUTOR
+    counted = crashed if said.reason == RequeueReason.EXECUTOR_LOST else None
+    loss = ExecutorLoss.REFUSED if said.refused else counted
     with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
         session.refresh(node, with_for_update=NODE_LOCK)  # before its sessions, as everywhere

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from worker.pipe_messages import Writer, read
 
 log = logging.getLogger(__name__)
 
+_KILLED_SECONDS = 5.0  # for a child that was killed as it started
 NO_CODE = -1  # of a process that was not started, or whose end another host's agent alone sees
 
 
@@ -53,11 +55,13 @@ class ChildMessage:
 
 @dataclass(frozen=True)
 class ChildEnded:
-    """A child has exited; `code` is negative for a signal. why: what is known instead, where that is NO_CODE."""
+    """A child has exited; `code` is negative for a signal. why: what is known instead, where that is NO_CODE. started: whether
+    it ever ran."""
 
     child: AnyChild
     code: int
     why: str | None = None
+    started: bool = True
 
 
 class Child:
@@ -86,9 +90,12 @@ class Child:
         log.error("%s %s", self.module, why)
         if self._process is not None:
             self.kill()
-            with self._process:  # closes its pipes, and waits for it
-                pass
-        self._on_event(ChildEnded(self, NO_CODE, why))
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            with suppress(subprocess.TimeoutExpired):  # a system call of it may hang; its parent does not wait for that
+                self._process.wait(_KILLED_SECONDS)
+        self._on_event(ChildEnded(self, NO_CODE, why, started=False))
 
     @property
     def pid(self) -> int:

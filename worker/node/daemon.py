@@ -147,7 +147,7 @@ class Daemon:
             case ChildEnded(child=child) if child is member.heartbeat:
                 log.warning("the heartbeat ended (%s) and is started again", event.why or event.code)
             case ChildEnded(child=child):
-                self._executor_ended(member, child, event.why or f"ended with {event.code}")
+                self._executor_ended(member, child, event.why or f"ended with {event.code}", event.started)
 
     def _renew(self, member: NodeMembership, beat: HeartbeatResult) -> None:
         granted = {lease.placement_id: lease for lease in beat.answer.leases}
@@ -189,7 +189,7 @@ class Daemon:
             self._pool.reap(executor, boot_now())
         return executor
 
-    def _executor_ended(self, member: NodeMembership, child: AnyChild, how: str) -> None:
+    def _executor_ended(self, member: NodeMembership, child: AnyChild, how: str, started: bool) -> None:
         executor = self._reap(child)
         if executor is None:
             return
@@ -198,15 +198,13 @@ class Daemon:
         if lost:
             detail = f"the executor ({executor.child.name}) {how}"
             log.error("%s and took %d placement(s) with it", detail, len(lost))
-            self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
+            self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail, untaken=not started)
         self._pulse(member)
 
-    def _lose(
-        self, member: NodeMembership, placements: list[Leased], reason: RequeueReason, detail: str, stopping: bool = False
-    ) -> None:
+    def _lose(self, member: NodeMembership, placements: list[Leased], reason: RequeueReason, detail: str, **more: bool) -> None:
+        """more: fields of PlacementsLost."""
         fences = {p.placement_id: p.fence for p in placements}
-        said = PlacementsLost(reason=reason, fences=fences, detail=detail[:2000], stopping=stopping)
-        member.desired.report_lost(said)
+        member.desired.report_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000], **more))
 
     # ---- reconciliation ------------------------------------------------------------------------------------------
 

@@ -40,7 +40,8 @@ class HostChild:
         self._messages, self._on_event, self._clock_offset = messages, on_event, clock_offset
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._process: HostProcess | None = None
-        self._killed, self._ended, self._lock = False, threading.Event(), threading.Lock()
+        self._started, self._killed = True, False
+        self._ended, self._lock = threading.Event(), threading.Lock()
         run = (secret, environment)
         try:
             threading.Thread(target=self._run, args=run, name=f"{module} of {address}", daemon=True).start()
@@ -90,13 +91,13 @@ class HostChild:
             self._over(self._follow(process))
 
     def _not_started(self, error: Exception) -> str:
-        why = f"could not be started: {error}"
+        self._started, why = False, f"could not be started: {error}"
         log.error("%s %s", self.module, why)
         return why
 
     def _over(self, why: str) -> None:
         self._ended.set()
-        self._on_event(ChildEnded(self, NO_CODE, why))
+        self._on_event(ChildEnded(self, NO_CODE, why, self._started))
 
     def _follow(self, process: HostProcess) -> str:
         """Returns how it ended."""

@@ -186,7 +186,7 @@ def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) ->
 
 def note_progress(session: Session, dependencies: Dependencies, task: Task, placement: Placement) -> None:
     """Record a checkpoint or a job's end: clears the earlier losses of the task and of its node."""
-    task.faults = {name: one.model_dump(mode="json") for name, one in faults_of(task).items() if one.refused_by}
+    task.faults = {name: task.faults[name] for name, one in faults_of(task).items() if one.refused_by} if task.faults else {}
     task.retry_at = None
     node = _locked(session, placement.node_id)
     node.proved_at = clock(session)

@@ -225,6 +225,28 @@ def test_placements_that_are_never_taken_up_count_for_the_node_alone(
         assert session.get_one(Task, task["id"]).lost_executors == 0
 
 
+def test_a_node_that_starts_no_executors_fails_no_task_though_it_trains_others(
+    database, tenant, new_node, plan, rested, nodes_of
+):
+    """Its system has no more processes: neither the task nor a device is at fault."""
+    node, task = new_node("few", slots=2), tenant.task()
+    plan()
+    for _ in range(6):
+        assert node.lost(node.take(task["id"]), detail="could not be started", untaken=True).status_code == 204
+        good = tenant.task()
+        plan()
+        train(node, good)
+        rested()
+    assert seen(tenant, task)["status"] == "running"
+    assert nodes_of()["few"]["device_losses"] == {}
+    with database.begin() as session:
+        assert session.get_one(Task, task["id"]).lost_executors == 0
+    for _ in range(3):
+        node.lost(node.take(task["id"]), detail="could not be started", untaken=True)
+        rested()
+    assert nodes_of()["few"]["status"] == "quarantined"
+
+
 def test_a_broken_device_beside_sound_ones_fails_nobody_and_is_taken_last(admin, tenant, new_node, plan, rested, nodes_of):
     """Device 0 kills whatever it gets, while the others train: the node as a whole looks well."""
     node, task = new_node("mixed", slots=3), tenant.task()

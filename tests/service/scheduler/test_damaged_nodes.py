@@ -71,8 +71,12 @@ def test_what_runs_there_goes_on_and_others_are_planned(tenant, new_node, plan, 
         assert device_types_of(session) >= {"cpu"}
 
 
-@pytest.mark.parametrize("value", [3, [[1]], {"n": {}}, "all"], ids=json.dumps)
-@pytest.mark.parametrize("column", ["versions", "tokens_per_second", "capabilities", "losing", "device_losses", "bases"])
+COLUMNS = "versions", "tokens_per_second", "capabilities", "losing", "device_losses", "bases"
+WRONG = [(column, value) for column in COLUMNS for value in (3, [[1]], {"n": {}}, "all")]
+WRONG += [("tokens_per_second", {"m": "3"}), ("device_losses", {"0": "3"})]  # texts, which nothing is added to
+
+
+@pytest.mark.parametrize(("column", "value"), WRONG)
 def test_each_column_costs_its_node_alone(tenant, admin, new_node, plan, again, damage, caplog, column, value):
     bad, task = new_node("bad"), tenant.task()
     plan()

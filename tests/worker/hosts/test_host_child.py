@@ -96,7 +96,7 @@ def test_a_child_without_its_threads_is_said_to_have_ended(lacking, monkeypatch,
     monkeypatch.setattr(host_child, "HostProcess", lambda *given: Played(end))
     lacking.add(thread)
     child = HostChild(EXECUTOR_MODULE, EXECUTOR_NEWS, events.put, "there", SecretStr(SECRET), {}, lambda: 0.0)
-    assert events.get(timeout=60) == ChildEnded(child, NO_CODE, "could not be started: can't start new thread")
+    assert events.get(timeout=60) == ChildEnded(child, NO_CODE, "could not be started: can't start new thread", started=False)
     assert not child.alive
     child.kill()
     for each in (end, its):

@@ -38,6 +38,8 @@ def test_a_child_without_its_threads_is_ended_and_said_to_have(lacking: Lacking,
     child = Child("worker.executor", EXECUTOR_NEWS, events.put)
     child.send(Stop(seconds=0))
     child.kill()
-    assert events.get(timeout=_PATIENCE) == ChildEnded(child, NO_CODE, "could not be started: can't start new thread")
+    assert events.get(timeout=_PATIENCE) == ChildEnded(
+        child, NO_CODE, "could not be started: can't start new thread", started=False
+    )
     assert events.empty()
     assert not child.alive

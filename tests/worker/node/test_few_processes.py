@@ -32,7 +32,7 @@ def test_a_placement_without_a_process_is_given_back_and_its_neighbour_trains_on
         refused.unlink()
         fleet.until(lambda: len(fleet.heartbeats) > beats and fleet.heartbeats[-1].pulses)
         (lost,) = fleet.lost
-        assert lost.reason is RequeueReason.EXECUTOR_LOST
+        assert (lost.reason, lost.untaken) == (RequeueReason.EXECUTOR_LOST, True)
         assert lost.fences == {second.placement.placement_id: 1}
         assert lost.detail == f"the executor (no process) {WHY}"
         assert node.children("worker.executor")[0] == executor
