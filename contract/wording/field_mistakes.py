@@ -16,7 +16,7 @@ _SHOWN = 80  # characters of a value that a message repeats
 _SECRET = frozenset(
     ("access_key_id", "api_key", "credential", "credentials", "handle", "headers", "secret_access_key", "session_token")
 ) | {"token", "url"}
-_BEFORE_USER = re.compile(r"['\"]?([A-Za-z][\w+.-]*://)?")
+_SCHEME = re.compile(r"['\"]?([A-Za-z][\w+.-]*://)?")
 _WANTED = {
     "list_type": "must be a list, such as [{}]",
     "tuple_type": "must be a list, such as [{}]",
@@ -67,16 +67,30 @@ def named_in(message: str, known: Sequence[str]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """A user's text made safe to repeat: without a URL's user name, password and query, which may be secrets, shortened, and
-    without lone surrogates, which JSON cannot carry."""
-    before, at, after = text.rpartition("@")
-    if ":" in before and (scheme := _BEFORE_USER.match(before)) is not None:  # a password may hold any letter, a slash too
-        text = f"{scheme[0]}…{at}{after}"
-    _, found, path = text.partition("://")  # no pattern: a text of 16 MiB may hold many of each
-    if found and "?" in path:
-        text = text[: text.index("?", len(text) - len(path)) + 1] + "…" + (text[-1] if text[-1] in "'\"" else "")
+    """A user's text made safe to repeat: without a URL's user name, password, query and fragment, which may be secrets,
+    shortened, and without lone surrogates, which JSON cannot carry."""
+    text = _without_secrets(text)
     text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
     return text.encode(errors="backslashreplace").decode()
+
+
+def _without_secrets(text: str) -> str:
+    """Of what is a URL, or may be one whose scheme was forgotten. A text may be as long as a request's body, so no pattern is
+    searched for in it."""
+    scheme = _SCHEME.match(text)
+    assert scheme is not None, "it may be empty"
+    begin = scheme.end()
+    if scheme[1] is None and any(map(str.isspace, text)):
+        return text
+    host = text[begin:].partition("/")[0]
+    before, _, after = text[begin:].rpartition("@")
+    user = host.rpartition("@")[0] or host  # a password may hold any letter, a slash too: then this is a part of it
+    if before and (":" in user or (scheme[1] is not None and "@" in host)):
+        text = f"{text[:begin]}…@{after}"
+    ends = [at for at in (text.find("?", begin), text.find("#", begin)) if at >= 0]
+    if ends and (scheme[1] is not None or "=" in text[min(ends) :]):
+        text = text[: min(ends) + 1] + "…" + (text[-1] if text[-1] in "'\"" else "")
+    return text
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -4,6 +4,8 @@ import logging
 
 import pytest
 
+from contract.wording.field_mistakes import shown
+
 SECRET = "hunter2"
 NAMED, PRESIGNED = f"https://ada:{SECRET}@example.com/", f"ftp://example.com/rows.jsonl?X-Amz-Signature={SECRET}"
 URLS = [
@@ -17,6 +19,9 @@ URLS = [
     f"https://[{SECRET}]@example.com/",
     f"{NAMED}{'a' * 2048}",
     f"{PRESIGNED}#a",
+    f"{PRESIGNED.removeprefix('ftp://')}",
+    f"ada:{SECRET}@example.com/rows?sig={SECRET}",
+    f"ftp://example.com/#access_token={SECRET}",
 ]
 METRIC = {"type": "endpoint", "name": "m", "url": "https://example.com/"}
 EVERY_EVENT = {"events": ["task.cancelled"]}
@@ -53,6 +58,18 @@ def refused(caller, path: str, body: object, caplog) -> None:
 )
 def test_a_url_is_told_without_its_user_and_query(tenant, caplog, path, body, url):
     refused(tenant, path, body(url), caplog)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("at 10:30 write to ada@example.com", "git@github.com:acme/rows", "hf://datasets/acme/rows@main", "ada@example.com"),
+        *("acme/model:v1@sha256:ab", "is a=b? c=d", "why?"),
+    ],
+)
+def test_what_is_no_secret_is_repeated(said):
+    assert shown(said) == said
+    assert shown(repr(said)) == repr(said)
 
 
 def test_an_operator_is_told_a_source_without_its_user(admin, caplog):
