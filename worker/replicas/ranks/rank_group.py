@@ -183,6 +183,8 @@ class RankGroup:
         with self._closing:
             if self._watch is not None:
                 self._watch.close()
+            for rank in self._ranks:  # all at once: one that hangs keeps no other's device taken
+                rank.kill()
             while self._ranks:
                 self._ranks.pop().close()
             if self._collectives is not None:

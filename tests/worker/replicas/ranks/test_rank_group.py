@@ -23,10 +23,23 @@ MEANWHILE = 0.5  # seconds that another thread has, at most
 
 class Rank:
     def __init__(self) -> None:
-        self.closed = 0
+        self.closed, self.killed = 0, False
+
+    def kill(self) -> None:
+        self.killed = True
 
     def close(self) -> None:
         self.closed += 1
+
+
+def test_all_are_killed_before_one_that_hangs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, ranks = RankGroup(lambda seconds: None), [Rank(), Rank(), Rank()]
+    seen = list[bool]()
+    for rank in ranks:
+        monkeypatch.setattr(rank, "close", lambda: seen.append(all(rank.killed for rank in ranks)))
+    group._ranks = list(ranks)  # type: ignore[arg-type]
+    group.close()
+    assert seen == [True, True, True]
 
 
 def test_two_threads_that_end_them_at_once_end_each_once() -> None:
