@@ -56,7 +56,7 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
         said = PATTERN_WORDS.get(str(found["ctx"]["pattern"]), said)
     if kind == "timezone_aware":
         said = "must say its time zone, as 2027-01-31T12:00:00Z does"
-    if repeats and kind != "value_error" and isinstance(value, str | int | float | None):
+    if kind != "value_error" and (value is None or (repeats and isinstance(value, str | int | float))):
         said += f", got {'null' if value is None else shown(repr(value))}"
     return said
 

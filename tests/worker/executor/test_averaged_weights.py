@@ -31,7 +31,7 @@ def test_a_noisy_job_keeps_the_mean_of_its_best_weights(fleet, placing, tmp_path
     def watched(self, key, place, most):
         note(self, key, place, most)
         layouts.append(self._trainer.arena.layout)
-        noted[key, len(noted)] = self.mean_weights(key, 1) if place == 0 else self._held[key].copies[place]()
+        noted[key, len(noted)] = self.mean_weights(key, 1) if place == 0 else self._held[key].copies[place].read()
 
     monkeypatch.setattr(ArenaAdapters, "note_lowest", watched)
     early_exit = {"policy": "none", "eval_every": 10, "max_evaluation_share": share}

@@ -1,10 +1,12 @@
 """What a device learns and tells of the time of its steps: not that a kernel compiled, and how long a task's take alone."""
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 
+from worker.adapters.capacity_tracker import CapacityTracker
 from worker.model.plain.trainer import Trainer
+from worker.policy.adapter_memory_model import Capacity, MemoryModel
 from worker.policy.step_time import PRIOR, STALL, StepLoad
 from worker.replicas.device_replica import Replica
 from worker.replicas.packed_step import Stepped, Work
@@ -14,8 +16,8 @@ class Told(Replica):
     """A replica that is told how long its steps took."""
 
     def __init__(self) -> None:
-        nothing: Any = None
-        super().__init__(Trainer.__new__(Trainer), nothing)
+        tracker = CapacityTracker(Capacity(MemoryModel(0, 0, 1), 10**9, 4096))
+        super().__init__(Trainer.__new__(Trainer), tracker, Path("none is written"))
 
     def step(self, seconds: float, *tokens: int) -> tuple[int, float]:
         """(device_steps, device_seconds) of a step of tasks of so many tokens each."""
