@@ -186,7 +186,7 @@ def test_a_thread_that_begins_a_call_takes_no_step_away(placing, watched, monkey
         if thread.is_alive() and threading.current_thread() is not thread:
             thread.join(5.0)
 
-    thread, real = threading.Thread(target=lambda: watched.rank.call("tensors", [])), CallTurns.release
+    thread, real = threading.Thread(target=lambda: watched.rank.call("tensors", [], False)), CallTurns.release
     launch_ahead(monkeypatch)
     monkeypatch.setattr("worker.replicas.ranks.step_window.TELL_SECONDS", 0.0)
     monkeypatch.setattr(CallTurns, "release", release)
@@ -201,7 +201,7 @@ def test_a_thread_that_begins_a_call_takes_no_step_away(placing, watched, monkey
 
 def test_a_thread_that_waits_to_call_a_rank_is_next(placing, watched):
     def call() -> None:
-        watched.rank.call("tensors", [])
+        watched.rank.call("tensors", [], False)
 
     def begin() -> None:
         thread.start()
