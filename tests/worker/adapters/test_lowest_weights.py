@@ -1,6 +1,5 @@
 """Weights at the lowest losses: main memory has a budget for them, and files take what it does not hold."""
 
-import gc
 import resource
 import weakref
 from dataclasses import replace
@@ -44,7 +43,6 @@ def test_a_copy_that_lies_in_a_file_holds_no_memory(tmp_path):
         weights = copied(held)
         copies.append(lowest.keep(lambda weights=weights: weights, SIZE))
     del weights
-    gc.collect()
     assert [ref() is not None for ref in held] == [True, False, False]
     assert all(copy.read().shape == (RANK, 100) for copy in copies)
 
