@@ -3,6 +3,7 @@
 Past and running blocks come from placements, planned ones from what the plan says of waiting tasks.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ WIDTH, LEFT, LANE, GAP, AXIS = 1000.0, 150.0, 20.0, 6.0, 24.0
 _PAST = timedelta(hours=1)
 _LEAST_AHEAD, _MOST_AHEAD = timedelta(minutes=20), timedelta(days=7)
 _COLOURS = 7
-_LETTERS = 19  # of a lane's name, left of LEFT
+_WIDE = re.compile("[A-Zmw]")  # twelve pixels at most at the style sheet's size, other characters of a name eight
 _MOST = 2000  # blocks
 
 
@@ -44,9 +45,8 @@ class Block:
 
 @dataclass
 class Lane:
-    """`words` is the title, its node's name cut in the middle where the whole would run into the bars."""
+    """`words` stand left of its bars. A node's name that is too long for that has a line of its own, above the node's lanes."""
 
-    title: str
     words: str
     y: float
     height: float
@@ -145,7 +145,11 @@ class _Drawing:
         return {id: f"t{at % _COLOURS}" for at, (id, _) in enumerate(names)}
 
     def _node(self, node: Node, runs: Sequence[_Run], planned: Sequence[Waiting], y: float) -> float:
-        first = True
+        first, short = True, _width(f"{node.name} · {len(node.devices)}") <= LEFT
+        word = device_word([node.device_type])
+        if not short:
+            self.made.lanes.append(Lane(node.name, y, LANE, True))
+            y, first = y + LANE + 2, False
         for device in range(len(node.devices)):
             mine = sorted(
                 (run for run in runs if device in run.placement.device_indexes), key=lambda run: run.placement.created_at
@@ -156,16 +160,15 @@ class _Drawing:
                     self._answers(asked, y)
             height = LANE * (1 + max(rows, default=0))
             number = f" · {device}" if len(node.devices) > 1 else ""
-            words = _cut(node.name, _LETTERS - len(number)) + number
-            self.made.lanes.append(Lane(node.name + number, words, y, height, first))
+            self.made.lanes.append(Lane(node.name + number if short else f"{word} {device}", y, height, first))
             for run, row in zip(mine, rows, strict=True):
                 beside = [one for one in mine if one is not run and _overlap(one.placement, run.placement)]
-                self._run(run, beside, device_word([node.device_type]), y + LANE * row)
+                self._run(run, beside, word, y + LANE * row)
             y, first = y + height + 2, False
         if planned:
             rows = _stacked([(one.expected_start, one.expected_end) for one in planned])  # type: ignore[misc]
             height = LANE * (1 + max(rows, default=0))
-            self.made.lanes.append(Lane("planned", "planned", y, height, False))
+            self.made.lanes.append(Lane("planned", y, height, False))
             for one, row in zip(planned, rows, strict=True):
                 self._planned(one, y + LANE * row)
             y += height + 2
@@ -250,10 +253,9 @@ class _Drawing:
             at += step
 
 
-def _cut(name: str, letters: int) -> str:
-    """Its beginning and its end: pools' nodes differ in the last letters."""
-    before = letters // 2
-    return name if len(name) <= letters else f"{name[:before]}…{name[len(name) - (letters - before - 1) :]}"
+def _width(words: str) -> float:
+    """At most what they take, from where lanes begin; proportional letters differ between browsers' fonts."""
+    return 6 + 8 * len(words) + 4 * len(_WIDE.findall(words))
 
 
 def _overlap(one: Placement, other: Placement) -> bool:

@@ -8,7 +8,6 @@ from service.fleet.models import Node
 from service.merges.models import READY, MergedModel
 from service.tasks.models import Task
 from service.usage.models import CompletionUsage
-from service.web.views.cluster_lanes import LEFT
 from tests.browser import eventually
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 from tests.service.api import chat_rows, jsonl
@@ -83,10 +82,6 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(
     assert "shares this GPU with not to be read" in ruler.content()
     row = ruler.locator(f"#nodes tr:has-text('{node.name}')")
     assert "80.0 GiB" in row.text_content()
-    lanes = ruler.locator("#lanes text:not([text-anchor])")
-    ends = lanes.evaluate_all("all => all.map((one) => one.getBBox().x + one.getBBox().width)")
-    assert max(ends) <= LEFT, "a lane's name runs into its bars"
-    assert [text.split(" · ")[1][0] for text in lanes.all_text_contents()] == ["0", "1"]
     admin_visitor.follow(row.locator("text=Drain").first)
     ruler.wait_for_selector(f"#nodes tr:has-text('{node.name}') >> text=Undrain")
 
