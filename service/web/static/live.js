@@ -83,7 +83,7 @@ function patchRows(old, next) {
     if (own === place) place = place.nextElementSibling;
     else { old.insertBefore(own, place); changed = true; }
     keepOpen(own, row);
-    if (own.dataset.facts !== row.dataset.facts || text(own) !== text(row)) {
+    if (own.dataset.facts !== row.dataset.facts || !(same(own, row) || text(own) === text(row))) {
       const ticked = own.querySelector("input[type=checkbox]")?.checked;
       const focused = own.contains(document.activeElement) && own !== document.activeElement;
       if (focused) continue;
@@ -115,6 +115,9 @@ function disclosures(block) {
   for (const name of several) found.delete(name);
   return found;
 }
+
+// Whether two rows hold the same, letter for letter, as most do: that is found without a copy of either.
+const same = (own, row) => own.childNodes.length === row.childNodes.length && [...own.childNodes].every((node, at) => node.isEqualNode(row.childNodes[at]));
 
 // what a row says, but for relative times, which a script keeps right
 function text(row) {

@@ -47,6 +47,18 @@ def test_a_page_of_a_key_that_only_reads_follows_its_task_after_a_refused_stream
     visitor.expected("503")
 
 
+def test_rows_that_hold_the_same_are_compared_without_copies(visitor, database, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    page.evaluate("""() => {
+      const copy = Node.prototype.cloneNode;
+      window.copies = 0;
+      Node.prototype.cloneNode = function (deep) { window.copies += 1; return copy.call(this, deep); };
+    }""")
+    sweeps.go_on(database, sweep, 1, 41, 90)
+    page.wait_for_selector("#job-rows tr:has-text('90/100')")
+    assert page.evaluate("window.copies") == 0
+
+
 def test_the_cluster_counts_a_node_that_joins_while_it_is_looked_at(nothing_left, visitor, new_node):
     page = visitor.open("/cluster")
     assert "No node is ready" in page.text_content("main")
