@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections import Counter
 from typing import Any
 
@@ -15,8 +16,18 @@ class NotStrict(ValueError):
 
 
 def read_strictly(source: str) -> Any:
-    """The value. Raises NotStrict; JSONDecodeError, another ValueError or RecursionError for what cannot be read at all."""
-    return _DECODER.decode(source)
+    """The value. Raises NotStrict; JSONDecodeError or RecursionError for what cannot be read at all."""
+    try:
+        return _DECODER.decode(source)
+    except (json.JSONDecodeError, NotStrict):
+        raise
+    except ValueError:  # of int
+        raise NotStrict(too_many_digits()) from None
+
+
+def too_many_digits() -> str:
+    """Why a whole number is not read that would take long to."""
+    return f"holds a whole number of more than {sys.get_int_max_str_digits():,} digits; write a smaller one, or a text"
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ _WANTED = {
     "model_attributes_type": "must be an object{}",
 }
 _QUOTED = re.compile(r"'([a-z_][\w.]*)'")
-_UNITS = {"too_short": "items", "string_too_short": "characters"}
+_UNITS = {"too_short": "items", "string_too_short": "characters", "too_long": "items", "string_too_long": "characters"}
+_MOMENT = "2027-01-31T12:00:00Z"
 
 
 def without_echoes(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -52,12 +53,21 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     if kind in ("too_short", "string_too_short"):
         least = found["ctx"]["min_length"]
         return "must not be empty" if least == 1 else f"must have at least {least} {_UNITS[kind]}, got {len(value)}"
+    if kind in ("too_long", "string_too_long"):
+        return f"must have at most {found['ctx']['max_length']} {_UNITS[kind]}, got {len(value)}"
+    if kind == "union_tag_not_found":
+        return f"must say its {found['ctx']['discriminator']}"
+    if kind == "union_tag_invalid":
+        tag, tags = shown(repr(found["ctx"]["tag"])), str(found["ctx"]["expected_tags"])
+        return f"has the {found['ctx']['discriminator']} {tag}; it must be one of {tags}"
     if kind == "string_pattern_mismatch":
         said = PATTERN_WORDS.get(str(found["ctx"]["pattern"]), said)
     if kind == "timezone_aware":
-        said = "must say its time zone, as 2027-01-31T12:00:00Z does"
+        said = f"must say its time zone, as {_MOMENT} does"
     if kind != "value_error" and (value is None or (repeats and isinstance(value, str | int | float))):
         said += f", got {'null' if value is None else shown(repr(value))}"
+    if kind.startswith("datetime_"):
+        said += f"; write it as {_MOMENT}"
     return said
 
 

@@ -50,8 +50,6 @@ def decoded(source: str, told: Callable[[json.JSONDecodeError], str] = not_json)
         raise UnreadableJson("not_json", "is nested too deeply") from None
     except NotStrict as error:
         raise UnreadableJson("not_json" if error.key is None else "duplicate_key", str(error)) from None
-    except ValueError as error:
-        raise UnreadableJson("not_json", f"is not usable JSON: {str(error).partition(';')[0]}") from None
 
 
 def text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowMistake]:

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from contract.values.strict_json import too_many_digits
 from contract.wording import field_mistakes
 from service.http.middleware import request_id
 from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, NotFound, Problem, Unavailable, shown, summary
@@ -165,6 +166,8 @@ def _http(request: Request, error: HTTPException) -> Response:
         detail = f"The body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}."
     elif error.status_code == 400 and isinstance(error.__cause__, RecursionError):
         detail = "The body has more arrays and objects within each other than can be read."
+    elif error.status_code == 400 and isinstance(error.__cause__, ValueError):  # of int: json's own mistakes come as others
+        detail = f"The body {too_many_digits()}."
     elif error.status_code == 400 and error.__cause__ is not None:
         detail = f"The body cannot be read: {error.__cause__}."
     problem = _of_status(error.status_code)(detail, headers=dict(error.headers or {}))

@@ -14,6 +14,7 @@ from contract.values.strict_json import NotStrict, read_strictly
         ('[{"": 0, "": 1}]', "", "has the key '' twice in one object"),
         ('{"a": NaN}', None, "holds NaN, which is not JSON"),
         ("-Infinity", None, "holds -Infinity, which is not JSON"),
+        ('{"a": ' + "9" * 4301 + "}", None, "holds a whole number of more than 4,300 digits; write a smaller one, or a text"),
         ("[1e999]", None, "holds 1e999, beyond the numbers up to 1.8e308"),
     ],
 )

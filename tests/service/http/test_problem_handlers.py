@@ -75,6 +75,29 @@ def test_json_that_is_nested_too_deeply(tenant, path):
     assert "recursion depth" not in response.text
 
 
+def test_a_number_of_too_many_digits_names_the_limit(tenant):
+    response = tenant.post("/v1/tasks", content=b'{"gpus": ' + b"9" * 5000 + b"}", headers={"content-type": "application/json"})
+    said = problem_of(response, 400, "bad_request")["detail"]
+    assert said == "The body holds a whole number of more than 4,300 digits; write a smaller one, or a text."
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("name", "x" * 129, "must have at most 128 characters, got 129"),
+        ("search_space.rank", list(range(1, 258)), "must have at most 256 items, got 257"),
+        ("deadline", "soon", "input is too short, got 'soon'; write it as 2027-01-31T12:00:00Z"),
+        ("deadline", "2027-13-01T00:00:00Z", "got '2027-13-01T00:00:00Z'; write it as 2027-01-31T12:00:00Z"),
+        ("evaluation.metrics[0]", {"type": "bertscore"}, "has the 'type' 'bertscore'; it must be one of 'exact_match', "),
+        ("evaluation.metrics[0]", {}, "must say its 'type'"),
+    ],
+)
+def test_a_value_is_told_its_limit_or_how_to_write_it(tenant, field, value, message):
+    name, _, inner = field.partition(".")
+    body = {name: value if not inner else {"metrics": [value]} if "metrics" in inner else {inner: value}}
+    assert message in errors_of(tenant.post("/v1/tasks", json=body))[field]
+
+
 def test_json_that_does_not_say_it_is(tenant):
     response = tenant.post("/v1/tasks", content=b"{}", headers={"content-type": "application/x-www-form-urlencoded"})
     assert "Content-Type: application/json" in problem_of(response, 400, "bad_request")["detail"]
@@ -191,12 +214,12 @@ def test_a_parameter_says_where_it_stands(tenant):
 
 
 def test_what_was_sent_is_said_back_briefly_and_safely(tenant):
-    body = '{"base_model": "' + "x" * 5000 + '", "gpus": "\\udfff"}'
+    body = '{"precision": "' + "x" * 5000 + '", "gpus": "\\udfff"}'
     response = tenant.post("/v1/tasks", content=body, headers={"content-type": "application/json"})
     assert len(response.content) < 3000
     errors = errors_of(response)
     assert errors["gpus"].endswith("got '\\udfff'")
-    assert errors["base_model"].endswith("xxx…")
+    assert errors["precision"].endswith("xxx…")
 
 
 @pytest.mark.parametrize(
