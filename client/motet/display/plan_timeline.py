@@ -16,6 +16,7 @@ from motet.display.tables.fleet_tables import OTHERS
 
 _PAST = 0.15  # part of the width that shows what has been
 _LEAST = timedelta(minutes=1)  # shown ahead
+_MOST = timedelta(days=7)  # a bar that begins later does not set the scale: others would shrink to nothing
 _UNKNOWN = timedelta(minutes=5)  # drawn of a task whose end nobody expects
 
 
@@ -41,7 +42,7 @@ class Timeline:
             return
         named = min(max((len(bar.name) for bar in bars), default=4) + 2, 40)
         width = max(options.max_width - named - 12, 20)
-        ends = [bar.end or bar.start + _UNKNOWN for bar in bars]
+        ends = [bar.end or bar.start + _UNKNOWN for bar in bars if bar.start < self._now + _MOST]
         ahead = max([_LEAST, *(end - self._now for end in ends)])
         begin = self._now - ahead * (_PAST / (1 - _PAST))
         scale = width / (ahead / (1 - _PAST)).total_seconds()
@@ -86,6 +87,9 @@ class Timeline:
         now = at(self._now)
         if now < width and cells[now] == " ":
             cells[now] = "│"
+        if left == width:
+            words = f"in {duration((bar.start - self._now).total_seconds())}"
+            cells[-len(words) :] = words
         if bar.end is None and right < width:
             cells[right] = "?"
         name = bar.name if len(bar.name) < named else bar.name[: named - 2] + "…"

@@ -116,6 +116,7 @@ class _Drawing:
     ) -> None:
         self._viewer, self._owners, self._now, self.made = viewer, owners, now, LaneChart()
         every = [run for of_node in runs.values() for run in of_node]
+        waiting = [one for one in waiting if one.expected_start is not None and one.expected_start < now + _MOST_AHEAD]
         self._colours = self._colour(every)
         ends = [run.placement.expected_end for run in every if run.placement.ended_at is None and run.placement.expected_end]
         ends += [one.expected_end for one in waiting if one.expected_end is not None]
@@ -123,7 +124,7 @@ class _Drawing:
         self._from, self._to = now - _PAST, now + min(_MOST_AHEAD, max(_LEAST_AHEAD, ahead * 1.05))
         planned: dict[str, list[Waiting]] = defaultdict(list)
         for one in waiting:
-            if one.node is not None and one.expected_start is not None and one.expected_end is not None:
+            if one.node is not None and one.expected_end is not None:
                 planned[one.node].append(one)
         self._sessions = sessions
         if sessions:

@@ -1,8 +1,12 @@
-"""Names of nodes stand in full on the cluster's timeline, and run into no bar."""
+"""Names of nodes stand in full on the cluster's timeline, and run into no bar. What starts much later shrinks no bar."""
+
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from service.fleet.models import Node
+from service.scheduler.explain.schedule_view import Waiting
+from service.web.views.cluster_lanes import timeline
 from tests.service.web.page_samples import run_on
 
 # boxes of what is drawn, in the drawing's own coordinates
@@ -31,3 +35,19 @@ def test_a_nodes_name_is_neither_cut_nor_runs_into_bars(nothing_left, visitor, t
         assert right <= 1000, "it ends within the drawing"
         for begin, above, end, below in bars:
             assert right <= begin or end <= left or bottom <= above + 1 or below <= top + 1, "a name runs into a bar"
+
+
+def test_a_task_of_a_later_month_leaves_others_their_scale(nothing_left, tenant, database, node):
+    now = datetime.now(UTC)
+
+    def waits(days: int) -> Waiting:
+        start = now + timedelta(days=days)
+        told = {"gpus": 1, "node": node.name, "expected_start": start, "expected_end": start + timedelta(minutes=1)}
+        return Waiting.model_validate(dict.fromkeys(Waiting.model_fields) | told)
+
+    run_on(database, node, tenant.task()["id"], [0])
+    with database.begin() as session:
+        plain, soon, late = (timeline(session, tenant.tenant_id, asked, now) for asked in ([], [waits(2)], [waits(62)]))
+    assert late.now == plain.now > soon.now
+    assert (len(late.blocks), len(soon.blocks)) == (1, 2)
+    assert [lane.words for lane in late.lanes] == [lane.words for lane in plain.lanes]
