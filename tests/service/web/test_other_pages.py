@@ -125,6 +125,9 @@ def test_usage_is_shown_and_downloaded(visitor, tenant, database):
     assert "the tallest bar is 1 h" in page.text_content("main")
     assert "By day, in UTC" in page.text_content("main")
     assert page.locator(".days rect").count() >= 28
+    left = "one => one.getBoundingClientRect().left"
+    begins = page.locator(".days rect").first.evaluate(left)
+    assert begins - page.locator("h1").evaluate(left) < 5, "the bars begin where the page's text does"
     assert any("1 h" in title for title in page.locator(".days title").all_text_contents())
     with page.expect_download() as download:
         page.click("text=CSV")
