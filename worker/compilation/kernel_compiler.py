@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from triton import knobs
 
+from worker import killed_process
 from worker.child_environment import without_secrets
 from worker.compilation.compile_main import CompileOrder
 from worker.compilation.needed_kernels import pass_kinds
@@ -33,7 +34,8 @@ class KernelCompiler:
 
     def __init__(self) -> None:
         self._ranks, self._dropouts = defaultdict[Path, set[int]](set), defaultdict[Path, set[bool]](set)
-        self._children: dict[CompileOrder, subprocess.Popen[str] | None] = {}  # None: another process compiled it before
+        # None: nobody waits, since another process compiled it before, or the child does not end
+        self._children: dict[CompileOrder, subprocess.Popen[str] | None] = {}
 
     def begin(
         self, source: Path, device: torch.device, ranks: Iterable[int], dropouts: Iterable[bool], eight_bit: bool
@@ -61,7 +63,24 @@ class KernelCompiler:
             except OSError as error:
                 _warn(str(error))
                 return nothing_to_wait_for
-        return partial(_wait, child) if child is not None else nothing_to_wait_for
+        return partial(self._wait, order, child) if child is not None else nothing_to_wait_for
+
+    def _wait(
+        self, order: CompileOrder, child: subprocess.Popen[str], check: Callable[[], object], tell: Callable[[], object]
+    ) -> None:
+        until = time.monotonic() + MOST_SECONDS
+        if child.poll() is None:
+            tell()
+        while child.poll() is None:
+            check()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_CHECK_SECONDS)
+            if time.monotonic() > until and not killed_process.kill(child, "a process of kernels", killed_process.SECONDS):
+                self._children[order] = None
+                _warn("it does not end")
+                return
+        if child.returncode:
+            _warn(f"exit code {child.returncode}")
 
 
 def _start(order: CompileOrder) -> subprocess.Popen[str]:
@@ -75,21 +94,6 @@ def _start(order: CompileOrder) -> subprocess.Popen[str]:
     with suppress(BrokenPipeError), child.stdin as told:  # it has ended already, which its exit code says
         told.write(order.model_dump_json())
     return child
-
-
-def _wait(child: subprocess.Popen[str], check: Callable[[], object], tell: Callable[[], object]) -> None:
-    until = time.monotonic() + MOST_SECONDS
-    if child.poll() is None:
-        tell()
-    while child.poll() is None:
-        check()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(_CHECK_SECONDS)
-        if time.monotonic() > until:
-            child.kill()
-            child.wait()
-    if child.returncode:
-        _warn(f"exit code {child.returncode}")
 
 
 def _warn(why: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from contract.processes import reproducibility
+from worker import killed_process
 from worker.boot_clock import boot_now
 from worker.child_environment import without_secrets
 from worker.hosts.device_discovery import beyond_hardware, find_devices
@@ -185,15 +186,15 @@ class HostAgent:
             link.send(Started(pid=process.pid))
             _await_end(process, link.socket)
         finally:
-            process.kill()
-            code = process.wait()
+            ended = killed_process.kill(process, asked.module, killed_process.DEVICE_SECONDS)
             with self._changed:
                 self._processes.discard(process)
             if process.stdin is not None:
                 process.stdin.close()
             with suppress(OSError):  # so that the other end sees it, whoever inherited the connection
                 link.socket.shutdown(socket.SHUT_RDWR)
-        log.info("%s (pid %d) ended with %d", asked.module, process.pid, code)
+        if ended:
+            log.info("%s (pid %d) ended with %d", asked.module, process.pid, process.returncode)
 
 
 def _started(asked: Start, end: int) -> "subprocess.Popen[bytes]":

@@ -10,19 +10,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from contract.strict import Message
+from worker import killed_process
 from worker.parent_watchdog import dying_with_parent
 from worker.pipe_messages import Writer, read
 
 log = logging.getLogger(__name__)
 
-_KILLED_SECONDS = 5.0  # for a child that was killed as it started
 NO_CODE = -1  # of a process that was not started, or whose end another host's agent alone sees
 
 
@@ -93,8 +92,7 @@ class Child:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
-            with suppress(subprocess.TimeoutExpired):  # a system call of it may hang; its parent does not wait for that
-                self._process.wait(_KILLED_SECONDS)
+            killed_process.kill(self._process, self.module, killed_process.SECONDS)
         self._on_event(ChildEnded(self, NO_CODE, why, started=False))
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from worker import killed_process
 from worker.child_environment import without_secrets
 from worker.data.tokenising.file_tokeniser import DataError, Reading, Tick
 from worker.data.tokenising.tokenising_main import YIELDING, Outcome, TokeniseOrder
@@ -40,12 +41,9 @@ class TokenisingProcess:
             )
         except OSError as error:
             raise ProcessFailed(str(error)) from None
+        self.lives = True  # until `end`
         self._answers = False  # whether it has nothing left to answer
         self._ask(_order(reading))
-
-    @property
-    def lives(self) -> bool:
-        return self._child.returncode is None
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Whether it has loaded the tokenizer, after at most so many seconds. Raises ProcessFailed."""
@@ -73,9 +71,12 @@ class TokenisingProcess:
             raise OSError(outcome.errno, outcome.said)
 
     def end(self) -> None:
-        self._child.kill()
-        with self._child:  # closes its pipes, and waits for it
-            pass
+        if self.lives:
+            self.lives = False
+            killed_process.kill(self._child, "a process that tokenises", killed_process.SECONDS)
+            for pipe in (self._child.stdin, self._child.stdout):
+                assert pipe is not None
+                pipe.close()
 
     def _ask(self, order: TokeniseOrder) -> None:
         assert self._child.stdin is not None
@@ -97,7 +98,8 @@ class TokenisingProcess:
             with suppress(subprocess.TimeoutExpired):  # else its exit code would be that of `end`
                 self._child.wait(_EXIT_SECONDS)
             self.end()
-            raise ProcessFailed(f"exit code {self._child.returncode}") from None
+            code = self._child.returncode
+            raise ProcessFailed("it does not end" if code is None else f"exit code {code}") from None
         self._answers = True
         return outcome
 

@@ -1,6 +1,5 @@
 """Starts a rank's process, on this host as a child of rank 0, or on a further host by its agent. Knows no calls."""
 
-import logging
 import os
 import socket
 import subprocess
@@ -9,6 +8,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
+from worker import killed_process
 from worker.child_environment import without_secrets
 from worker.hosts.host_link import HostRefused, HostUnreachable
 from worker.hosts.host_messages import RANK_MODULE
@@ -17,10 +17,7 @@ from worker.parent_watchdog import dying_with_parent
 from worker.replicas.ranks.rank_link import HostRankLink, RankLink
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
-log = logging.getLogger(__name__)
-
 _END_SECONDS = 5.0  # for a process whose pipe is closed, and for an agent to kill one
-_KILLED_SECONDS = 30.0  # for a process that was killed here: a driver takes seconds to free a whole device and what is pinned
 
 
 class RankLost(RuntimeError):
@@ -70,19 +67,10 @@ class LocalRank:
 
     def close(self) -> None:
         """Kill the process, and wait for its end, but not for ever: a system call of it may hang, in a driver."""
-        self._process.kill()
+        killed_process.kill(self._process, "rank", killed_process.DEVICE_SECONDS)
         self.link.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        try:
-            self._process.wait(_KILLED_SECONDS)
-        except subprocess.TimeoutExpired:
-            log.error(
-                "rank (%s) was killed and has not ended within %.0f s: a system call of it hangs; it is left, and holds its "
-                "device's memory until that returns",
-                self.name,
-                _KILLED_SECONDS,
-            )
 
 
 class HostRank:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from tests.worker.processes import children
+from worker import killed_process
 from worker.replicas.ranks import rank_start
 from worker.replicas.ranks.rank_start import LocalRank
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
@@ -18,7 +19,7 @@ PATIENCE = 60.0
 def test_a_killed_rank_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its end is not seen while another process traces it: as of one that hangs in a driver."""
     monkeypatch.setattr(rank_start, "RANK_MODULE", "tests.worker.node.unseen_end")
-    monkeypatch.setattr(rank_start, "_KILLED_SECONDS", 0.1)
+    monkeypatch.setattr(killed_process, "DEVICE_SECONDS", 0.1)
     reading, writing = os.pipe()
     stdout = os.dup(1)
     os.dup2(writing, 1)  # by which it tells that it is traced
