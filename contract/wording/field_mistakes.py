@@ -79,14 +79,14 @@ def named_in(message: str, known: Sequence[str]) -> str | None:
 def shown(text: str) -> str:
     """A user's text made safe to repeat: without a URL's user name, password, query and fragment, which may be secrets,
     shortened, and without lone surrogates, which JSON cannot carry."""
-    text = _without_secrets(text)
+    text = url_without_secrets(text)
     text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
     return text.encode(errors="backslashreplace").decode()
 
 
-def _without_secrets(text: str) -> str:
-    """Of what is a URL, or may be one whose scheme was forgotten. A text may be as long as a request's body, so no pattern is
-    searched for in it."""
+def url_without_secrets(text: str) -> str:
+    """The text, where it is a URL, or may be one whose scheme was forgotten, without what may be a secret of it. It may be as
+    long as a request's body, so no pattern is searched for in it."""
     scheme = _SCHEME.match(text)
     assert scheme is not None, "it may be empty"
     begin = scheme.end()

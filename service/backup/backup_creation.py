@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from contract.compatibility.version import VERSION
+from contract.wording.field_mistakes import url_without_secrets
 from service.backup.catalogue import Catalogue, Manifest, StoredPart, catalogue_at
 from service.backup.postgres_programs import dumping
 from service.database.engine import Database, driver_url
@@ -35,8 +36,8 @@ _NOW = "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDD\"T\"HH24M
 def run(settings: Settings) -> None:
     """The command. Raises SettingsError as `take` does."""
     made, removed = take(settings)
-    rows = sum(made.rows.values())
-    say(f"backup {made.name}: {rows} rows, {made.objects} objects of {made.object_bytes} bytes, in {settings.backup_url}")
+    rows, there = sum(made.rows.values()), url_without_secrets(settings.backup_url or "")
+    say(f"backup {made.name}: {rows} rows, {made.objects} objects of {made.object_bytes} bytes, in {there}")
     say(f"{removed} objects of older backups removed; keep MOTET_SECRET_KEY elsewhere: a backup does not hold it")
 
 
@@ -47,7 +48,7 @@ def take(settings: Settings) -> tuple[Manifest, int]:
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
     source, target = storage_of(settings, db), storage_at(url, settings, db)
     if url == settings.storage_address:
-        raise SettingsError(f"MOTET_BACKUP_URL is where the objects are: {url}")
+        raise SettingsError(f"MOTET_BACKUP_URL is where the objects are: {url_without_secrets(url)}")
     target.check()
     catalogue = catalogue_at(url, settings)
     made = back_up(owner, source, target, catalogue, settings)

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from pathlib import Path
 
+from contract.wording.field_mistakes import url_without_secrets
 from service.backup.backup_creation import listed_objects
 from service.backup.catalogue import Manifest, catalogue_at
 from service.database.engine import Database
@@ -25,7 +26,7 @@ def list_backups(settings: Settings) -> None:
         rows = sum(made.rows.values())
         say(f"{made.name}: {rows} rows, {made.objects} objects of {made.object_bytes} bytes, motet {made.motet}")
     if not found:
-        say(f"no backup in {settings.backup_url}")
+        say(f"no backup in {url_without_secrets(settings.backup_url or '')}")
 
 
 def run(settings: Settings) -> None:
@@ -66,7 +67,7 @@ def _url(settings: Settings) -> str:
     if settings.backup_url is None:
         raise SettingsError("MOTET_BACKUP_URL is not set: where backups lie, such as s3://bucket/prefix or file:///folder")
     if settings.backup_url.startswith("file://") and not Path(settings.backup_url.removeprefix("file://")).is_dir():
-        raise SettingsError(f"{settings.backup_url} is no folder")
+        raise SettingsError(f"{url_without_secrets(settings.backup_url)} is no folder")
     return settings.backup_url
 
 

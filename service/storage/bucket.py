@@ -20,6 +20,7 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
+from contract.wording.field_mistakes import url_without_secrets
 from service.settings import Settings
 from service.storage.object_store import StorageAway, StorageRefused
 
@@ -60,14 +61,15 @@ class Bucket:
     @classmethod
     def of(cls, url: str, settings: Settings) -> "Bucket":
         """Opens no connection. Raises StorageRefused where obstore understands the URL or an option otherwise."""
-        asked = urlsplit(url)
+        named = url_without_secrets(url)
         try:
+            asked = urlsplit(url)
             store = from_url(url, **_options(asked.scheme, settings, settings.storage_endpoint))
             outside = settings.storage_public_endpoint
             public = from_url(url, **_options(asked.scheme, settings, outside)) if outside else store
         except (BaseError, ValueError) as error:
-            raise StorageRefused(f"MOTET_STORAGE_URL {url!r} cannot be used: {_first_line(error)}") from None
-        return cls(store, public, url)
+            raise StorageRefused(f"MOTET_STORAGE_URL {named!r} cannot be used: {_first_line(error)}") from None
+        return cls(store, public, named)
 
     def put(self, key: str, source: bytes | Iterable[bytes]) -> None:
         """Write the key at once or not at all: an exception of the iterable, which must not use a bucket, aborts the multipart

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from contract.wording.field_mistakes import url_without_secrets
 from service.app_state import Config, Store
 from service.authentication import AdminDb
 from service.http.response_schemas import problems
@@ -41,7 +42,7 @@ def get_storage(admin: AdminDb, settings: Config, storage: Store) -> StorageReso
         storage.check()
     except OSError as error:
         problem, may_pass = str(error), not isinstance(error, StorageRefused)
-    free, address = storage.free_bytes(), settings.storage_address
+    free, address = storage.free_bytes(), url_without_secrets(settings.storage_address)
     return StorageResource.model_validate(
         {
             "kind": urlsplit(address).scheme,

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from contract.wording.field_mistakes import url_without_secrets
 from service.database.engine import Database
 from service.settings import Settings, SettingsError, say
 from service.storage.connect import storage_at, storage_of
@@ -30,7 +31,8 @@ class Moved:
 def run(settings: Settings) -> None:
     """The command. Raises SettingsError where there is nowhere to move to, or objects are damaged."""
     moved = move(settings)
-    say(f"copied {moved.copied} objects, {moved.bytes} bytes, to {settings.storage_move_to}; {moved.there} were there already")
+    there = url_without_secrets(settings.storage_move_to or "")
+    say(f"copied {moved.copied} objects, {moved.bytes} bytes, to {there}; {moved.there} were there already")
     if moved.damaged:
         raise SettingsError(damage_words(moved))
     say("run it again with the service stopped, for what was stored meanwhile; then set MOTET_STORAGE_URL to the new storage")
@@ -46,7 +48,7 @@ def move(settings: Settings) -> Moved:
     if target is None:
         raise SettingsError("MOTET_STORAGE_MOVE_TO is not set: the storage to copy to, such as s3://bucket/prefix")
     if target == settings.storage_address:
-        raise SettingsError(f"MOTET_STORAGE_MOVE_TO is where the objects are: {target}")
+        raise SettingsError(f"MOTET_STORAGE_MOVE_TO is where the objects are: {url_without_secrets(target)}")
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
     to = storage_at(target, settings, db)
     to.check()

@@ -10,6 +10,7 @@ import httpx
 from huggingface_hub import hf_hub_url
 
 from contract.messages.placement_messages import HUB_SCHEME, BaseFile
+from contract.wording.field_mistakes import shown
 from worker.data.base_download import SourceAway, SourceRefuses
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
@@ -67,4 +68,4 @@ class HubSource:
                 f"the hub has no {self.holder} at the pinned commit any more ({status}); an admin names another revision with "
                 "POST /v1/models, or a folder with POST /v1/admin/models"
             )
-        raise SourceAway(f"{self._endpoint} answered {status}")
+        raise SourceAway(f"{shown(self._endpoint)} answered {status}")

@@ -8,6 +8,7 @@ from typing import Any
 from contract.compatibility.capabilities import SHARDED_BASES, understood
 from contract.compatibility.protocol import PROTOCOL, refusal
 from contract.messages.node_messages import NodeRegistration, NodeWelcome
+from contract.wording.field_mistakes import shown
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.boot_clock import boot_now
 from worker.data.base_cache import BASES, held_bases
@@ -61,7 +62,7 @@ def join(
                 welcome = _register(settings, credential, link, registration)
             except Unreachable as error:
                 if not away:
-                    log.warning("waiting for the service at %s: %s", settings.api_url, error)
+                    log.warning("waiting for the service at %s: %s", shown(settings.api_url), error)
                 away = True
             else:
                 log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(hosts.devices))
@@ -90,7 +91,7 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
         except Refused as error:
             raise SettingsError(f"refused to join: {error}") from None
         else:
-            if (unfit := refusal(PROTOCOL, welcome.protocol, f"the service at {settings.api_url}")) is not None:
+            if (unfit := refusal(PROTOCOL, welcome.protocol, f"the service at {shown(settings.api_url)}")) is not None:
                 raise SettingsError(f"cannot join: {unfit}")
             credential.confirm(welcome.credential)
             return welcome

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from contract.wording.field_mistakes import shown
+
 log = logging.getLogger(__name__)
 
 _SECONDS = 5.0  # between two looks: the shortest notice is 30 s
@@ -52,11 +54,11 @@ class UrlSource:
                     headers["X-aws-ec2-metadata-token"] = client.put(self.token_url, headers=life).raise_for_status().text
                 answer = client.get(self.url, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unclear(f"{self.url}: {error or type(error).__name__}") from None
+            raise Unclear(f"{shown(self.url)}: {error or type(error).__name__}") from None
         if answer.status_code == 404:
             return False
         if answer.status_code != 200:
-            raise Unclear(f"{self.url} answers {answer.status_code}")
+            raise Unclear(f"{shown(self.url)} answers {answer.status_code}")
         return answer.text.strip().upper() not in ("", "FALSE")
 
 

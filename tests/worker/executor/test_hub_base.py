@@ -19,7 +19,7 @@ from contract.messages.report_messages import PlacementFailed
 from tests.hub.hub_process import COMMIT, ROOT, TOKEN, HubProcess, hub_process
 from tests.worker.inside import Inside
 from worker.data.base_cache import key_of
-from worker.data.base_download import BaseDownloads
+from worker.data.base_download import BaseDownloads, SourceAway
 from worker.data.hub_source import HubSource
 from worker.model.backbone import Backbone
 from worker.pipe_messages import ExecutorProgress
@@ -104,6 +104,14 @@ def test_a_connection_that_is_cut_is_resumed_where_it_ended(fleet, placing, tmp_
     starts = [int(asked.removeprefix("bytes=").removesuffix("-")) for asked in weights_asked(hub)]
     assert starts == [0, cut, 2 * cut]
     assert any("the hub does not answer, it is asked again" in said for said in sentences(inside))
+
+
+def test_a_hub_that_is_away_is_named_without_the_password_in_its_url(hub, named):
+    hub.faults(down=True)
+    endpoint = hub.url.replace("//", "//user:sEcReT@")
+    with HubSource(endpoint, None, "hf://org/tiny", COMMIT) as source, pytest.raises(SourceAway, match="503") as told:
+        next(source.blocks(named.files[0], 0))
+    assert "sEcReT" not in str(told.value)
 
 
 def test_a_hub_that_sends_no_ranges_is_read_anew_without_harm(tmp_path, hub, named):
@@ -198,7 +206,7 @@ import json, sys
 from pathlib import Path
 from contract.messages.placement_messages import BaseFile
 from worker.data.base_cache import BaseCache
-from worker.data.base_download import BaseDownloads
+from worker.data.base_download import BaseDownloads, SourceAway
 from worker.data.hub_source import HubSource
 files = [BaseFile(**one) for one in json.loads(sys.argv[3])]
 with HubSource(sys.argv[2], None, "hf://org/tiny", sys.argv[4]) as hub:

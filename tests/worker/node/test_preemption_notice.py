@@ -89,6 +89,10 @@ def test_an_answer_that_says_neither_is_no_notice(metadata: Metadata) -> None:
     ):
         with pytest.raises(Unclear, match=r"127\.0\.0\.1"):
             source.given()
+    for url in (metadata.url.replace("//", "//user:sEcReT@"), "http://user:sEcReT@127.0.0.1:1"):
+        with pytest.raises(Unclear, match=r"//…@127\.0\.0\.1") as told:
+            UrlSource(f"{url}/open?token=sEcReT").given()
+        assert "sEcReT" not in str(told.value)
     assert UrlSource(CLOUDS["aws"].url) != CLOUDS["aws"], "without its token AWS answers 401"
 
 
