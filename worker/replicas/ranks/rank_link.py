@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -55,25 +55,28 @@ class Link(ABC):
         return bool(self._poll.poll(1e3 * seconds))
 
     @contextmanager
-    def repeating(self, message: object, seconds: float) -> Iterator[None]:
-        """Send the message every so many seconds meanwhile, and nothing else: the other end learns that this process runs. Not
-        at all where the system starts no more threads."""
+    def repeating(self, message: object, seconds: float) -> Iterator[Callable[[], None]]:
+        """Send the message every so many seconds meanwhile, and nothing else: the other end learns that this process runs.
+        Where no more threads are started it is sent when what is yielded is called, which sends nothing otherwise."""
         over = threading.Event()
+
+        def say() -> None:
+            self.send(message)
 
         def repeat() -> None:
             with suppress(LinkClosed):  # who receives notices
                 while not over.wait(seconds):
-                    self.send(message)
+                    say()
 
         thread = threading.Thread(target=repeat, name="link", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            log.warning("this rank cannot say that it runs, since the system starts no more threads: %s", error)
-            yield
+            log.warning("this rank says seldom that it runs, since the system starts no more threads: %s", error)
+            yield say
             return
         try:
-            yield
+            yield lambda: None
         finally:
             over.set()
             thread.join()

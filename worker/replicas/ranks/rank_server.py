@@ -139,8 +139,8 @@ class RankServer:
         else:
             torch.set_num_threads(threads)
         eight_bit, memory = settings.worker_moments == "8bit", memory_of(device, settings)
-        progress = LoadProgress(f"base model {ref.name}, rank {rank}")
-        with self._link.repeating(PassDone(), _ALIVE_SECONDS):
+        with self._link.repeating(PassDone(), _ALIVE_SECONDS) as say:
+            progress = LoadProgress(f"base model {ref.name}, rank {rank}", lambda _: say())
             self._trainer = load_trainer(ref, device, eight_bit, memory, sharding, rank, progress)
         self._trainer.arena.host_memory, self._scratch = self._memory.empty, settings.scratch
         if sharding is not None:

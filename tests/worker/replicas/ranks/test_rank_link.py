@@ -29,14 +29,15 @@ def test_nothing_is_repeated_before_its_time() -> None:
     ours.close()
 
 
-def test_what_cannot_be_repeated_for_want_of_a_thread_is_done_all_the_same(lacking: Lacking) -> None:
-    """A load, which would end the rank, and its executor."""
+def test_what_cannot_be_repeated_for_want_of_a_thread_is_sent_when_that_is_asked_for(lacking: Lacking) -> None:
     ours, its = (HostRankLink(end) for end in socket.socketpair())
-    lacking.add("link")
-    done = []
-    with ours.repeating("alive", 0):
-        done.append(1)
-    assert done
+    with ours.repeating("alive", 3600) as say:
+        say()
     assert not its.waits(0)
+    lacking.add("link")
+    with ours.repeating("alive", 0) as say:
+        assert not its.waits(0)
+        say()
+    assert its.receive() == "alive"
     for end in (ours, its):
         end.close()
