@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
@@ -66,11 +67,22 @@ def join(
                 away = True
             else:
                 log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(hosts.devices))
-                return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
+                away = False
+                break
             if stop_requested(_RETRY_SECONDS):
                 heartbeat.kill()
                 return None
             heartbeat = heartbeat if heartbeat.alive else start_heartbeat_process(on_event)
+        while True:
+            try:
+                return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
+            except RuntimeError as error:
+                if not away:
+                    log.error("this node takes no work yet, since the system starts no more threads: %s", error)
+                away = True
+            if stop_requested(_RETRY_SECONDS):
+                heartbeat.kill()
+                return None
     except OSError as error:
         heartbeat.kill()
         raise SettingsError(f"MOTET_WORKER_DIR: cannot keep {credential.path}: {error.strerror}") from None
@@ -106,7 +118,8 @@ def _declined(settings: Settings) -> frozenset[str]:
 
 
 class NodeMembership:
-    """Several threads call `on_event` with the events of this registration. `heartbeat` waits for its identity."""
+    """Several threads call `on_event` with the events of this registration. `heartbeat` waits for its identity. Raises
+    RuntimeError where the system starts no more threads."""
 
     def __init__(
         self,
@@ -127,12 +140,17 @@ class NodeMembership:
             seconds=welcome.heartbeat_seconds,
             bases=str(settings.scratch / BASES),
         )
-        self.desired = DesiredStates(link, welcome, on_event)
-        self._wakeups = (
-            WakeupListener(settings.redis_url, welcome.stream, self.desired.poll_soon) if settings.redis_url else None
-        )
-        cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
-        self._upkeep = CacheUpkeep(link, welcome, cache, settings.scratch / EXECUTORS)
+        with ExitStack() as begun:
+            self.desired = DesiredStates(link, welcome, on_event)
+            begun.callback(self.desired.close)
+            self._wakeups = (
+                WakeupListener(settings.redis_url, welcome.stream, self.desired.poll_soon) if settings.redis_url else None
+            )
+            if self._wakeups is not None:
+                begun.callback(self._wakeups.close)
+            cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
+            self._upkeep = CacheUpkeep(link, welcome, cache, settings.scratch / EXECUTORS)
+            begun.pop_all()
         self.heartbeat, self._next_heartbeat = heartbeat, 0.0  # no other is started before this
         self.heartbeat.send(self._identity)
 
