@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from contract.messages.node_messages import JoinName
+from contract.values.redis_url import RedisUrl
 from service.database.timeouts import Timeouts
 from service.setting_types import (
     DIFFERENT,
@@ -55,7 +56,7 @@ class Settings(StorageSettings):
     database_url: DatabaseUrl  # as the role motet_system
     app_database_url: DatabaseUrl  # as the role motet_app, subject to row-level security
     owner_database_url: DatabaseUrl | None = None  # only `migrate` uses it
-    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
+    redis_url: RedisUrl
     secret_key: Secret  # signs placement tokens and upload grants, encrypts secrets that must be read back
     secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(listed)] = ()  # they only decrypt
     join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it

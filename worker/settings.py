@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from contract.values.redis_url import RedisUrl
 from contract.wording.field_mistakes import shown
 from worker.host_name import host_name
 
@@ -59,7 +60,7 @@ class Settings(BaseSettings):
 
     api_url: Annotated[str, AfterValidator(_base_url)]
     join_token: SecretStr | None = None  # for the first registration; then the node has its own credential
-    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")] | None = None  # without it, heartbeats bring changes
+    redis_url: RedisUrl | None = None  # without it, heartbeats bring changes
     node_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(default_factory=host_name)
     worker_dir: Path = Field(default_factory=_scratch)  # scratch: fetched files, checkpoints being uploaded, parked jobs
     worker_device: Literal["auto", "cpu", "cuda"] = "auto"

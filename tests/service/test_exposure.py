@@ -20,6 +20,13 @@ def test_this_machine_needs_none_of_it(settings, host):
     settings(host=host, redis_url="redis://127.0.0.1", secret_key=SecretStr("k" * 32))
 
 
+@pytest.mark.parametrize("password", ["hunt/er", "hunt#er", "hunt?er", "[hunter"])
+def test_a_password_that_is_not_encoded_is_refused_and_not_told(settings, password):
+    with pytest.raises(ValidationError, match="percent-encoded") as refused:
+        settings(host="0.0.0.0", redis_url=f"redis://:{password}@valkey:6379/0", trusted_proxies=PROXY)
+    assert "hunt" not in str(refused.value.errors()[0]["msg"])
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "motet.example"])
 def test_others_need_all_of_it(settings, host):
     settings(host=host, redis_url=REDIS, trusted_proxies=PROXY)

@@ -44,6 +44,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ({"MOTET_WORKER_SLOTS": "0"}, "MOTET_WORKER_SLOTS: Input should be greater than or equal to 1"),
         ({"MOTET_NODE_NAME": "a b"}, "MOTET_NODE_NAME: String should match pattern"),
         ({"MOTET_REDIS_URL": "localhost"}, "MOTET_REDIS_URL: String should match pattern"),
+        ({"MOTET_REDIS_URL": "redis://:hunt/er@valkey:6379/0"}, "MOTET_REDIS_URL: must be of the form redis://"),
     ],
 )
 def test_a_wrong_environment_names_its_variables(plain, environment, says):
@@ -55,6 +56,7 @@ def test_a_wrong_environment_names_its_variables(plain, environment, says):
     with pytest.raises(SettingsError) as caught:
         Settings.load()
     assert says in str(caught.value)
+    assert "hunt" not in str(caught.value)
 
 
 def test_nodes_that_share_a_scratch_folder_keep_apart(plain):
