@@ -1,7 +1,6 @@
 """JSON columns that read as nothing where they hold what their table does not put there: a damaged row ends nobody's reading of
 the others. Who reads such a value asks `isinstance(value, Unread)`."""
 
-import json
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,7 +40,7 @@ class CheckedJson(TypeDecorator[Any]):
         if value is None and self.none_as_null:
             return None
         try:
-            self.of.validate_json(json.dumps(value), strict=True)  # a number that is a text is none
+            self.of.validate_python(value, strict=True)  # a number that is a text is none
         except ValidationError:
             return self.unread()
         return value

@@ -33,7 +33,8 @@ from service.database.engine import At, Base, Big, Id, Now
 
 _DEVICES = TypeAdapter(Annotated[list[Device], Field(min_length=1)])  # of a registered node at least one
 _TEXTS, _VERSIONS = TypeAdapter(list[str]), TypeAdapter(dict[str, str])
-_RATES, _LOSSES = TypeAdapter(dict[str, float]), TypeAdapter(dict[int, int])
+_RATES = TypeAdapter(dict[str, float])
+_LOSSES = TypeAdapter(dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], int])  # keys of JSON are texts
 
 _other = table("placements", column("id"), column("ended_at"), column("leaving")).alias("other")
 _LEFT = or_(_other.c.ended_at.is_not(None), _other.c.leaving.is_not(None))
