@@ -7,13 +7,14 @@ from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
 from contract.batch_spec import BatchSpec
+from service.batches.models import Batch
 from service.database.engine import new_id
 from service.graders.endpoint_graders import EndpointGraders
 from service.http.problems import FieldError, Problem
 from service.messaging.queue import Queue
 from service.messaging.wakeups import NodeWakeups
 from service.tasks import actions as tasks
-from service.tasks.models import Batch, Task
+from service.tasks.models import Task
 from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, SpecRefused
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped

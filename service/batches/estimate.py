@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from contract.batch_spec import BatchSpec
+from service.batches.models import Batch
 from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.scheduler.core.joins.joining import joined_plan_by_rules
@@ -17,7 +18,6 @@ from service.scheduler.dry_run import DraftPlan, asked_of
 from service.scheduler.estimate_resource import EstimateResource
 from service.scheduler.state import snapshot
 from service.scheduler.state.snapshot import Snapshot
-from service.tasks.models import Batch
 from service.tasks.submission.spec_checks import ResolvedRefs
 from service.usage.prices import read_prices
 

@@ -12,9 +12,10 @@ from sqlalchemy import and_, or_, select
 from starlette.concurrency import run_in_threadpool
 
 from contract.states import TASK_TERMINAL
+from service.batches.models import Batch
 from service.database.engine import Database
 from service.http.problems import invalid_field
-from service.tasks.models import Batch, Task, TaskEvent
+from service.tasks.models import Task, TaskEvent
 from service.tasks.polling.event_stream import LONGEST_SECONDS, PACE_SECONDS, SILENCE_SECONDS, Allowed, heard
 from service.tasks.polling.long_polling import ChangeListener
 from service.tenants.api_keys import RIGHTS_CHANGED, Principal

@@ -10,10 +10,11 @@ from sqlalchemy import Row, and_, func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
+from service.batches.models import Batch
 from service.database.engine import among_ids, clock
 from service.fleet.models import Node, Placement
 from service.http.problems import AsMade
-from service.tasks.models import Batch, Task
+from service.tasks.models import Task
 from service.tasks.plan_status import queue_status
 
 BatchStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]

@@ -9,6 +9,7 @@ from service.app_state import GradersDep, QueueDep, Service, WakeupsDep
 from service.authentication import Db, Reader, StillAllowed, Writer, WriterFirst
 from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
+from service.batches.models import Batch
 from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Submitting
 from service.http.no_body import NO_BODY
@@ -16,7 +17,6 @@ from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.idempotency.repeated_requests import ClaimedKey
 from service.scheduler.routes import EstimatorDep
-from service.tasks.models import Batch
 from service.tasks.submission.spec_checks import deadline_over
 from service.tenants.tenant_scope import find
 

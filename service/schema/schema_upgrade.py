@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 import migrations
 import service.adapters.models
 import service.audit.models
+import service.batches.models
 import service.completions.models
 import service.files.models
 import service.fleet.models
@@ -32,7 +33,7 @@ import service.scheduler.models
 import service.tasks.models
 import service.tenants.models
 import service.usage.models
-import service.webhooks.models  # noqa: F401  (these fifteen declare the tables)
+import service.webhooks.models  # noqa: F401  (these declare the tables)
 from service.database.engine import Base, Database
 from service.database.timeouts import Timeouts
 from service.schema import roles, row_level_security

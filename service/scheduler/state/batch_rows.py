@@ -8,8 +8,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
+from service.batches.models import Batch
 from service.scheduler.core.decision import BatchPlan
-from service.tasks.models import Batch, Task
+from service.tasks.models import Task
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
+from service.batches.models import Batch
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
@@ -32,7 +33,7 @@ from service.scheduler.state.preemption.preemption_costs import TenantDues, with
 from service.scheduler.state.recent_arrivals import Arrival, recent_arrivals, waited_before
 from service.scheduler.state.task_widths import TaskWidths, widths_of
 from service.scheduler.state.usage_shares import capacity, limits, shares
-from service.tasks.models import Batch, Job, Task
+from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
 from service.tasks.stored_specs import needs_version, newer_fields
 

@@ -9,7 +9,8 @@ from motet import Client
 from sqlalchemy import event, func, select, update
 
 from contract.batch_spec import BatchSpec
-from service.tasks.models import Batch, Task
+from service.batches.models import Batch
+from service.tasks.models import Task
 from service.tenants.models import Tenant
 from tests.service.fleet.scripted import moved
 from tests.service.live_server import PATIENCE

@@ -6,12 +6,13 @@ from datetime import timedelta
 
 from sqlalchemy import select, update
 
+from service.batches.models import Batch
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.scheduler import planner
 from service.scheduler.models import Plan
 from service.scheduler.state import snapshot
-from service.tasks.models import Batch, Task
+from service.tasks.models import Task
 from tests.service.fleet.scripted import completed, throughput
 from tests.service.live_server import PATIENCE, until
 from tests.service.lock_waits import waiting_for_locks
