@@ -16,7 +16,7 @@ from service.tasks.best_job import best_first
 from service.tasks.curves.curve_reader import Curve
 from service.tasks.job_resource import JobResource
 from service.tasks.models import Task
-from service.tasks.selection import Selection
+from service.tasks.selection import Selection, selection_of
 from service.tasks.text_evaluations import TextEvaluationResource, TextScores
 
 NAME = "README.md"
@@ -65,15 +65,15 @@ def readme(
         facts.append(("validation rows", said))
     loading = _loading(lineage.base_model, adapter.id, manifest.peft_rank or rank, precision, rows)
     parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts)]
-    if task.selection is not None:
-        parts.append(_chosen(Selection.model_validate(task.selection), task.winner_job_id == own.id))
+    if (selection := selection_of(task)) is not None:
+        parts.append(_chosen(selection, task.winner_job_id == own.id))
     parts.append(loading)
     if validation is not None and validation.steps:
         parts.append(_curve(validation, task.trend_rows, task.validation_rows))
     if any(one.scores for one in scores):
         parts.append(_scores(scores, own.index))
-    if task.selection is not None and task.winner_job_id == own.id:
-        parts += _against_base(Selection.model_validate(task.selection))
+    if selection is not None and task.winner_job_id == own.id:
+        parts += _against_base(selection)
     parts += [_sample(samples, place) for place in range(min(_SAMPLES, max((len(one.samples) for one in samples), default=0)))]
     parts.append(_table(jobs, own.index, task.winner_job_id))
     return "\n\n".join(parts) + "\n"

@@ -37,6 +37,10 @@ class CheckedJson(TypeDecorator[Any]):
         self.of, self.unread, self.none_as_null = of, unread, none_as_null
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return self.read(value)
+
+    def read(self, value: Any) -> Any:
+        """The same of a value that the driver read without SQLAlchemy."""
         if value is None and self.none_as_null:
             return None
         try:

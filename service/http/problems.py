@@ -24,7 +24,10 @@ class FieldError(BaseModel):
 
 AsMade = Annotated[
     list[FieldError] | None,
-    Field(description="In the answer that makes it alone: what it is made with all the same, such as a deadline that is over"),
+    Field(
+        description="In the answer that makes it: what it is made with all the same, such as a deadline that is over. Of a "
+        "task also what of its stored row cannot be read"
+    ),
 ]
 
 

@@ -4,8 +4,10 @@
 carries an older fence changes nothing.
 """
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, TypeAdapter
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -27,7 +29,25 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from contract.states import TASK_TERMINAL, JobStatus, TaskStatus
 from contract.task_spec import Precision
+from service.database.checked_json import CheckedJson, UnreadDict
 from service.database.engine import At, Base, Big, Id, Json, Now
+
+_Moment = Annotated[str, AfterValidator(datetime.fromisoformat)]
+
+
+class _Waiting(BaseModel):
+    """What every version writes of why a task waits (plan_status/unplanned_reasons.py)."""
+
+    code: str
+    sentence: str
+    place: int | None
+    node: str | None
+    expected_start: _Moment | None
+    expected_end: _Moment | None
+    late_seconds: float | None
+
+
+_DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(_Waiting)
 
 
 class Task(Base):
@@ -36,8 +56,9 @@ class Task(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str | None] = mapped_column(String(128))
-    spec: Mapped[Json]  # as the tenant sent it; service.tasks.stored_specs reads it
-    spec_defaults: Mapped[Json] = mapped_column(server_default=text("'{}'"))  # defaults at creation of what the spec left out
+    # as the tenant sent it, and defaults at creation of what it left out; service.tasks.stored_specs reads both
+    spec: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict))
+    spec_defaults: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict), server_default=text("'{}'"))
     made_by: Mapped[str | None] = mapped_column(String(32))  # version of the service that created it
     status: Mapped[TaskStatus] = mapped_column(String(16))
     fence: Mapped[Big] = mapped_column(default=0)
@@ -52,12 +73,13 @@ class Task(Base):
     prompts_file_id: Mapped[str | None] = mapped_column(ForeignKey("files.id"))  # of its evaluation
     gpus: Mapped[int]
     priority: Mapped[int]
-    labels: Mapped[Json] = mapped_column(default=dict)
+    labels: Mapped[dict[str, str]] = mapped_column(CheckedJson(_LABELS, UnreadDict), default=dict)
     batch_id: Mapped[str | None] = mapped_column(String(40))  # of the batch that it was posted in
     winner_job_id: Mapped[str | None] = mapped_column(String(40))
     base_val_loss: Mapped[float | None] = mapped_column(Double)
     base_scores: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)  # a RowScores
-    selection: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # a service.tasks.selection.Selection
+    # a service.tasks.selection.Selection, which reads it
+    selection: Mapped[dict[str, Any] | None] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict, none_as_null=True))
     trend_rows: Mapped[int | None]  # of the validation rows, those that every evaluation reads
     train_rows: Mapped[int | None]
     validation_rows: Mapped[int | None]
@@ -77,7 +99,8 @@ class Task(Base):
     rewound_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     request_id: Mapped[str | None] = mapped_column(String(64))  # of the request that created it; logged with all work on it
     traceparent: Mapped[str | None] = mapped_column(String(64))  # of that request's span (W3C trace context); null: not traced
-    waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
+    # why, its place, expected start and end
+    waiting: Mapped[dict[str, Any] | None] = mapped_column(CheckedJson(_WAITING, UnreadDict, none_as_null=True))
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]
     started_at: Mapped[At | None]  # of the first placement

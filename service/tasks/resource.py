@@ -17,9 +17,10 @@ from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import PLACED_ON_TYPE, Node, Placement
 from service.http.problems import AsMade
+from service.tasks.damaged_rows import unread_problems
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
-from service.tasks.selection import Selection
+from service.tasks.selection import Selection, selection_of
 from service.tasks.stored_specs import effective
 from service.usage.trained_rows import rows_in
 
@@ -277,12 +278,13 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
         winner=Winner.model_validate(winner._asdict()) if winner is not None else None,
-        selection=Selection.model_validate(task.selection) if task.selection is not None else None,
+        selection=selection_of(task),
         waiting=waits,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
         placement=PlacementResource.model_validate(placement._asdict()) if placement is not None else None,
+        problems=unread_problems(task),
     )
 
 

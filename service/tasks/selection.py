@@ -7,9 +7,9 @@ selection says that nothing beat the base.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from contract.row_scores import MeanEstimate, RowScores, unseen_share
 from contract.task_spec import VAL_LOSS
@@ -82,6 +82,14 @@ class Selection(BaseModel):
     def of_texts(self) -> bool:
         """Whether jobs were compared by a text metric."""
         return self.metric not in _NAMES
+
+
+def selection_of(task: Any) -> Selection | None:
+    """The stored selection; None where there is none, or one that cannot be read. `task` is any row with a Task's columns."""
+    try:
+        return Selection.model_validate(task.selection) if task.selection is not None else None
+    except ValidationError:
+        return None
 
 
 @dataclass(frozen=True)

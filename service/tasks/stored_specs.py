@@ -13,6 +13,7 @@ from contract.compatibility.lenient_documents import combine, omitted, read_leni
 from contract.compatibility.version import VERSION
 from contract.job_config import JobConfig
 from contract.task_spec import TaskSpec
+from service.database.checked_json import Unread
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,10 @@ def stored(spec: TaskSpec) -> dict[str, dict[str, Any]]:
 
 
 def effective(task: Any) -> dict[str, Any]:
-    """The spec as a document with its defaults, not validated. `task` is any row with a Task's columns."""
+    """The spec as a document with its defaults, not validated; empty where it is no object. `task` is any row with a Task's
+    columns."""
+    if isinstance(task.spec, Unread):
+        return {}
     whole: dict[str, Any] = combine(task.spec, task.spec_defaults) if task.spec_defaults else task.spec
     return whole
 
@@ -45,6 +49,8 @@ def part(task: Any, name: str) -> Mapping[str, Any]:
 
 def spec_of(task: Any) -> TaskSpec:
     """The parsed spec; fields of a newer version are kept and logged. Raises SpecUnreadable."""
+    if damaged := [name for name in ("spec", "spec_defaults") if isinstance(getattr(task, name), Unread)]:
+        raise SpecUnreadable(f"tasks.{damaged[0]} is no JSON object")
     try:
         spec = read_leniently(TaskSpec, effective(task))
     except ValueError as error:

@@ -33,7 +33,7 @@ def announce_plan(session: Session, seen: Snapshot, decision: Decision, placed: 
     """
     between = seen.between(decision.starts)
     said = reasons_of(seen, decision, between)
-    before = {id: seen.tasks[id].waiting for id in said}
+    before = {id: seen.tasks[id].waiting or None for id in said}  # one that cannot be read is written anew
     found = plan_news.choose(before, said, seen.at, plan_news.budget(_since_last(session)))
     queue_status.publish(session, seen.at, seen.tasks, said, found.deferred)
     if found.notified:

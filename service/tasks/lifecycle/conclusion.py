@@ -19,7 +19,7 @@ from service.tasks.models import Job, Task
 from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.pairwise_wins import wins_over
 from service.tasks.selection import Candidate, Selection, choose
-from service.tasks.stored_specs import SpecUnreadable, config_of, effective
+from service.tasks.stored_specs import SpecUnreadable, config_of, effective, part
 from service.tasks.text_evaluations import scores_of_prompts, scores_to_select_by, why_unscored
 
 _KEPT = select(Adapter.job_id, Adapter.val_loss, Adapter.step, Adapter.scores).where(Adapter.task_id == bindparam("task"))
@@ -77,7 +77,7 @@ def _selected(
     scores = {one.index: one.scores for one in candidates} if stopped is None else _at_boundary(session, task, selection)
     lowest = {job.index: job.best_val_loss for job in task.jobs if job.best_val_loss is not None}
     tried = [Tried(config, scores.get(index), lowest.get(index, math.inf)) for index, config in configs.items()]
-    drawn = task.spec["search_space"].get("method") in ("random", "tpe")  # left out, it is a grid
+    drawn = part(task, "search_space").get("method") in ("random", "tpe")
     if selection.beats_base is False:
         learned = selection.gain is not None and selection.gain.mean > 0
         tips = of_no_winner(tried, best, selection.rows, learned, selection.of_texts, drawn)

@@ -22,6 +22,7 @@ from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.event_log import EventBuffer, EventKind
 from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
 from service.tasks.pairwise_wins import wins_over
+from service.tasks.selection import selection_of
 from service.tasks.text_evaluations import evaluation_of, scores_of_prompts, told_of
 
 _REASONS = 3  # that a note tells, the most frequent
@@ -112,9 +113,10 @@ def _tell(session: Session, task: Task, job: Job | None, evaluation: TextEvaluat
         if adapter is not None:  # else its event is still to come, and tells the scores
             kept = {"job": job.index, "adapter_id": adapter.id, "step": adapter.step, "val_loss": adapter.val_loss}
             events.add(EventKind.ADAPTER, kept | told)
-    if task.status == TaskStatus.SUCCEEDED and task.selection is not None and evaluation.job_id in (None, task.winner_job_id):
+    chosen = selection_of(task) if task.status == TaskStatus.SUCCEEDED else None
+    if chosen is not None and task.selection and evaluation.job_id in (None, task.winner_job_id):
         base, own = scores_of_prompts(session, task, None), scores_of_prompts(session, task, task.winner_job_id)
         adapters = select(func.count(Adapter.id)).where(Adapter.task_id == task.id)  # where an earlier version chose
-        compared = task.selection.get("compared") or session.scalar(adapters) or 1
+        compared = chosen.compared or session.scalar(adapters) or 1
         wins = [one.model_dump(mode="json") for one in wins_over(base, own, compared)]
         task.selection = task.selection | {"pairwise": wins}

@@ -122,6 +122,7 @@ def entry_of(task: Task | Any, entries: Entries) -> Entry | None:
 
 
 def waiting_of(task: Task | Any, entries: Entries) -> dict[str, Any] | None:
-    """Why the task waits, its place and its interval, by the plan in force; else by its row."""
+    """Why the task waits, its place and its interval, by the plan in force; else by its row. None also where that
+    cannot be read."""
     entry = entry_of(task, entries)
-    return task.waiting if entry is None else entry.waiting()
+    return (task.waiting or None) if entry is None else entry.waiting()

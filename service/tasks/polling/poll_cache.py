@@ -21,6 +21,7 @@ from service.database.engine import among_ids
 from service.database.prepared_statements import PreparedStatement
 from service.scheduler.models import QueueStatus
 from service.storage.downloads import matches
+from service.tasks.damaged_rows import CHECKED
 from service.tasks.models import Task
 from service.tasks.plan_status.queue_status import NONE, Entries, Entry, entry_of, unpack
 from service.tasks.polling.long_polling import ChangeListener
@@ -204,7 +205,7 @@ class PollCache:
         tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, {"tenant": tenant_id, "ids": all_ids})
         made, until = RelatedRows(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
         async for row in tasks:
-            task = made.of(row)
+            task = made.of(row._replace(**{name: kind.read(getattr(row, name)) for name, kind in CHECKED.items()}))
             answers[task.id] = CachedAnswer.of(tenant_id, task, entry_of(row, made.entries))
             if _lasts(task):
                 self._keep(task.id, answers[task.id])

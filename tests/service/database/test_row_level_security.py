@@ -34,6 +34,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.types import NullType
 
+from service.database.checked_json import CheckedJson
 from service.database.engine import Database
 from service.schema import roles, row_level_security, schema_upgrade
 from service.settings import Settings
@@ -55,6 +56,7 @@ MAKERS: dict[type, Callable[[], Any]] = {
     Date: lambda: datetime.now(UTC).date(),
     LargeBinary: lambda: str(next(_numbers)).encode(),
     JSONB: dict,
+    CheckedJson: dict,
     ARRAY: list,
     NullType: lambda: None,
 }

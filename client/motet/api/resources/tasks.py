@@ -177,7 +177,8 @@ class Task(Message):
     requeue_reason: RequeueReason | None = None
     requeue_detail: str | None = None
     placement: Placement | None = None
-    problems: Sequence[RowProblem] | None = None  # of the answer that makes it: what it is made with all the same
+    # what of its stored row cannot be read; of the answer that makes it, what it is made with all the same
+    problems: Sequence[RowProblem] | None = None
 
     @property
     def ended(self) -> bool:
