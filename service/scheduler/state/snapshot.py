@@ -32,7 +32,7 @@ from service.scheduler.state.preemption.gpu_reservations import GpuReservation, 
 from service.scheduler.state.preemption.preemption_costs import TenantDues, with_preemption
 from service.scheduler.state.recent_arrivals import Arrival, recent_arrivals, waited_before
 from service.scheduler.state.task_widths import TaskWidths, widths_of
-from service.scheduler.state.usage_shares import capacity, limits, shares
+from service.scheduler.state.usage_shares import capacity, held_on, limits, shares
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
 from service.tasks.stored_specs import needs_version, newer_fields
@@ -77,6 +77,7 @@ class Snapshot:
     troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
     unreadable: Mapping[str, str] = field(default_factory=dict)  # why nodes, by name, and what runs there are in none of this
+    beside: Mapping[str, int] = field(default_factory=dict)  # GPUs held there, by tenant
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
     live: tuple[p.RunningExecutor, ...] = ()  # the running tasks one by one, each with its own end
@@ -120,13 +121,9 @@ def read(
     pending = select(func.clock_timestamp(), func.array_agg(PlanRequest.id), func.min(PlanRequest.created_at))
     now, requests, oldest = session.execute(pending).one()
     ready = session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)).all()
-    nodes = [node for node in ready if not node.unreadable]
-    live = session.execute(
-        select(Placement, Task)
-        .join(Task, Task.id == Placement.task_id)
-        .where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in nodes]))
-        .order_by(Placement.id)
-    ).all()
+    there = Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in ready if not node.unreadable])
+    running = select(Placement, Task).join(Task, Task.id == Placement.task_id).where(*there).order_by(Placement.id)
+    live = [(placed, task) for placed, task in session.execute(running)]
     queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id)))
     batches = Batches.of(session, [*queued, *(task for _, task in live)], batch)
     queued = [task for task in queued if not batches.gathers(task)]
@@ -135,11 +132,8 @@ def read(
         queued.append(one.task)
     unsaved = {one.task.id: one.jobs for one in asked}
     work = Workload(session, [task for _, task in live] + queued, dependencies.estimate_cache, unsaved)
-    seen = _SnapshotBuilder(
-        session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches
-    )
-    unreadable = {node.name: unreadable_words(node) for node in ready if node.unreadable}
-    return replace(seen.snapshot(tuple(requests or ()), oldest), unreadable=unreadable)
+    seen = _SnapshotBuilder(session, dependencies, now, ready, live, queued, work, reserved, batches)
+    return seen.snapshot(tuple(requests or ()), oldest)
 
 
 class _SnapshotBuilder:
@@ -150,8 +144,8 @@ class _SnapshotBuilder:
         session: Session,
         dependencies: Dependencies,
         now: datetime,
-        nodes: list[Node],
-        live: list[tuple[Placement, Task]],
+        ready: Sequence[Node],
+        live: Sequence[tuple[Placement, Task]],
         queued: list[Task],
         work: Workload,
         reserved: Sequence[GpuReservation],
@@ -159,7 +153,8 @@ class _SnapshotBuilder:
     ) -> None:
         self._reserved, self._batches = reserved, batches
         self._session, self._dependencies, self._now, self._work = session, dependencies, now, work
-        self._nodes = {node.id: node for node in nodes}
+        self._nodes = {node.id: node for node in ready if not node.unreadable}
+        self._unreadable = [node for node in ready if node.unreadable]
         self._live = live
         self._all_queued = queued
         self._unread = {task.id: why for task in queued if (why := _left_alone(work, task)) is not None}
@@ -186,7 +181,8 @@ class _SnapshotBuilder:
             p.PlanNode(node.id, len(node.devices), node.takes_nothing_new, self._worth[node.id])
             for node in self._nodes.values()
         )
-        quotas = limits(self._session, {task.tenant_id for task in self._queued})
+        beside = held_on(self._session, self._unreadable)
+        quotas = limits(self._session, {task.tenant_id for task in self._queued}, beside)
         widths = widths_of(self._queued, self._nodes, self._worth, quotas, self._work, self._hosts, self._downloads)
         shared = self._shares(widths)
         stands = standing(shared, gpus) if shared else {}
@@ -220,6 +216,8 @@ class _SnapshotBuilder:
             awaited=given.awaited,
             troubles={id: trouble.sentence for id, trouble in self._hosts.troubles.items()},
             lacking=widths.lacking,
+            beside=beside,
+            unreadable={node.name: unreadable_words(node) for node in self._unreadable},
             closed=closed,
             capacity=total(gpus, worths),
             live=each_of(live, running),

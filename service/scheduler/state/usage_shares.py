@@ -83,23 +83,33 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
     return found
 
 
-def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
-    """The quotas of running GPUs of those tenants that have one."""
+def limits(session: Session, tenants: Iterable[str], beside: Mapping[str, int]) -> tuple[Limit, ...]:
+    """The quotas of running GPUs of those tenants that have one, less what they hold `beside` the plan's nodes."""
     rows = session.execute(select(Tenant.id, Tenant.running_gpus_quota).where(Tenant.id.in_(list(tenants))).order_by(Tenant.id))
-    return tuple(Limit(tenant, gpus) for tenant, gpus in rows if gpus is not None)
+    return tuple(Limit(tenant, max(0, gpus - beside.get(tenant, 0))) for tenant, gpus in rows if gpus is not None)
+
+
+def held_on(session: Session, unreadable: Iterable[Node]) -> Counter[str]:
+    """By tenant, the GPUs that its tasks hold on unreadable nodes, which are in no plan: each a whole one of the fastest type,
+    since their types may be unknown and a quota must hold."""
+    there = select(Task.tenant_id, Placement.node_id, Placement.device_indexes).join(Task, Task.id == Placement.task_id)
+    there = there.where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in unreadable]))
+    held = {(tenant, node, index) for tenant, node, indexes in session.execute(there) for index in indexes}
+    return Counter(tenant for tenant, _, _ in held)
 
 
 def running_gpus(session: Session, tenant: str) -> int:
     """GPUs that the tenant's tasks hold now, as a plan counts them against its quota: weighted by speed as devices of the
-    fleet's fastest type, and of those that tenants share its part; rounded up. What a lost node held counts no more, nor
-    what is on an unreadable one. The session must see all tenants' rows."""
-    ready = session.scalars(select(Node).where(Node.status == "ready"))
+    fleet's fastest type, and of those that tenants share its part; rounded up. What a lost node held counts no more.
+    The session must see all tenants' rows."""
+    ready = session.scalars(select(Node).where(Node.status == "ready")).all()
     by_id = {node.id: node for node in ready if not node.unreadable}
     there = select(Placement, Task).join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None))
     there = there.where(Placement.node_id.in_(by_id))
     mine = {executor_of(placed) for placed, _ in session.execute(there.where(Task.tenant_id == tenant))}
+    beside = held_on(session, [node for node in ready if node.unreadable])[tenant]
     if not mine:
-        return 0
+        return beside
     rows = session.execute(there.where(Placement.node_id.in_({node for node, _ in mine})))
     live = [(placed, task) for placed, task in rows if executor_of(placed) in mine]
     tasks = Counter(executor_of(placed) for placed, _ in live)
@@ -107,4 +117,4 @@ def running_gpus(session: Session, tenant: str) -> int:
     worths = worth(node.device_type for node in by_id.values())
     each = {id: limit_units(worths[node.device_type]) for id, node in by_id.items()}
     executors = LiveExecutors(by_id, live, Workload(session, sharing, LruCache()), clock(session), ())
-    return math.ceil(executors.limit_units(tenant, each) / UNITS)
+    return math.ceil(executors.limit_units(tenant, each) / UNITS) + beside

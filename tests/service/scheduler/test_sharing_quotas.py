@@ -127,3 +127,20 @@ def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant,
     with database.begin() as session:
         placed = session.scalars(select(Placement)).all()
     assert {one.train_seconds for one in placed} == {2.0}
+
+
+def test_what_runs_on_an_unreadable_node_counts(tenant, admin, new_node, plan, again, database):
+    bad = new_node(slots=2)
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 2}})
+    first = tenant.task()["id"]
+    plan()
+    start(bad, first)
+    with database.begin() as session:
+        session.execute(update(Node.__table__).where(Node.__table__.c.id == bad.id).values(devices=3))
+    good, second, third = new_node(slots=2), tenant.task()["id"], tenant.task()["id"]
+    again()
+    assert [placement.task_id for placement in good.desired().placements] == [second]
+    waiting = task_of(tenant, third)["waiting"]
+    assert waiting["code"] == "waiting_for_quota"
+    assert waiting["sentence"].endswith(" Not counted in it: 1 that your tasks hold on nodes whose rows cannot be read.")
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 2
