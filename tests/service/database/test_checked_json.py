@@ -1,8 +1,5 @@
 """How a JSON column's value is judged."""
 
-import json
-from timeit import repeat
-
 import pytest
 
 from service.fleet.models import Node
@@ -32,9 +29,3 @@ def test_what_the_service_writes_is_read_as_it_is(column, value):
 @pytest.mark.parametrize(("column", "value"), _REFUSED)
 def test_another_form_is_read_as_nothing(column, value):
     assert not _read(column, value)
-
-
-def test_judging_takes_less_time_than_writing_it_as_json():
-    bases = [f"sha256:{number:064x}" for number in range(1_000)]
-    judged = min(repeat(lambda: _read("bases", bases), number=20, repeat=5))
-    assert judged < min(repeat(lambda: json.dumps(bases), number=20, repeat=5))

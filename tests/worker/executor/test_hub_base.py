@@ -206,7 +206,7 @@ import json, sys
 from pathlib import Path
 from contract.messages.placement_messages import BaseFile
 from worker.data.base_cache import BaseCache
-from worker.data.base_download import BaseDownloads, SourceAway
+from worker.data.base_download import BaseDownloads
 from worker.data.hub_source import HubSource
 files = [BaseFile(**one) for one in json.loads(sys.argv[3])]
 with HubSource(sys.argv[2], None, "hf://org/tiny", sys.argv[4]) as hub:
