@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
+from typing import NoReturn
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -148,19 +149,26 @@ class _Body:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = Headers(scope=scope)
-        self.whole = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        declared = headers.get("content-length", "0")
+        self.whole = declared == "0" and "transfer-encoding" not in headers
+        self._declared = int(declared) if declared.isdigit() else 0
         self._receive = receive
         self._limit: float = math.inf if _streamed(scope) else MAX_BODY_BYTES
         self._size = 0
 
     async def receive(self) -> Message:
+        if self._declared > self._limit:  # a slow sender is not waited for
+            self._refuse()
         message = await self._receive()
         self.whole = not message.get("more_body", False)
         self._size += len(message.get("body", b""))
         if self._size > self._limit:
-            self._limit = math.inf  # raise once only
-            raise HTTPException(413, f"The body may have at most {MAX_BODY_BYTES} bytes.")
+            self._refuse()
         return message
+
+    def _refuse(self) -> NoReturn:
+        self._limit = math.inf  # once only
+        raise HTTPException(413, f"The body may have at most {MAX_BODY_BYTES} bytes.")
 
     async def drain(self) -> None:
         """Drain up to 4 MiB or 2 s more, so that a client that has nearly sent its body reads the response before the close."""

@@ -279,6 +279,12 @@ def test_a_body_beyond_all_measure(tenant, path):
     assert str(MAX_BODY_BYTES) in problem_of(response, 413, "too_large")["detail"]
 
 
+def test_a_body_that_says_so_before_it_comes_is_not_waited_for(tenant):
+    headers = {"content-type": "application/json", "content-length": str(2**31)}
+    response = tenant.post("/v1/tasks", content=b"{}", headers=headers)
+    assert str(MAX_BODY_BYTES) in problem_of(response, 413, "too_large")["detail"]
+
+
 def test_what_nobody_foresaw_tells_nothing_but_its_number(settings, serve):
     caller: Caller = serve(settings)
 
