@@ -134,12 +134,11 @@ class ArenaAdapters:
 
     def note_lowest(self, key: JobKey, place: int, most: int) -> None:
         """Keep a host copy of the job's weights, whose loss has this place, from 0, among its lowest, and of the first `most`
-        alone. It may be under way yet, or lie in a file."""
+        alone, of which it is one. It may be under way yet, or lie in a file."""
         held, arena = self._held[key], self._trainer.arena
-        held.let_go(most - 1 if place < most else most)  # before there is the new one, which may take that memory
-        if place < most:
-            size = 4 * held.slot.rank * arena.layout.width
-            held.copies.insert(place, self._lowest.keep(arena.begin_snapshot(held.slot), size))
+        held.let_go(most - 1)  # before there is the new one, which may take that memory
+        size = 4 * held.slot.rank * arena.layout.width
+        held.copies.insert(place, self._lowest.keep(arena.begin_snapshot(held.slot), size))
 
     def restore_mean(self, key: JobKey, count: int) -> bool:
         """Write the mean of the job's weights at its so many lowest losses into its rows, for good: it ends. Whether it has

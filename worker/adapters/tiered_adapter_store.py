@@ -153,7 +153,7 @@ class AdapterStore:
 
     def note_lowest(self, key: JobKey, place: int, most: int) -> None:
         """Keep a host copy of the weights of a job that trains, whose loss has this place, from 0, among its lowest so far, and
-        of the first `most` alone."""
+        of the first `most` alone, of which it is one."""
         self._replicas[self._training(key)].note_lowest(key, place, most)
 
     def restore_mean(self, key: JobKey, count: int) -> bool:

@@ -56,7 +56,8 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
                 arena = trainers[self.store.trains_on(key(job))].arena
                 arena.master[self.store.slot(key(job)).used] += 0.25
                 noted = list(self.store.one(key(job)).lowest)
-                self.store.note_lowest(key(job), min(place, len(noted)), most)
+                place = min(place, len(noted), most - 1)
+                self.store.note_lowest(key(job), place, most)
                 noted.insert(place, arena.master[self.store.slot(key(job)).used].clone())
                 self.holds[job] = now = self.store.one(key(job))
                 assert len(now.lowest) == min(most, len(noted))
