@@ -1,8 +1,13 @@
-"""Host copies of adapters' weights at their lowest losses: in main memory within a budget, in files beyond. Knows no jobs."""
+"""Host copies of adapters' weights at their lowest losses: in main memory within a budget, in files beyond. Knows no jobs.
+
+A thread writes the files beside the loop; until its file is written a copy is read from memory.
+"""
 
 import logging
 import resource
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +20,7 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 _SHARE = 2  # one descriptor in so many may be such a file's: a process that has none left opens nothing else either
+_WAITING = 8  # copies that wait for their files take one part in so many of the budget besides, or are one alone
 
 
 @dataclass(frozen=True)
@@ -25,53 +31,132 @@ class WeightsCopy:
     let_go: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class _WeightsFile:
+    io: FileIO
+    shape: torch.Size
+
+    def read(self) -> Tensor:
+        found = torch.empty(self.shape)
+        left = found.numpy().data.cast("B")
+        self.io.seek(0)
+        while left:
+            read = self.io.readinto(left)
+            if not read:
+                raise EOFError(f"a file of weights ends {len(left)} bytes early")
+            left = left[read:]
+        return found
+
+
+@dataclass(eq=False)
+class _Kept:
+    """read: from memory, or from its file once that is written. gone: let go while it was written."""
+
+    read: Callable[[], Tensor]
+    size: int
+    file: _WeightsFile | None = None
+    gone: bool = False
+
+
 class LowestWeights:
-    """The copies of one replica's adapters."""
+    """The copies of one replica's adapters. One thread keeps, reads and lets go; another writes."""
 
     def __init__(self, most_bytes: float, folder: Path) -> None:
         """most_bytes: of main memory. folder: for files, which have no names there: a killed process leaves none behind."""
         self._bytes_left, self._folder = most_bytes, folder
         self._files_left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
         self._told: str | None = None  # what was said last, which is not said with every copy
+        self._changed = threading.Condition()  # guards the numbers above and all below
+        self._waiting: deque[_Kept] = deque()  # for their files; the first is being written
+        self._waiting_bytes, self._most_waiting = 0, most_bytes / _WAITING
 
     def keep(self, copied: Callable[[], Tensor], size: int) -> WeightsCopy:
-        """Keep a copy of `size` bytes, which may be under way until `copied` returns it. One that goes to a file is waited for.
-        Where no file can be written it stays in memory."""
-        if size > self._bytes_left and (file := self._written(copied())) is not None:
-            return WeightsCopy(partial(_read, file, copied().shape), partial(self._close, file))
-        self._bytes_left -= size
+        """Keep a copy of `size` bytes, which may be under way until `copied` returns it. Where copies come faster than the disk
+        takes them this waits, until fewer wait for their files. Where no file can be written it stays in memory."""
+        one = _Kept(copied, size)
+        with self._changed:
+            if size <= self._bytes_left or self._lacks_files():
+                self._bytes_left -= size
+            else:
+                self._changed.wait_for(lambda: not self._waiting or self._waiting_bytes + size <= self._most_waiting)
+                self._files_left -= 1
+                self._waiting_bytes += size
+                self._waiting.append(one)
+                if len(self._waiting) == 1:
+                    self._start_writing()
+        return WeightsCopy(lambda: one.read(), partial(self._let_go, one))
 
-        def let_go() -> None:
-            copied()  # is through before another copy takes its memory
-            self._bytes_left += size
-
-        return WeightsCopy(copied, let_go)
-
-    def _written(self, weights: Tensor) -> FileIO | None:
+    def _lacks_files(self) -> bool:
         if not self._files_left:
             self._stays("half of the descriptors that `ulimit -Hn` allows are taken")
-            return None
-        file: FileIO | None = None
+        return not self._files_left
+
+    def _start_writing(self) -> None:
+        try:
+            threading.Thread(target=self._write_all, name="lowest weights", daemon=True).start()
+        except RuntimeError as error:
+            self._tell(logging.WARNING, f"all tasks wait while weights at the lowest losses are written to files: {error}")
+            self._write_all()
+
+    def _write_all(self) -> None:
+        """What waits, until nothing does."""
+        writes = True
+        while writes:
+            one = self._waiting[0]
+            file = self._written(one.read())
+            with self._changed:
+                if file is None:  # it stays in memory
+                    self._bytes_left -= one.size
+                    self._files_left += 1
+                else:
+                    one.file, one.read = file, file.read
+                if one.gone:
+                    self._give_back(one)
+                self._forget(one)
+                writes = bool(self._waiting)
+
+    def _let_go(self, one: _Kept) -> None:
+        if one.file is None:
+            one.read()  # is through before another copy takes its memory
+        with self._changed:
+            if one not in self._waiting:
+                self._give_back(one)
+            elif one is self._waiting[0]:
+                one.gone = True
+            else:
+                self._files_left += 1
+                self._forget(one)
+
+    def _forget(self, one: _Kept) -> None:
+        """It waits no more."""
+        self._waiting.remove(one)
+        self._waiting_bytes -= one.size
+        self._changed.notify_all()
+
+    def _give_back(self, one: _Kept) -> None:
+        if one.file is None:
+            self._bytes_left += one.size
+        else:
+            one.file.io.close()
+            self._files_left += 1
+
+    def _written(self, weights: Tensor) -> _WeightsFile | None:
+        io: FileIO | None = None
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a rank's host may have none yet
-            file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  (open as long as the copy is kept)
+            io = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  (open as long as the copy is kept)
             left = weights.numpy().data.cast("B")
             while left:
-                left = left[file.write(left) :]
+                left = left[io.write(left) :]
         except OSError as error:
-            if file is not None:
-                file.close()
+            if io is not None:
+                io.close()
             self._stays(str(error))
             return None
-        self._files_left -= 1
         self._tell(
             logging.INFO, "weights at the lowest losses exceed MOTET_WORKER_PARK_BYTES; some lie in files, which takes longer"
         )
-        return file
-
-    def _close(self, file: FileIO) -> None:
-        file.close()
-        self._files_left += 1
+        return _WeightsFile(io, weights.shape)
 
     def _stays(self, why: str) -> None:
         self._tell(logging.WARNING, f"weights at the lowest losses stay in memory, beyond MOTET_WORKER_PARK_BYTES: {why}")
@@ -80,15 +165,3 @@ class LowestWeights:
         if sentence != self._told:
             log.log(level, "%s", sentence)
         self._told = sentence
-
-
-def _read(file: FileIO, shape: torch.Size) -> Tensor:
-    found = torch.empty(shape)
-    left = found.numpy().data.cast("B")
-    file.seek(0)
-    while left:
-        read = file.readinto(left)
-        if not read:
-            raise EOFError(f"a file of weights ends {len(left)} bytes early")
-        left = left[read:]
-    return found

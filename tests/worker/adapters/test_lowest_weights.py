@@ -1,6 +1,7 @@
 """Weights at the lowest losses: main memory has a budget for them, and files take what it does not hold."""
 
 import resource
+import threading
 import weakref
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from worker.adapters.lowest_weights import LowestWeights
 from worker.data.object_cache import ObjectCache
 
 SIZE = 4 * RANK * 100
+PATIENCE = 60.0
 
 
 def copied(held: list[weakref.ref[torch.Tensor]] | None = None) -> torch.Tensor:
@@ -21,15 +23,37 @@ def copied(held: list[weakref.ref[torch.Tensor]] | None = None) -> torch.Tensor:
     return weights
 
 
+def settle(lowest: LowestWeights) -> None:
+    """Wait until no copy waits for its file."""
+    with lowest._changed:
+        assert lowest._changed.wait_for(lambda: not lowest._waiting, PATIENCE)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writes of another thread than the test's wait for it."""
+    go_on, real, own = threading.Event(), LowestWeights._written, threading.current_thread()
+
+    def written(self, weights):
+        assert threading.current_thread() is own or go_on.wait(PATIENCE)
+        return real(self, weights)
+
+    monkeypatch.setattr(LowestWeights, "_written", written)
+    yield go_on
+    go_on.set()
+
+
 def test_beyond_its_budget_a_copy_lies_in_a_file_that_has_no_name(tmp_path):
     lowest, was = LowestWeights(2 * SIZE, tmp_path), [copied() for _ in range(4)]
     copies = [lowest.keep(lambda weights=weights: weights, SIZE) for weights in was]
+    settle(lowest)
     assert [copy.read() is weights for copy, weights in zip(copies, was, strict=True)] == [True, True, False, False]
     for _ in range(2):
         assert all(torch.equal(copy.read(), weights) for copy, weights in zip(copies, was, strict=True))
     assert list(tmp_path.iterdir()) == []
     copies[3].let_go()
     again = lowest.keep(lambda: was[3], SIZE)
+    settle(lowest)
     assert again.read() is not was[3], "a file holds no memory that it could give back"
     copies[0].let_go()
     assert lowest.keep(lambda: was[0], SIZE).read() is was[0]
@@ -43,6 +67,7 @@ def test_a_copy_that_lies_in_a_file_holds_no_memory(tmp_path):
         weights = copied(held)
         copies.append(lowest.keep(lambda weights=weights: weights, SIZE))
     del weights
+    settle(lowest)
     assert [ref() is not None for ref in held] == [True, False, False]
     assert all(copy.read().shape == (RANK, 100) for copy in copies)
 
@@ -51,24 +76,85 @@ def test_where_no_file_can_be_written_it_stays_in_memory_and_says_so(small_disk,
     small_disk.fill()
     lowest, weights = LowestWeights(0, small_disk.folder / "own"), copied()
     copy = lowest.keep(lambda: weights, SIZE)
+    settle(lowest)
     assert copy.read() is weights
     again = lowest.keep(lambda: weights, SIZE)
+    settle(lowest)
     assert caplog.text.count("stay in memory, beyond MOTET_WORKER_PARK_BYTES") == 1, "not with every copy"
     copy.let_go()
     again.let_go()
+    assert lowest._bytes_left == 0
     small_disk.free()
-    assert lowest.keep(lambda: weights, SIZE).read() is not weights
+    copy = lowest.keep(lambda: weights, SIZE)
+    settle(lowest)
+    assert copy.read() is not weights
 
 
 def test_half_of_the_descriptors_are_left_to_others(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4, 4))
     lowest, weights = LowestWeights(0, tmp_path), copied()
     copies = [lowest.keep(lambda: weights, SIZE) for _ in range(3)]
+    settle(lowest)
     assert [copy.read() is weights for copy in copies] == [False, False, True]
     assert "half of the descriptors" in caplog.text
     copies[0].let_go()
     copies[2].let_go()
-    assert lowest.keep(lambda: weights, SIZE).read() is not weights
+    copy = lowest.keep(lambda: weights, SIZE)
+    settle(lowest)
+    assert copy.read() is not weights
+
+
+def test_files_are_written_beside_who_keeps(tmp_path, slow_disk):
+    lowest, weights = LowestWeights(0, tmp_path), copied()
+    copy = lowest.keep(lambda: weights, SIZE)
+    assert copy.read() is weights, "its file is not written yet"
+    slow_disk.set()
+    settle(lowest)
+    assert copy.read() is not weights
+    assert torch.equal(copy.read(), weights)
+
+
+def test_what_waits_for_its_file_takes_an_eighth_of_the_budget_besides(tmp_path, slow_disk, monkeypatch):
+    lowest, weights, found = LowestWeights(16 * SIZE, tmp_path), copied(), []
+    wait_for = lowest._changed.wait_for
+
+    def watched(has_room):
+        found.append(has_room())
+        if not found[-1]:
+            slow_disk.set()
+        return wait_for(has_room)
+
+    monkeypatch.setattr(lowest._changed, "wait_for", watched)
+    for _ in range(16 + 3):
+        lowest.keep(lambda: weights, SIZE)
+    assert found == [True, True, False]
+    assert lowest._waiting_bytes <= 2 * SIZE
+
+
+def test_a_copy_that_is_let_go_before_its_file_is_written_leaves_nothing(tmp_path, slow_disk):
+    lowest, weights, written = LowestWeights(16 * SIZE, tmp_path), copied(), []
+    files = lowest._files_left
+    kept = [lowest.keep(lambda: weights, SIZE) for _ in range(16)]
+    first = lowest.keep(lambda: weights, SIZE)
+    second = lowest.keep(lambda: written.append(1) or weights, SIZE)
+    second.let_go()
+    first.let_go()
+    assert written == [1], "its device was waited for"
+    slow_disk.set()
+    settle(lowest)
+    assert written == [1], "it was not written"
+    assert (lowest._files_left, lowest._waiting_bytes, lowest._bytes_left) == (files, 0, 0)
+    for copy in kept:
+        copy.let_go()
+    assert lowest._bytes_left == 16 * SIZE
+
+
+def test_where_the_system_starts_no_thread_who_keeps_writes(tmp_path, slow_disk, lacking, caplog):
+    lacking.add("lowest weights")
+    lowest, weights = LowestWeights(0, tmp_path), copied()
+    copies = [lowest.keep(lambda: weights, SIZE) for _ in range(2)]
+    assert all(copy.read() is not weights and torch.equal(copy.read(), weights) for copy in copies)
+    assert "all tasks wait while weights at the lowest losses are written" in caplog.text
 
 
 def test_a_lower_loss_takes_the_memory_of_the_highest_of_those_before(trainers, tmp_path, monkeypatch):
@@ -81,6 +167,7 @@ def test_a_lower_loss_takes_the_memory_of_the_highest_of_those_before(trainers, 
     for place in (0, 1, 2, 0, 1, 2):
         store.note_lowest(key(1), place, 3)
     assert len(store.one(key(1)).lowest) == 3
+    settle(store.arenas[0]._lowest)
     assert not files
 
 
