@@ -14,7 +14,7 @@ from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of
 from worker.adapters.location_types import AdapterSpec
-from worker.adapters.lowest_weights import LowestWeights, WeightsCopy
+from worker.adapters.lowest_weights import LowestWeights, UnreadableWeights, WeightsCopy
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
 from worker.policy.adapter_memory_model import max_arena_rows
@@ -56,12 +56,15 @@ class _Held:
     slot: Slot
     copies: list[WeightsCopy] = field(default_factory=list)
 
-    @property
-    def lowest(self) -> tuple[Tensor, ...]:
-        return self.first_lowest(len(self.copies))
-
     def first_lowest(self, count: int) -> tuple[Tensor, ...]:
         return tuple(copy.read() for copy in self.copies[:count])
+
+    def beside(self, adapter: AdapterState) -> Tensors:
+        """Of its present weights and moments, with all those at its lowest losses."""
+        try:
+            return Tensors(adapter, self.first_lowest(len(self.copies)))
+        except UnreadableWeights as error:
+            return Tensors(adapter, lost=str(error))
 
     def let_go(self, most: int = 0) -> None:
         """Give up all but the first so many."""
@@ -115,16 +118,16 @@ class ArenaAdapters:
     def tensors(self, keys: Sequence[JobKey], bare: bool = False) -> dict[JobKey, Tensors]:
         """Host copies of the jobs' adapters as they are now. bare: of their weights alone."""
         arena, held = self._trainer.arena, {key: self._held[key] for key in keys}
-        return {
-            key: Tensors(arena.snapshot(one.slot, moments=not bare), () if bare else one.lowest) for key, one in held.items()
-        }
+        states = {key: arena.snapshot(one.slot, moments=not bare) for key, one in held.items()}
+        return {key: Tensors(state) if bare else held[key].beside(state) for key, state in states.items()}
 
     def begin_tensors(self, keys: Sequence[JobKey], bare: bool) -> Callable[[], dict[JobKey, Tensors]]:
         """The same, copied when the result is asked for; in another process, from now on."""
         return lambda: self.tensors(keys, bare)
 
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
-        """The mean of the job's weights, float32 [rank, W], at its so many lowest losses; None before the first."""
+        """The mean of the job's weights, float32 [rank, W], at its so many lowest losses; None before the first. Raises
+        UnreadableWeights, and so does `restore_mean`."""
         return mean_of(self._held[key].first_lowest(count))
 
     def rows(self, key: JobKey) -> tuple[int, int]:

@@ -31,10 +31,11 @@ class CheckpointError(ValueError):
 @dataclass(frozen=True)
 class Tensors:
     """Host copies. `lowest`: the weights at the lowest validation losses, in the order of these, float32 [rank, W] each; none
-    before the first evaluation."""
+    before the first evaluation. lost: why these could not be read; None: they were."""
 
     adapter: AdapterState
     lowest: tuple[Tensor, ...] = ()
+    lost: str | None = None
 
     @property
     def bytes(self) -> int:

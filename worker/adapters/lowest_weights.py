@@ -23,9 +23,14 @@ _SHARE = 2  # one descriptor in so many may be such a file's: a process that has
 _WAITING = 8  # copies that wait for their files take one part in so many of the budget besides, or are one alone
 
 
+class UnreadableWeights(Exception):
+    """The file of a copy cannot be read back. The message says why."""
+
+
 @dataclass(frozen=True)
 class WeightsCopy:
-    """read: waits for the copy, float32 [rank, W]. let_go: gives up its memory or file, for others to use."""
+    """read: waits for the copy, float32 [rank, W]; raises UnreadableWeights. let_go: gives up its memory or file, for others to
+    use."""
 
     read: Callable[[], Tensor]
     let_go: Callable[[], None]
@@ -39,12 +44,15 @@ class _WeightsFile:
     def read(self) -> Tensor:
         found = torch.empty(self.shape)
         left = found.numpy().data.cast("B")
-        self.io.seek(0)
-        while left:
-            read = self.io.readinto(left)
-            if not read:
-                raise EOFError(f"a file of weights ends {len(left)} bytes early")
-            left = left[read:]
+        try:
+            self.io.seek(0)
+            while left:
+                read = self.io.readinto(left)
+                if not read:
+                    raise EOFError(f"it ends {len(left)} bytes early")
+                left = left[read:]
+        except (OSError, EOFError) as error:
+            raise UnreadableWeights(f"a file of weights in MOTET_WORKER_DIR cannot be read back: {error}") from None
         return found
 
 

@@ -7,8 +7,9 @@ what lies in them are their replicas' own (arena_adapters.py), in whatever proce
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from worker.adapters.arena_adapters import ReplicaAdapters, Source
 from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
+from worker.adapters.lowest_weights import UnreadableWeights
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
@@ -24,16 +26,25 @@ from worker.policy.job_record import JobKey, JobProgress
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class AdapterStore:
-    """`replicas`: the adapters in each replica's arena, by its number. The loop's thread alone moves adapters."""
+    """`replicas`: the adapters in each replica's arena, by its number. The loop's thread alone moves adapters. `lost`: jobs
+    whose weights at their lowest losses could not be read back, and why: they cannot go on."""
 
     def __init__(
-        self, replicas: Sequence[ReplicaAdapters], host_bytes: int, files: ObjectCache, cache: NodeCache | None = None
+        self,
+        replicas: Sequence[ReplicaAdapters],
+        host_bytes: int,
+        files: ObjectCache,
+        on_lost: Callable[[JobKey, str], None],
+        cache: NodeCache | None = None,
     ) -> None:
-        """host_bytes: of main memory for parked adapters. files: for those beyond, which nobody else removes. cache:
-        evicted to make room where the disk is full."""
-        self._replicas = replicas
+        """host_bytes: of main memory for parked adapters. files: for those beyond, which nobody else removes. on_lost: told of
+        each such job once. cache: evicted to make room where the disk is full."""
+        self._replicas, self._on_lost = replicas, on_lost
+        self.lost: dict[JobKey, str] = {}
         self._host_bytes_left = host_bytes
         self._files, self._cache = files, cache
         self._specs: dict[JobKey, AdapterSpec] = {}
@@ -55,7 +66,7 @@ class AdapterStore:
         first."""
         at = self._locations.get(key)
         if isinstance(at, ArenaRows):
-            return self._replicas[at.replica].mean_weights(key, count)
+            return self._read_back(key, lambda: self._replicas[at.replica].mean_weights(key, count))
         return None if at is None or isinstance(at, Unmade) else mean_of(self.tensors([key])[key].lowest[:count])
 
     def row_range(self, key: JobKey) -> tuple[int, int] | None:
@@ -87,7 +98,25 @@ class AdapterStore:
         begun = [self._replicas[replica].begin_tensors(arenas[replica], bare) for replica in sorted(arenas, reverse=True)]
         for copies in reversed(begun):  # the first replica copies in this thread, while the others do
             found |= copies()
+        self._note_lost(found)
         return found
+
+    def _note_lost(self, copies: Mapping[JobKey, Tensors]) -> None:
+        for key, tensors in copies.items():
+            if tensors.lost is not None:
+                self._lose(key, tensors.lost)
+
+    def _read_back(self, key: JobKey, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except UnreadableWeights as error:
+            self._lose(key, str(error))
+            return None
+
+    def _lose(self, key: JobKey, why: str) -> None:
+        if key not in self.lost:
+            self.lost[key] = why
+            self._on_lost(key, why)
 
     # ---- arrival and departure ---------------------------------------------------------------------------------------
 
@@ -105,6 +134,7 @@ class AdapterStore:
         """Free everything that the job holds."""
         at = self._locations.pop(key, None)
         self._specs.pop(key, None)
+        self.lost.pop(key, None)
         if isinstance(at, ArenaRows):
             self._replicas[at.replica].free(key)
         elif at is not None:
@@ -148,6 +178,7 @@ class AdapterStore:
 
     def keep_evicted(self, evicted: Mapping[JobKey, Tensors]) -> None:
         """Store the adapters of jobs that lost their rows."""
+        self._note_lost(evicted)
         for key, tensors in evicted.items():
             self._locations[key] = self._stored(tensors)
 
@@ -160,7 +191,7 @@ class AdapterStore:
         """Write the mean of the weights at its so many lowest losses into the rows of a job that trains, for good. Whether it
         trains, and has any."""
         at = self.trains_on(key)
-        return at is not None and self._replicas[at].restore_mean(key, count)
+        return at is not None and bool(self._read_back(key, lambda: self._replicas[at].restore_mean(key, count)))
 
     def park(self, key: JobKey) -> None:
         """Stop training the job. It keeps its rows until another job needs them."""
@@ -173,7 +204,7 @@ class AdapterStore:
         """Move a parked job out of the arena, to where every replica may continue it."""
         at = self._locations[key]
         if isinstance(at, ArenaRows) and not at.trains:
-            self._locations[key] = self._stored(self._replicas[at.replica].evict(key))
+            self.keep_evicted({key: self._replicas[at.replica].evict(key)})
 
     # ---- memory and disk ---------------------------------------------------------------------------------------------
 

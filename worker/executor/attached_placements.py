@@ -30,6 +30,7 @@ from worker.executor.preparation.resumed_files import ResumedFiles
 from worker.executor.reporter import Reporter
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew, Serve
 from worker.policy.adapter_memory_model import Capacity
+from worker.policy.job_record import JobKey
 from worker.replicas.base_loader import BaseError, Crowded
 from worker.replicas.ranks.placement_devices import PlacementDevices, devices_of
 from worker.replicas.ranks.rank_group import LoadedBase
@@ -105,9 +106,8 @@ class AttachedPlacements:
 
     def lease(self, message: Attach | Serve) -> Lease:
         """Create the lease of a placement that is about to attach. From any thread, so that renewals find it from the start."""
-        placement = message.placement
-        lease = Lease(placement.placement_id, placement.fence, placement.token, message.deadline)
-        self._leases[placement.placement_id] = lease
+        placement, key = message.placement, message.placement.placement_id
+        lease = self._leases[key] = Lease(key, placement.fence, placement.token, message.deadline)
         return lease
 
     def attach(self, placement: Leased, lease: Lease, sent_at: float) -> None:
@@ -133,14 +133,17 @@ class AttachedPlacements:
         self.progress(now=True)
         self._worker.submit(partial(self._prepare, task, devices_of(placement.device_indexes, self._settings)))
 
+    def on_lost(self, key: JobKey, why: str) -> None:
+        """A job cannot go on here: its task leaves, and goes on from its checkpoints."""
+        self._on_end(key.placement, True, f"{key}: {why}")
+
     def _on_end(self, key: str, lost: bool, detail: str) -> None:
         """A reporter's thread calls this when its placement has ended."""
         self._hand_over(partial(self._leave, key, lost, detail))
 
     def renew(self, message: Renew) -> None:
         """Extend a lease. From any thread, so that a lease renewed during a long step stays valid."""
-        lease = self._leases.get(message.placement_id)
-        if lease is not None:
+        if (lease := self._leases.get(message.placement_id)) is not None:
             lease.renew(message.deadline, message.token)
 
     def _prepare(self, task: PlacementRun, devices: PlacementDevices) -> None:
@@ -178,8 +181,7 @@ class AttachedPlacements:
             self._hand_over(partial(self._open_answers, key, used.loaded, capacities))
 
     def _open_answers(self, key: str, loaded: LoadedBase, capacities: Sequence[Capacity]) -> None:
-        session = self._sessions.get(key)
-        if session is not None:
+        if (session := self._sessions.get(key)) is not None:
             self._loaded_for_answers(loaded, capacities)
             session.open = True
             self.progress(now=True)

@@ -77,11 +77,13 @@ class CheckpointPolicy:
         return found
 
     def _copy(self, task: PlacementRun, runs: Sequence[JobRun], store: AdapterStore) -> float:
-        """Give the uploader copies of these jobs. Returns the seconds that it took."""
+        """Give the uploader copies of these jobs, but for those whose weights are lost. Returns the seconds that it took."""
         began, copies = boot_now(), store.tensors(run.key for run in runs)
-        snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in runs]
-        task.checkpointing = True
-        self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
+        there = [run for run in runs if run.key not in store.lost]
+        if there:
+            snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in there]
+            task.checkpointing = True
+            self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
         return boot_now() - began
 
     def take_last(

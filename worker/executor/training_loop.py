@@ -146,7 +146,7 @@ class Executor:
     def _hold(self, loaded: LoadedBase, capacities: Sequence[Capacity]) -> Replicas:
         """The replicas of this base: those that are there, or new ones."""
         if self._replicas is None or self._replicas.loaded is not loaded:
-            parts = (loaded, capacities, self._folders, self._generation.give_way)
+            parts = (loaded, capacities, self._folders, self._generation.give_way, self._attached.on_lost)
             self._replicas = Replicas(*parts, lambda: self._counter.decides or self._something_waits(), self._counter.count)
         return self._replicas
 
@@ -278,7 +278,7 @@ class Executor:
             best = BestAdapter(run, replicas.base, settled.weights, rows, settled.averaged)
             keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, settled.scores))
             self._texts.ask(replicas, task, run, settled.weights, keep)
-        else:
+        elif not settled.lost:  # else its task leaves
             self._texts.after(run, partial(task.ended, run, closing))
 
     def _detach_finished(self) -> None:

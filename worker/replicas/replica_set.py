@@ -55,11 +55,12 @@ class Replicas:
         capacities: Sequence[Capacity],
         folders: ExecutorFolders,
         give_way: Callable[[], bool],
+        on_lost: Callable[[JobKey, str], None],
         wanted: Callable[[], bool],
         on_steps: Callable[[list[Stepped]], None],
     ) -> None:
-        """give_way: frees what others than jobs hold on the first device; whether there was anything. wanted: whether something
-        waits until the replicas have met; asked between two of several steps. on_steps: takes some of them meanwhile."""
+        """give_way: frees what others than jobs hold on the first device; whether there was anything. on_lost: as of the store.
+        wanted: whether something waits until all have met; asked between two of several steps. on_steps: takes some of them."""
         self.loaded, self._wanted, self._on_steps = loaded, wanted, on_steps
         self.lead = 0.0  # seconds a step that the fastest replica took less than the slowest, of late
         failed = loaded.failed_passes(folders.scratch)
@@ -67,9 +68,8 @@ class Replicas:
         self.first = Replica(self.base.trainer, tracker, scratch, give_way, failed)  # measures what is common
         layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
         self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
-        adapters = [replica.adapters for replica in self._all]
         self.host_bytes = capacities[0].park_bytes  # of main memory for adapters that are parked, and again for checkpoints
-        self.store = AdapterStore(adapters, self.host_bytes, folders.own, folders.cache)
+        self.store = AdapterStore([one.adapters for one in self._all], self.host_bytes, folders.own, on_lost, folders.cache)
 
     @property
     def ref(self) -> BaseModelRef:

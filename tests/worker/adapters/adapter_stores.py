@@ -34,7 +34,8 @@ class Store(AdapterStore):
 
     def __init__(self, trainers, scratch: ObjectCache, host_bytes: int = 10**9, cache=None, capacity=ROOMY) -> None:
         self.arenas = [ArenaAdapters(trainer, CapacityTracker(capacity), scratch.folder) for trainer in trainers]
-        super().__init__(self.arenas, host_bytes, scratch, cache)
+        self.told: list[JobKey] = []
+        super().__init__(self.arenas, host_bytes, scratch, lambda key, why: self.told.append(key), cache)
 
     def slot(self, key: JobKey):
         at = self.location(key)

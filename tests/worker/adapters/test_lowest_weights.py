@@ -1,5 +1,6 @@
 """Weights at the lowest losses: main memory has a budget for them, and files take what it does not hold."""
 
+import os
 import resource
 import threading
 import weakref
@@ -189,3 +190,32 @@ def test_copies_that_come_back_to_rows_are_counted_again(trainers, tmp_path, mos
         for job in was:
             store.remove(key(job))
         assert store.arenas[0]._lowest._bytes_left == most * size
+
+
+def test_a_job_whose_file_cannot_be_read_is_lost_and_no_other(trainers, tmp_path):
+    """What is asked of several jobs at once answers for the others, and what moves adapters goes on."""
+    store = Store(trainers, ObjectCache(tmp_path), capacity=replace(ROOMY, lowest_bytes=0))
+    was = {job: trained(store, trainers[0], job) for job in (0, 1)}
+    settle(store.arenas[0]._lowest)
+    ruin(store, 0)
+    found = store.tensors(map(key, was))
+    assert found[key(0)].lowest == ()
+    assert same(found[key(1)], was[1])
+    assert store.mean_weights(key(0), 1) is None
+    assert store.restore_mean(key(0), 1) is False
+    store.park(key(0))
+    store.evict(key(0))
+    assert store.mean_weights(key(0), 1) is None
+    assert list(store.lost) == [key(0)]
+    assert store.lost[key(0)].startswith("a file of weights in MOTET_WORKER_DIR cannot be read back: it ends ")
+    assert store.told == [key(0)]
+    assert torch.equal(store.mean_weights(key(1), 1), was[1].lowest[0])
+    store.remove(key(0))
+    assert store.lost == {}
+
+
+def ruin(store: Store, job: int) -> None:
+    """Nothing is left in the files of its copies."""
+    at = store.location(key(job))
+    for copy in store.arenas[at.replica]._held[key(job)].copies:
+        os.ftruncate(copy.let_go.args[0].file.io.fileno(), 0)

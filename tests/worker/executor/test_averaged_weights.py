@@ -114,7 +114,7 @@ def settled(run: Run, losses: list[float | None]) -> tuple[Settled, list[Any]]:
         return ({}, {run.key: "no memory"}) if loss is None else ({run.key: result}, {})
 
     store = SimpleNamespace(
-        restore_mean=lambda key, count: asked.append(count) or True, mean_weights=lambda key, count: f"mean of {count}"
+        lost={}, restore_mean=lambda key, count: asked.append(count) or True, mean_weights=lambda key, count: f"mean of {count}"
     )
     tasks: Any = {"p": SimpleNamespace(count_evaluation=lambda *_: None)}
     evaluations = JobEvaluations(tasks, lambda: None, lambda *_: None)

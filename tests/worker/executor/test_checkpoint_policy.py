@@ -41,7 +41,7 @@ class Store:
     """Host copies that take so many seconds each."""
 
     def __init__(self, clock):
-        self.clock, self.seconds, self.slow = clock, 0.0, {}
+        self.clock, self.seconds, self.slow, self.lost = clock, 0.0, {}, {}
 
     def tensors(self, keys):
         found = {key: {} for key in keys}

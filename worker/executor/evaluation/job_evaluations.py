@@ -26,11 +26,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Settled:
     """The adapter of a job that ends. weights: float32 [rank, W]; None where no adapter is kept. averaged: the steps after
-    which the job had the weights whose mean these are; none where they are those of one step. scores: of a full evaluation."""
+    which the job had the weights whose mean these are; none where they are those of one step. scores: of a full evaluation.
+    lost: its weights could not be read back."""
 
     weights: Tensor | None = None
     averaged: tuple[int, ...] = ()
     scores: RowScores | None = None
+    lost: bool = False
 
 
 class JobEvaluations:
@@ -70,6 +72,8 @@ class JobEvaluations:
             result = self._fully_evaluated_best(replicas, run)
         steps = tuple(sorted(one.step for one in run.progress.lowest[:count])) if count > 1 else ()
         weights = replicas.store.mean_weights(run.key, count)
+        if run.key in replicas.store.lost:
+            return Settled(lost=True)
         if result is None or run.best is None:
             return Settled(weights, steps)
         run.apply(BestEvaluated(run.best.step, result.loss))

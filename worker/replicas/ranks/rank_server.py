@@ -15,6 +15,7 @@ from worker.adapters.arena_adapters import Allocated, Source
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors
 from worker.adapters.location_types import AdapterSpec
+from worker.adapters.lowest_weights import UnreadableWeights
 from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
 from worker.hosts.host_link import interface_of
@@ -53,7 +54,7 @@ from worker.settings import Settings
 
 _PROGRESS_SECONDS = 0.5  # at least, between messages of progress
 _ALIVE_SECONDS = 2.0  # between those of a load, which takes as long as it takes
-_MAY_FAIL = (BaseError, Crowded, FileNotFoundError)  # errors that answer a call; any other ends the rank
+_MAY_FAIL = (BaseError, Crowded, FileNotFoundError, UnreadableWeights)  # errors that answer a call; any other ends the rank
 
 
 class RankServer:
@@ -265,7 +266,7 @@ class RankServer:
     def _kept(self, tensors: Tensors) -> Tensors:
         """Its weights at its lowest losses in memory of this rank: those of a message are there for the call alone."""
         lowest = (self._memory.empty(weights.shape, weights.dtype).copy_(weights) for weights in tensors.lowest)
-        return Tensors(tensors.adapter, tuple(lowest))
+        return replace(tensors, lowest=tuple(lowest))
 
     def tensors(self, keys: Sequence[JobKey], bare: bool) -> dict[JobKey, Tensors]:
         return self._own.adapters.tensors(keys, bare)
