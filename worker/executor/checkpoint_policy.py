@@ -18,6 +18,7 @@ from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
 from worker.policy.job_record import CheckpointKnown
 
+_STATE = 3  # tensors of one size that an adapter's state is: its weights and their two moments
 _SHARE = 50  # copies take about one part in so many of the time
 # of `seconds` that a task's checkpoint may be early, to be taken with those that are due: the devices stop once for all, and
 # tasks that came one after another are in step from then on
@@ -35,9 +36,8 @@ class CheckpointPolicy:
         self._removals = BackgroundWorker("checkpoint removals")
 
     def expect(self, task: PlacementRun, rank_bytes: int, most_bytes: int) -> None:
-        """Schedule the task's first checkpoint. rank_bytes: of one rank's host copy, on the base that all tasks share.
-        most_bytes: of all copies until they are written, but for one that is larger alone. What of the lowest losses' weights
-        lies in files is read beside them, and not counted."""
+        """Schedule the task's first checkpoint. rank_bytes: of one rank's weights and moments, on the base of all.
+        most_bytes: of all copies until they are written, but for one that is larger alone."""
         task.checkpoint_due = boot_now() + self._seconds
         self._rank_bytes, self._most_bytes = rank_bytes, most_bytes
 
@@ -70,7 +70,8 @@ class CheckpointPolicy:
         """Unsaved jobs of which main memory holds copies now, those with the most unsaved steps first."""
         room, found = self._most_bytes - self._uploader.copied_bytes, list[JobRun]()
         for run in _unsaved(task):
-            room -= self._rank_bytes * run.job.config.rank
+            # and each of the lowest losses' weights: read from a file, or held though others take their place
+            room -= self._rank_bytes * run.job.config.rank * (_STATE + len(run.progress.lowest)) // _STATE
             if room < 0 and (found or self._uploader.copied_bytes):
                 break
             found.append(run)

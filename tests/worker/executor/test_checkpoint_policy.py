@@ -67,7 +67,8 @@ def policy(uploads, tmp_path):
 
 
 def job(key, index):
-    run = SimpleNamespace(key=(key, index), index=index, progress=None, unfinished=True, checkpoint=None, step=1)
+    run = SimpleNamespace(key=(key, index), index=index, unfinished=True, checkpoint=None, step=1)
+    run.progress = SimpleNamespace(lowest=())
     run.record, run.job = SimpleNamespace(unsaved=True), SimpleNamespace(config=SimpleNamespace(rank=RANKS))
     run.apply = lambda change: setattr(run, "checkpoint", change.ref)
     return run
@@ -193,6 +194,19 @@ def test_jobs_of_which_memory_holds_no_copies_at_once_are_taken_in_turn(policy, 
         clock[0] += 0.2
         assert policy.awaited([one])
     assert uploads.jobs == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+
+
+def test_weights_at_the_lowest_losses_take_their_part_of_main_memory(policy, uploads, clock):
+    one, store = task(policy, 0, jobs=5, fitting=4), Store(clock)
+    one.leaving = True
+    for run in one.runs:
+        run.progress.lowest = ("a", "b", "c")  # as large as weights and moments together
+    for _ in range(3):
+        policy.take([one], store)
+        for index in uploads.jobs[-1]:
+            one.runs[index].record.unsaved = False
+        one.stored()
+    assert uploads.jobs == [[0, 1], [2, 3], [4]]
 
 
 def test_who_does_not_fit_is_next_and_stops_nobody_meanwhile(policy, uploads, clock):
