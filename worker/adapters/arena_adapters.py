@@ -12,9 +12,9 @@ from torch import Tensor
 
 from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
-from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of
+from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, load_tensors, mean_of
 from worker.adapters.location_types import AdapterSpec
-from worker.adapters.lowest_weights import LowestWeights, UnreadableWeights, WeightsCopy
+from worker.adapters.lowest_weights import LowestWeights, WeightsCopy
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
 from worker.policy.adapter_memory_model import max_arena_rows
@@ -27,10 +27,11 @@ Source = Tensors | Path | None  # what an adapter is filled with: a host copy, a
 @dataclass(frozen=True)
 class Allocated:
     """lacking: why the device had no memory for the rows; None where it had. evicted: host copies of the adapters that lost
-    their rows, whether that sufficed or not."""
+    their rows, whether that sufficed or not. lost: it is no memory that lacks, but the file of the adapter cannot be read."""
 
     lacking: str | None = None
     evicted: dict[JobKey, Tensors] = field(default_factory=dict)
+    lost: bool = False
 
 
 class ReplicaAdapters(Protocol):
@@ -100,6 +101,8 @@ class ArenaAdapters:
         except NoRows as error:
             self._tracker.limit_rows(self._trainer.arena.rows if self._trainer.arena.slots else None)
             return Allocated(str(error), evicted)
+        except UnreadableWeights as error:
+            return Allocated(str(error), evicted, lost=True)
         self._held[key] = held = _Held(slot)
         for weights in lowest:
             held.copies.append(self._lowest.keep(partial(_itself, weights), weights.nbytes))

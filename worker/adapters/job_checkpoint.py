@@ -28,6 +28,10 @@ class CheckpointError(ValueError):
     """The file is not a checkpoint that this worker can read."""
 
 
+class UnreadableWeights(RuntimeError):
+    """A file of one job's weights cannot be read back. The message says why."""
+
+
 @dataclass(frozen=True)
 class Tensors:
     """Host copies. `lowest`: the weights at the lowest validation losses, in the order of these, float32 [rank, W] each; none
@@ -84,10 +88,13 @@ def load_progress(path: Path) -> JobProgress:
 
 
 def load_tensors(path: Path, bare: bool = False) -> Tensors:
-    """bare: the weights alone."""
-    with safe_open(path, framework="pt") as file:
-        names = ["weights"] if bare else file.keys()
-        found = {name: file.get_tensor(name) for name in names}
+    """bare: the weights alone. Raises UnreadableWeights."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = ["weights"] if bare else file.keys()
+            found = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise UnreadableWeights(f"the file of its adapter in MOTET_WORKER_DIR cannot be read: {error}") from None
     adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
     return Tensors(adapter, tuple(found[name] for name in _NAMES if name in found))
 

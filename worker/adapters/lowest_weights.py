@@ -17,14 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from worker.adapters.job_checkpoint import UnreadableWeights
+
 log = logging.getLogger(__name__)
 
 _SHARE = 2  # one descriptor in so many may be such a file's: a process that has none left opens nothing else either
 _WAITING = 8  # copies that wait for their files take one part in so many of the budget besides, or are one alone
-
-
-class UnreadableWeights(Exception):
-    """The file of a copy cannot be read back. The message says why."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ what lies in them are their replicas' own (arena_adapters.py), in whatever proce
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -15,9 +16,8 @@ from uuid import uuid4
 from torch import Tensor
 
 from worker.adapters.arena_adapters import ReplicaAdapters, Source
-from worker.adapters.job_checkpoint import Tensors, load_tensors, mean_of, save
+from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, load_tensors, mean_of, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
-from worker.adapters.lowest_weights import UnreadableWeights
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 class AdapterStore:
     """`replicas`: the adapters in each replica's arena, by its number. The loop's thread alone moves adapters. `lost`: jobs
-    whose weights at their lowest losses could not be read back, and why: they cannot go on."""
+    of whose weights some could not be read back, and why: they cannot go on, and copies of them are not to be had."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class AdapterStore:
         at = self._locations.get(key)
         if isinstance(at, ArenaRows):
             return self._read_back(key, lambda: self._replicas[at.replica].mean_weights(key, count))
-        return None if at is None or isinstance(at, Unmade) else mean_of(self.tensors([key])[key].lowest[:count])
+        found = None if at is None or isinstance(at, Unmade) else self.tensors([key]).get(key)
+        return mean_of(found.lowest[:count]) if found is not None else None
 
     def row_range(self, key: JobKey) -> tuple[int, int] | None:
         """The arena rows, [first, stop), of a job that trains."""
@@ -92,7 +93,8 @@ class AdapterStore:
                 case PinnedHost(tensors):
                     found[key] = tensors
                 case OnDisk(path):
-                    found[key] = load_tensors(path, bare)
+                    read = self._read_back(key, partial(load_tensors, path, bare))
+                    found |= {key: read} if read is not None else {}
                 case Unmade():
                     raise ValueError(f"{key} has no adapter yet")
         begun = [self._replicas[replica].begin_tensors(arenas[replica], bare) for replica in sorted(arenas, reverse=True)]
@@ -144,7 +146,7 @@ class AdapterStore:
 
     def allocate_rows(self, replica: int, keys: Sequence[JobKey]) -> dict[JobKey, str]:
         """Give each job rows on this replica, with its stored adapter or its first weights. Returns the jobs for which the
-        device has no memory, and why: they keep waiting."""
+        device has no memory, and why: they keep waiting. Those whose adapter cannot be read have no rows either."""
         for key in keys:
             at = self._locations[key]
             if isinstance(at, ArenaRows) and at.replica != replica:
@@ -160,7 +162,9 @@ class AdapterStore:
                 key, self._specs[key], _source(at), wanted, self._may_leave(replica, keys)
             )
             self.keep_evicted(allocated.evicted)
-            if allocated.lacking is not None:
+            if allocated.lost:
+                self._lose(key, str(allocated.lacking))
+            elif allocated.lacking is not None:
                 log.warning("%s: no memory for adapter rows: %s", key, allocated.lacking)
                 lacking[key] = allocated.lacking
             else:

@@ -130,7 +130,7 @@ class Replicas:
             lacking = self.store.allocate_rows(number, keys)
             if replica.empty:
                 unrunnable |= lacking
-            given.update(chosen - lacking.keys())
+            given.update(key for key in chosen if self.store.trains_on(key) == number)
         return [_key(demand) for demand in waiting if _key(demand) in given], unrunnable
 
     def rebalance(self, active: Sequence[Demand]) -> bool:
@@ -141,7 +141,7 @@ class Replicas:
             log.info("%s moved to replica %d to balance load", key, move.taker)
             self.store.park(key)
             self.store.evict(key)
-            if self.store.allocate_rows(move.taker, [key]):
+            if self.store.allocate_rows(move.taker, [key]) or key in self.store.lost:
                 return True
         return False
 

@@ -1,5 +1,7 @@
 """The adapter store: wherever an adapter lies and however it moves, it is the same bits, and nothing is left behind."""
 
+import os
+
 import pytest
 import torch
 
@@ -154,6 +156,40 @@ def test_weights_alone_are_copied_without_their_moments(trainers, tmp_path, monk
     monkeypatch.setattr(tiered_adapter_store, "load_tensors", noted)
     assert torch.equal(store.weights([key(1)])[key(1)], was.adapter.weights)
     assert [list(tensors.named()) for tensors in taken] == ([["weights"]] if where == "disk" else [])
+
+
+def test_a_job_whose_file_cannot_be_read_is_lost_and_no_other(trainers, tmp_path):
+    store = Store(trainers, ObjectCache(tmp_path), 0)
+    was = {job: trained(store, trainers[0], job) for job in (0, 1)}
+    for job in was:
+        store.park(key(job))
+        store.evict(key(job))
+    os.truncate(store.location(key(0)).path, 100)
+    assert store.weights(map(key, was)).keys() == {key(1)}
+    assert store.told == [key(0)]
+    assert store.lost[key(0)].startswith("the file of its adapter in MOTET_WORKER_DIR cannot be read: ")
+    assert store.mean_weights(key(0), 1) is None
+    assert store.allocate_rows(0, [key(0), key(1)]) == {}
+    assert (store.trains_on(key(0)), store.trains_on(key(1))) == (None, 0)
+    assert same(store.one(key(1)), was[1])
+    store.remove(key(0))
+    assert len(trainers[0].arena.slots) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adapter_that_cannot_be_read_does_not_lose_whom_it_evicted(trainers, tmp_path):
+    """The device has rows for one alone."""
+    capacity = Capacity(MemoryModel(0, 0, 1), 8, 1, margin=1.0)
+    store = Store(trainers[:1], ObjectCache(tmp_path), 0, capacity=capacity)
+    was = {}
+    for job in (0, 1):
+        was[job] = trained(store, trainers[0], job)
+        store.park(key(job))
+    assert isinstance(store.location(key(0)), OnDisk), "its rows were needed"
+    os.truncate(store.location(key(0)).path, 100)
+    assert store.allocate_rows(0, [key(0)]) == {}
+    assert store.told == [key(0)]
+    assert same(store.one(key(1)), was[1])
 
 
 def test_two_jobs_parked_alike_do_not_share_a_file(trainers, tmp_path):

@@ -61,8 +61,8 @@ class JobEvaluations:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
             if not keeps:
                 return Settled()
-            ranked = replicas.store.weights([run.key])[run.key]
-            return Settled(ranked, scores=run.progress.boundary_scores)
+            ranked = replicas.store.weights([run.key]).get(run.key)
+            return Settled(ranked, scores=run.progress.boundary_scores, lost=ranked is None)
         count, result = self._averaged(replicas, run)
         if count > 1 and not run.trend_is_all:
             result = self._evaluated_in_full(replicas, run)

@@ -13,9 +13,8 @@ import torch
 from contract.messages.placement_messages import BaseModelRef
 from worker.adapters.arena_adapters import Allocated, Source
 from worker.adapters.capacity_tracker import CapacityTracker
-from worker.adapters.job_checkpoint import Tensors, load_tensors
+from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, load_tensors
 from worker.adapters.location_types import AdapterSpec
-from worker.adapters.lowest_weights import UnreadableWeights
 from worker.data.object_cache import OBJECTS, ObjectCache
 from worker.data.token_stream import TokenStream
 from worker.hosts.host_link import interface_of
@@ -260,7 +259,10 @@ class RankServer:
 
     def allocate(self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]) -> Allocated:
         if source is not None:
-            source = self._kept(source if isinstance(source, Tensors) else load_tensors(source))
+            try:
+                source = self._kept(source if isinstance(source, Tensors) else load_tensors(source))
+            except UnreadableWeights as error:
+                return Allocated(str(error), lost=True)
         return self._own.adapters.allocate(key, spec, source, wanted, may_leave)
 
     def _kept(self, tensors: Tensors) -> Tensors:
