@@ -22,6 +22,7 @@ from service.background.liveness import show_alive
 from service.background.retention import forget_surplus_plans
 from service.background.separate_steps import alone
 from service.background.stopping import stop_all
+from service.background.untold_placements import leave_untold
 from service.completions.session_starts import start_for_who_asks
 from service.database.engine import clock
 from service.dependencies import Dependencies
@@ -148,6 +149,8 @@ def end_expired_leases(dependencies: Dependencies) -> None:
             if placement.ended_at is None and placement.lease_until < clock(session):
                 detail = "the node never took the placement up" if silent else "the executor's lease ran out"
                 log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
+                if silent and leave_untold(session, dependencies, task, placement):
+                    continue
                 loss = losses.get(one, first)
                 losses[one] = release_lost(session, dependencies, task, placement, reason, detail, loss) or loss
             elif placement.leaving is None and placement.end_reason == reason:

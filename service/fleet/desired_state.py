@@ -35,6 +35,7 @@ from service.tasks.curves.curve_writer import values_at
 from service.tasks.lifecycle.task_trace import placement_traceparent
 from service.tasks.milestone_evaluations import boundary_scores, last_of_jobs
 from service.tasks.models import Job, Task
+from service.tasks.stored_results import read_result
 from service.tasks.stored_specs import config_of, part, spec_of
 from service.tasks.text_evaluations import base_is_known, scores_to_select_by
 from service.tenants.models import Tenant
@@ -66,6 +67,15 @@ def desired_state(session: Session, settings: Settings, node: Node) -> DesiredSt
     return DesiredState(version=version, placements=placements, unchanged=unchanged, sessions=sessions, merges=merges)
 
 
+def why_untold(session: Session, settings: Settings, placement: Placement, task: Task) -> ValueError | None:
+    """Why this version can tell no node of the placement; None where it can."""
+    try:
+        _placement(session, settings, placement, task)
+    except ValueError as error:
+        return error
+    return None
+
+
 def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> PlacementMessage:
     spec = spec_of(task)
     base = session.get_one(BaseModel, task.base_model)
@@ -85,7 +95,9 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         spec=spec,
         jobs=_jobs(session, spec, task),
         base_val_loss=task.base_val_loss,
-        base_scores=RowScores.model_validate(task.base_scores) if task.base_scores is not None else None,
+        base_scores=read_result(RowScores, task.base_scores, "scores of the base (tasks.base_scores)")
+        if task.base_scores is not None
+        else None,
         base_texts_evaluated=spec.evaluation is not None and base_is_known(session, task),
         base_text_scores=scores_to_select_by(session, task, spec.cut_metric).get(None) if spec.cut_metric else None,
         warm_start=warm_start(session, task),
@@ -129,7 +141,8 @@ def _jobs(session: Session, spec: TaskSpec, task: Task) -> list[JobAssignment]:
     texts: dict[str, RowScores] = {}
     if any(job.status not in JOB_TERMINAL and not job.promoted for job in task.jobs):
         stored = select(Job.id, Job.boundary_scores).where(Job.task_id == task.id, Job.boundary_scores.is_not(None))
-        scores = {job_id: RowScores.model_validate(found) for job_id, found in session.execute(stored)}
+        name = "scores of a job (jobs.boundary_scores)"
+        scores = {job_id: read_result(RowScores, found, name) for job_id, found in session.execute(stored)}
         texts = boundary_scores(session, task, spec.cut_metric) if spec.cut_metric is not None else {}
     asked = spec.evaluation is not None and (spec.evaluation.milestones or spec.cut_metric is not None)
     milestones = last_of_jobs(session, task) if asked else {}
@@ -156,6 +169,8 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBound
         boundary_text_scores=known.texts,
         rung_losses=rungs,
         promoted=job.promoted,
-        checkpoint=CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
+        checkpoint=read_result(CheckpointRef, job.checkpoint, f"checkpoint of job {job.index} (jobs.checkpoint)")
+        if job.checkpoint is not None and not ended
+        else None,
         milestone=known.milestone,
     )

@@ -1,5 +1,6 @@
 """Ends a task after its last job has ended: picks the winner, or records the error. Callers hold the task's row lock."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +20,11 @@ from service.tasks.models import Job, Task
 from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.pairwise_wins import wins_over
 from service.tasks.selection import Candidate, Selection, choose
+from service.tasks.stored_results import ResultUnreadable, read_result
 from service.tasks.stored_specs import SpecUnreadable, config_of, effective, part
 from service.tasks.text_evaluations import scores_of_prompts, scores_to_select_by, why_unscored
+
+log = logging.getLogger(__name__)
 
 _KEPT = select(Adapter.job_id, Adapter.val_loss, Adapter.step, Adapter.scores).where(Adapter.task_id == bindparam("task"))
 
@@ -98,7 +102,7 @@ def _chosen(
     if any(job.id in texts for job in jobs.values()):
         scored = [Candidate(index, ranks[index], _validated(kept[job.id]), texts.get(job.id)) for index, job in jobs.items()]
         return scored, *choose(scored, texts.get(None), metric, ranked_out)
-    base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
+    base = _scores(task.base_scores, "scores of the base (tasks.base_scores)")
     candidates = [
         Candidate(index, ranks[index], kept[job.id].val_loss, _scores(kept[job.id].scores)) for index, job in jobs.items()
     ]
@@ -116,7 +120,8 @@ def _at_boundary(session: Session, task: Task, selection: Selection) -> dict[int
         found = boundary_scores(session, task, selection.metric)
         return {job.index: found[job.id] for job in task.jobs if job.id in found}
     rows = session.execute(select(Job.index, Job.boundary_scores).where(Job.task_id == task.id))
-    return {index: RowScores.model_validate(stored) for index, stored in rows if stored is not None}
+    read = [(index, _scores(stored, "scores of a job (jobs.boundary_scores)")) for index, stored in rows]
+    return {index: scores for index, scores in read if scores is not None}
 
 
 def _validated(kept: Any) -> float:
@@ -126,8 +131,13 @@ def _validated(kept: Any) -> float:
     return scores.mean if scores is not None and scores.metric == "error" else float(kept.val_loss)
 
 
-def _scores(stored: dict[str, Any] | None) -> RowScores | None:
-    return RowScores.model_validate(stored) if stored is not None else None
+def _scores(stored: dict[str, Any] | None, name: str = "scores of an adapter (adapters.scores)") -> RowScores | None:
+    """None also where they cannot be read: the task ends all the same, compared as where there are none."""
+    try:
+        return read_result(RowScores, stored, name) if stored is not None else None
+    except ResultUnreadable as error:
+        log.error("a task ends without them: %s", error)
+        return None
 
 
 def _stopped(jobs: Sequence[Job]) -> str | None:

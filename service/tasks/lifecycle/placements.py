@@ -137,6 +137,7 @@ def release_placement(
             rewind(session, task, reason, detail, hopeless)
     except ValueError as error:  # a status of a newer version, say
         log.error("task %s has left node %s and cannot be rewound: %s", task.id, placement.node_id, error, exc_info=True)
+        task.requeue_reason, task.requeue_detail = reason, f"it cannot go on: {error}"
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
     bump_version_and_notify(session, task)
     request_plan(session, dependencies.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

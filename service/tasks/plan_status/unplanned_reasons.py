@@ -21,6 +21,13 @@ def paused_by_owner() -> dict[str, Any]:
     return unplanned_reason(PAUSED, "Its owner paused it; it goes on where it stood once it is resumed.")
 
 
+def paused_unreadable(why: str) -> dict[str, Any]:
+    """What it would go on from is damaged."""
+    return unplanned_reason(
+        PAUSED, f"It was paused since it cannot go on: {why}. Resume it once an operator has repaired that; or submit it again."
+    )
+
+
 def not_planned() -> dict[str, Any]:
     return unplanned_reason(
         NOT_PLANNED, "It has just joined the queue; the next plan, due within seconds, says where and when it starts."
