@@ -11,7 +11,6 @@ from dataclasses import replace
 from enum import Enum
 
 from service.dependencies import Dependencies
-from service.fleet.node_health.quarantine import FAULTS_UNREADABLE
 from service.messaging.queue import QueueJob
 from service.scheduler.core.solve import solve
 from service.scheduler.pending_requests import plan_causes
@@ -81,9 +80,8 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
         return Outcome.NONE
     for name, why in seen.unreadable.items():
         log.error("node %s is left out of the plan: %s", name, why)
-    for id, why in seen.unread.items():
-        if why == FAULTS_UNREADABLE:
-            log.error("task %s is left out of the plan: %s", id, why)
+    for id, why in seen.damaged.items():
+        log.error("task %s is left out of the plan: %s", id, why)
     reserved: list[GpuReservation] = []
     while len(reserved) < _MOST_RECLAIMS and (reservation := reclaim(dependencies, token, seen)) is not None:
         reserved.append(reservation)

@@ -47,9 +47,14 @@ def part(task: Any, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def damaged_columns(task: Any) -> list[str]:
+    """Those of the spec's columns that no version can read."""
+    return [name for name in ("spec", "spec_defaults") if isinstance(getattr(task, name), Unread)]
+
+
 def spec_of(task: Any) -> TaskSpec:
     """The parsed spec; fields of a newer version are kept and logged. Raises SpecUnreadable."""
-    if damaged := [name for name in ("spec", "spec_defaults") if isinstance(getattr(task, name), Unread)]:
+    if damaged := damaged_columns(task):
         raise SpecUnreadable(f"tasks.{damaged[0]} is no JSON object")
     try:
         spec = read_leniently(TaskSpec, effective(task))

@@ -44,7 +44,8 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
         promised = {"expected_start": soon, "gpus": seen.narrowest(id, reservation.node)}
         found[id] = unplanned_reasons.unplanned_reason(Code.WAITING_FOR_CAPACITY, room) | promised
-    found |= {id: unplanned_reasons.unplanned_reason(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
+    left_out = seen.unread | seen.damaged
+    found |= {id: unplanned_reasons.unplanned_reason(Code.WAITING_FOR_VERSION, why) for id, why in left_out.items()}
     return found | {id: unplanned_reasons.not_before(moment) for id, moment in seen.later.items()}
 
 

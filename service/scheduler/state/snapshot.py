@@ -16,7 +16,7 @@ from service.batches.models import Batch
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_downloads import BaseDownloads
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import FAULTS_UNREADABLE, read_faults, unreadable_words
+from service.fleet.node_health.quarantine import unreadable_words
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar
 from service.scheduler.core.fair_share import Ask, Share, completion_weights, standing, total, worth
@@ -27,6 +27,7 @@ from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
 from service.scheduler.state.executors import Executor, Shared, each_of, grouped, running_of
 from service.scheduler.state.host_eligibility import Hosts
+from service.scheduler.state.left_out import damage_of, needs_other
 from service.scheduler.state.live_executors import LiveExecutors
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.preemption.preemption_costs import TenantDues, with_preemption
@@ -35,7 +36,6 @@ from service.scheduler.state.task_widths import TaskWidths, widths_of
 from service.scheduler.state.usage_shares import capacity, held_on, limits, shares
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
-from service.tasks.stored_specs import needs_version, newer_fields
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class HypotheticalTask:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tasks` are the queued and running ones, by id; `unread` the queued ones that this version cannot read, and why. A
+    """`tasks` are the queued and running ones, by id; `unread` the queued ones that this version cannot read, and why,
+    `damaged` those that none can read. A
     running task that cannot be read holds its GPUs in the problem but is not in `placements` but in `left_alone`, so that the
     planner never reclaims them.
 
@@ -71,6 +72,7 @@ class Snapshot:
     downloads: BaseDownloads
     left_alone: dict[str, Placement] = field(default_factory=dict)  # live, by task that only another version can read
     unread: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
     later: dict[str, datetime] = field(default_factory=dict)
     reserved: tuple[p.Start, ...] = ()
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # reservations whose GPUs are still held
@@ -157,8 +159,10 @@ class _SnapshotBuilder:
         self._unreadable = [node for node in ready if node.unreadable]
         self._live = live
         self._all_queued = queued
-        self._unread = {task.id: why for task in queued if (why := _left_alone(work, task)) is not None}
-        sound = [task for task in queued if task.id not in self._unread]
+        self._damaged = {task.id: why for task in queued if (why := damage_of(task)) is not None}
+        rest = [task for task in queued if task.id not in self._damaged]
+        self._unread = {task.id: why for task in rest if (why := needs_other(work, task)) is not None}
+        sound = [task for task in rest if task.id not in self._unread]
         self._later = {
             task.id: moment for task in sound if (moment := work.specs[task.id].not_before) is not None and moment > now
         }
@@ -211,6 +215,7 @@ class _SnapshotBuilder:
             work=self._work,
             downloads=self._downloads,
             unread=self._unread,
+            damaged=self._damaged,
             later=self._later,
             reserved=given.due,
             awaited=given.awaited,
@@ -285,12 +290,3 @@ class _SnapshotBuilder:
             wanted[task.tenant_id] += widths.fastest[task.id].weighted
         half_life = self._dependencies.settings.fair_share_half_life_seconds
         return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
-
-
-def _left_alone(work: Workload, task: Task) -> str | None:
-    """Why this version must not start the task; None if it may. A field that it does not know may restrict when or where."""
-    if task.id in work.unread:
-        return needs_version(task, work.unread[task.id])
-    if newer := newer_fields(task, work.specs[task.id]):
-        return needs_version(task, f"it does not know {', '.join(newer)}")
-    return FAULTS_UNREADABLE if read_faults(task) is None else None

@@ -82,7 +82,7 @@ def test_it_is_told_and_others_are_listed(tenant, database, browser, damage, fai
 
 
 @pytest.mark.parametrize(("column", "value"), DAMAGES)
-def test_others_are_planned(dependencies, tenant, new_node, plan, damage, failing, column, value):
+def test_others_are_planned(dependencies, tenant, new_node, plan, damage, failing, caplog, column, value):
     node = new_node("n", slots=2)
     bad, sound = validated(dependencies, tenant), validated(dependencies, tenant)
     damage(bad, column, value)
@@ -97,6 +97,7 @@ def test_others_are_planned(dependencies, tenant, new_node, plan, damage, failin
         shown = tenant.get(f"/v1/tasks/{bad}").json()
         assert (shown["status"], shown["waiting"]["code"]) == ("queued", "waiting_for_version")
         assert "cannot read its spec" in shown["waiting"]["sentence"]
+        assert (f"task {bad} is left out of the plan" in caplog.text) == ((column, value) in UNREAD)
     assert tenant.post(f"/v1/tasks/{bad}/cancel").status_code == 200
 
 
