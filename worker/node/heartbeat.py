@@ -36,7 +36,7 @@ class HeartbeatState:
         self._changed = threading.Condition()
         self._identity: Identity | None = None
         self._pulses = Pulses(placements=[])
-        self._now = False
+        self._now = self._unread = False
 
     def apply(self, command: Identity | Pulses) -> None:
         """Store a message from the daemon."""
@@ -74,15 +74,28 @@ class HeartbeatState:
             for p in report.placements
         ]
         age = None if report.applied_version is None else max(0.0, now - report.applied_at)
-        bases = Path(self.identity().bases)
+        bases, rate = self._cache(Path(self.identity().bases))
         return Heartbeat(
             boot_id=boot_id,
             pulses=pulses,
             applied_version=report.applied_version,
             applied_age=age,
-            bases=held_bases(bases)[:1000],
-            base_bytes_per_second=fetch_rate(bases),
+            bases=bases,
+            base_bytes_per_second=rate,
         )
+
+    def _cache(self, folder: Path) -> tuple[list[str] | None, float | None]:
+        """The whole bases on this node's disk, and how fast they were fetched. Nothing of a disk that fails: leases are
+        renewed all the same, since tasks that train do not need it."""
+        try:
+            found = held_bases(folder)[:1000], fetch_rate(folder)
+        except OSError as error:
+            if not self._unread:
+                log.error("the cache of bases cannot be read, and the service is not told which the node has: %s", error)
+            self._unread = True
+            return None, None
+        self._unread = False
+        return found
 
 
 def main() -> None:
