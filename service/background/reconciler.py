@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 
-from sqlalchemy import ColumnElement, DateTime, func, select
+from sqlalchemy import ColumnElement, DateTime, case, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
@@ -61,6 +61,7 @@ _REPLAN = "service.scheduler.planner:replan"  # by name, since it is rarely call
 _LOSSES = {False: (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE), True: (ExecutorLoss.UNTAKEN, ExecutorLoss.UNTAKEN_BESIDE)}
 _SWEEP_SECONDS = 600.0
 _OUTLASTED = timedelta(seconds=15)
+_MOMENT = r"^\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d(\.\d+)?[+-]\d\d:\d\d$"  # as rows hold them
 _LOOKED_AT = timedelta(seconds=30)
 _LATELY = timedelta(minutes=10)
 
@@ -211,11 +212,11 @@ def replan_elapsed_delays(dependencies: Dependencies) -> None:
     """Request a plan when time alone calls for one: a task may start now, a rest from a node ended, a placement outlasted its
     expected end, a tenant's wait passed its bound, or the last plan delayed notifications."""
     with dependencies.db.begin() as session:
-        now = clock(session)
+        now, start = clock(session), Task.waiting["expected_start"].astext
         released = select(Task.id).where(
             Task.status == TaskStatus.QUEUED,
             Task.waiting["code"].astext == NOT_BEFORE,
-            sql_cast(Task.waiting["expected_start"].astext, DateTime(timezone=True)) <= now,
+            case((start.op("~")(_MOMENT), sql_cast(start, DateTime(timezone=True)))) <= now,
         )
         outlasted = select(Placement.id).where(Placement.ended_at.is_(None), Placement.expected_end < now - _OUTLASTED)
         waits = select(Task.id).where(Task.status == TaskStatus.QUEUED)

@@ -61,14 +61,15 @@ class Bucket:
     @classmethod
     def of(cls, url: str, settings: Settings) -> "Bucket":
         """Opens no connection. Raises StorageRefused where obstore understands the URL or an option otherwise."""
-        named = url_without_secrets(url)
+        named, asked = url_without_secrets(url), None
         try:
             asked = urlsplit(url)
             store = from_url(url, **_options(asked.scheme, settings, settings.storage_endpoint))
             outside = settings.storage_public_endpoint
             public = from_url(url, **_options(asked.scheme, settings, outside)) if outside else store
         except (BaseError, ValueError) as error:
-            raise StorageRefused(f"MOTET_STORAGE_URL {named!r} cannot be used: {_first_line(error)}") from None
+            why = "it is no URL" if asked is None else _first_line(error).replace(url, named)  # which the error may repeat
+            raise StorageRefused(f"MOTET_STORAGE_URL {named!r} cannot be used: {why}") from None
         return cls(store, public, named)
 
     def put(self, key: str, source: bytes | Iterable[bytes]) -> None:

@@ -4,10 +4,9 @@
 carries an older fence changes nothing.
 """
 
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -31,23 +30,9 @@ from contract.states import TASK_TERMINAL, JobStatus, TaskStatus
 from contract.task_spec import Precision
 from service.database.checked_json import CheckedJson, UnreadDict
 from service.database.engine import At, Base, Big, Id, Json, Now
+from service.tasks.plan_status.waiting_row import WaitingRow
 
-_Moment = Annotated[str, AfterValidator(datetime.fromisoformat)]
-
-
-class _Waiting(BaseModel):
-    """What every version writes of why a task waits (plan_status/unplanned_reasons.py)."""
-
-    code: str
-    sentence: str
-    place: int | None
-    node: str | None
-    expected_start: _Moment | None
-    expected_end: _Moment | None
-    late_seconds: float | None
-
-
-_DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(_Waiting)
+_DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(WaitingRow)
 
 
 class Task(Base):

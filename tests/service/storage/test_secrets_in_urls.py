@@ -12,7 +12,11 @@ from service.storage.storage_move import move
 KEY = "sEcReT"
 
 
-@pytest.mark.parametrize("url", [f"az://container/prefix?sig={KEY}", f"s3://id:{KEY[:2]}/{KEY}@bucket", f"s3://[{KEY}@bucket"])
+URLS = f"az://container/prefix?sig={KEY}", f"az://account:{KEY}@container/prefix", f"s3://id:{KEY[:2]}/{KEY}@bucket"
+NO_URLS = f"s3://[{KEY}@bucket", f"s3://id:{KEY}℀@bucket"
+
+
+@pytest.mark.parametrize("url", [*URLS, *NO_URLS])
 def test_a_url_that_cannot_be_used_is_told_without_them(settings_for, database_url, tmp_path, url):
     with pytest.raises(StorageRefused, match=r"MOTET_STORAGE_URL .* cannot be used") as told:
         Bucket.of(url, settings_for(database_url, tmp_path))
