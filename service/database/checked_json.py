@@ -1,11 +1,21 @@
 """JSON columns that read as nothing where they hold what their table does not put there: a damaged row ends nobody's reading of
 the others. Who reads such a value asks `isinstance(value, Unread)`."""
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 from sqlalchemy import Dialect, TypeDecorator
 from sqlalchemy.dialects.postgresql import JSONB
+
+
+def _moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("says no time zone")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_moment)]  # as JSON holds it
 
 
 class Unread:

@@ -6,7 +6,7 @@ carries an older fence changes nothing.
 
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -28,11 +28,26 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from contract.states import TASK_TERMINAL, JobStatus, TaskStatus
 from contract.task_spec import Precision
-from service.database.checked_json import CheckedJson, UnreadDict
+from service.database.checked_json import CheckedJson, Moment, UnreadDict
 from service.database.engine import At, Base, Big, Id, Json, Now
-from service.tasks.plan_status.waiting_row import WaitingRow
 
-_DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(WaitingRow)
+
+class _Waiting(BaseModel):
+    """Why a task waits (plan_status/unplanned_reasons.py). What has a default not every version writes."""
+
+    code: str
+    sentence: str
+    place: int | None
+    node: str | None
+    expected_start: Moment | None
+    expected_end: Moment | None
+    late_seconds: float | None
+    expected_start_interval: list[Moment] | None = None
+    expected_end_interval: list[Moment] | None = None
+    gpus: int | None = None
+
+
+_DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(_Waiting)
 
 
 class Task(Base):
