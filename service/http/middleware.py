@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from contract.values.strict_json import NotStrict, object_of
-from service.http.problems import invalid_field, shown
+from service.http.problems import TooLarge, invalid_field, shown
 from service.metrics.api_metrics import ApiMetrics
 from service.tracing import span_exporter
 from service.tracing.request_trace import RequestSpan, traced
@@ -34,6 +34,9 @@ _STREAMED = re.compile(
 )
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _LONG_JSON_BYTES = 2**16  # a thread looks through longer bodies
+# in a JSON body: of each value but a text's letters there is at least one. Python reads so many in a third of a second at most,
+# and answers nobody else meanwhile
+MAX_JSON_MARKS, _MARKS = 2**19, (b"[", b"{", b",")
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES = ("/livez", "/readyz")
@@ -179,8 +182,9 @@ class _Body:
 
 
 class KeysOnce:
-    """Refuses JSON in which an object has a key twice, of which Python's parser would take the last without a word. It looks
-    where a route reads the body, so after what the route checks before. Not at what workers send."""
+    """Refuses JSON in which an object has a key twice, of which Python's parser would take the last without a word, or of which
+    reading would keep all others waiting. It looks where a route reads the body, so after what the route checks before. Not at
+    what workers send."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -205,7 +209,10 @@ class KeysOnce:
 
 
 async def _check_keys(body: bytes) -> None:
-    """Raises Invalid, which names the key. What cannot be parsed is left to others to tell."""
+    """Raises Invalid, which names the key, or TooLarge. What cannot be parsed is left to others to tell."""
+    if len(body) > MAX_JSON_MARKS and sum(map(body.count, _MARKS)) > MAX_JSON_MARKS:
+        said = f"The body may have at most {MAX_JSON_MARKS:,} commas and opening brackets; send it in several requests."
+        raise TooLarge(said, limit=MAX_JSON_MARKS)
     try:
         if len(body) > _LONG_JSON_BYTES:
             await run_in_threadpool(json.loads, body, object_pairs_hook=object_of)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from service.http.middleware import MAX_JSON_MARKS
 from tests.service.http.problems import problem_of
 
 JSON = {"content-type": "application/json"}
@@ -44,6 +45,19 @@ def test_the_face_of_openai_names_it_too(tenant):
 def test_nobody_is_told_so_before_the_key_is_checked(client):
     answer = client.post("/v1/tasks", content='{"priority": 2, "priority": 3}', headers=JSON)
     problem_of(answer, 401, "key_missing")
+
+
+@pytest.mark.parametrize("value", ["[]", '{"a":1}', "1"])
+def test_a_body_of_so_many_values_that_others_would_wait_is_refused(tenant, client, value):
+    most = MAX_JSON_MARKS // (1 if value == "1" else 2)
+    body = f'{{"x": [{",".join([value] * (most + 1))}]}}'
+    for path in ("/v1/tasks", "/v1/webhooks", "/openai/v1/fine_tuning/jobs"):
+        answer = tenant.post(path, content=body, headers=JSON)
+        assert answer.status_code == 413
+        assert "at most 524,288 commas and opening brackets" in answer.text
+    assert client.post("/v1/webhooks", content=body, headers=JSON).status_code == 413, "whoever sends it"
+    fewer = f'{{"x": [{",".join([value] * (most - 9))}]}}'
+    problem_of(tenant.post("/v1/webhooks", content=fewer, headers=JSON), 422, "invalid")
 
 
 def test_one_name_in_several_objects_is_no_key_twice(tenant):
