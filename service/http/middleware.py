@@ -181,7 +181,7 @@ class _Body:
                 await self.receive()
 
 
-class KeysOnce:
+class JsonCheck:
     """Refuses JSON in which an object has a key twice, of which Python's parser would take the last without a word, or of which
     reading would keep all others waiting. It looks where a route reads the body, so after what the route checks before. Not at
     what workers send."""
@@ -202,13 +202,13 @@ class KeysOnce:
                 if not message.get("more_body", False):
                     whole = bytes(body)
                     body.clear()
-                    await _check_keys(whole)
+                    await _checked(whole)
             return message
 
         await self._app(scope, looked_through, send)
 
 
-async def _check_keys(body: bytes) -> None:
+async def _checked(body: bytes) -> None:
     """Raises Invalid, which names the key, or TooLarge. What cannot be parsed is left to others to tell."""
     if len(body) > MAX_JSON_MARKS and sum(map(body.count, _MARKS)) > MAX_JSON_MARKS:
         said = f"The body may have at most {MAX_JSON_MARKS:,} commas and opening brackets; send it in several requests."
