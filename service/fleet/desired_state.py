@@ -118,8 +118,8 @@ def warm_start(session: Session, task: Task) -> WarmStartRef | None:
     adapter = session.get(Adapter, wanted) if wanted is not None else None
     if adapter is None or adapter.tenant_id != task.tenant_id:
         return None
-    files = PeftFolder.model_validate(adapter.manifest).files
-    return WarmStartRef(adapter_id=adapter.id, files=files)
+    found = read_result(PeftFolder, adapter.manifest, "files of the adapter that it starts from (adapters.manifest)")
+    return WarmStartRef(adapter_id=adapter.id, files=found.files)
 
 
 def _file(session: Session, file_id: str) -> FileRef:

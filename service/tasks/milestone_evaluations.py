@@ -12,6 +12,7 @@ from contract.search_space import MAX_JOBS
 from service.graders.waiting_texts import left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task
+from service.tasks.stored_results import read_prompt_scores
 from service.tasks.stored_specs import effective
 from service.tasks.text_evaluations import TextEvaluationResource, TextScores, as_stored, scores_in
 from service.tenants.api_keys import Principal
@@ -42,11 +43,12 @@ def last_of_jobs(session: Session, task: Task) -> Mapping[str, int]:
 
 
 def boundary_scores(session: Session, task: Task, metric: str) -> dict[str, RowScores]:
-    """Of each prompt at the end of warmup by the text metric that ranks jobs there, by job id; jobs without are absent."""
+    """Of each prompt at the end of warmup by the text metric that ranks jobs there, by job id; jobs without are absent. Raises
+    ResultUnreadable."""
     one = MilestoneEvaluation
     asked = select(one.job_id, one.prompt_scores).where(one.task_id == task.id, one.prompt_scores.is_not(None))
-    rows = session.execute(asked)
-    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in rows if scores and scores.get(metric)}
+    read = ((job_id, read_prompt_scores(scores, "milestone_evaluations")) for job_id, scores in session.execute(asked))
+    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in read if scores.get(metric)}
 
 
 def milestones_page(

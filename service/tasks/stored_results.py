@@ -1,12 +1,14 @@
 """Stored results of a task that its placements go on from: scores by row, checkpoints."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, RootModel, ValidationError
 
 from contract.compatibility.lenient_documents import why_unreadable
+from contract.row_scores import MAX_SCORED_ROWS
 
 M = TypeVar("M", bound=BaseModel)
+_PromptScores = RootModel[dict[str, Annotated[list[FiniteFloat], Field(max_length=MAX_SCORED_ROWS)]]]
 
 
 class ResultUnreadable(ValueError):
@@ -19,3 +21,8 @@ def read_result(kind: type[M], stored: Any, name: str) -> M:
         return kind.model_validate(stored)
     except ValidationError as error:
         raise ResultUnreadable(f"the stored {name} cannot be read ({why_unreadable(error)})") from None
+
+
+def read_prompt_scores(stored: Any, table: str) -> dict[str, list[float]]:
+    """By metric, of each prompt: the column of that name in `table`. Raises ResultUnreadable."""
+    return read_result(_PromptScores, stored, f"scores of texts ({table}.prompt_scores)").root

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,9 +19,12 @@ from service.database.engine import new_id
 from service.graders.waiting_texts import Evaluated, left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
+from service.tasks.stored_results import ResultUnreadable, read_prompt_scores
 from service.tasks.stored_specs import part
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
+
+log = logging.getLogger(__name__)
 
 COLUMNS = ("job", "job_id", "step", "prompts", "metric", "score")
 _FIRST = -1  # the base's place before the jobs'
@@ -215,15 +219,21 @@ def base_is_known(session: Session, task: Task) -> bool:
 
 def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str | None, RowScores]:
     """Of each prompt 1 minus the metric's result, so that lower is better: by job, None: of the base. Jobs without such
-    scores are absent."""
+    scores are absent. Raises ResultUnreadable."""
     rows = session.execute(select(TextEvaluation.job_id, TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id))
-    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in rows if scores.get(metric)}
+    read = ((job_id, read_prompt_scores(scores, "text_evaluations")) for job_id, scores in rows)
+    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in read if scores.get(metric)}
 
 
 def scores_of_prompts(session: Session, task: Task, job_id: str | None) -> dict[str, list[float]]:
-    """By metric, of each prompt: of the job's adapter, None: of the base. Empty where there are none."""
+    """By metric, of each prompt: of the job's adapter, None: of the base. Empty where there are none, or none to be read."""
     whose = TextEvaluation.job_id.is_(None) if job_id is None else TextEvaluation.job_id == job_id
-    return session.scalar(select(TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id, whose)) or {}
+    stored = session.scalar(select(TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id, whose))
+    try:
+        return read_prompt_scores(stored or {}, "text_evaluations")
+    except ResultUnreadable as error:
+        log.error("prompts of task %s are compared without them: %s", task.id, error)
+        return {}
 
 
 def why_unscored(session: Session, task: Task, metric: str) -> str | None:

@@ -97,7 +97,12 @@ def _chosen(
     """The candidates with what they were compared by, and the winner: by the metric that the task selects by, where any
     adapter's texts were scored; else by the validation rows."""
     metric = effective(task).get("select_by", VAL_LOSS)
-    texts = scores_to_select_by(session, task, metric) if metric != VAL_LOSS else {}
+    texts, damage = dict[str | None, RowScores](), ""
+    try:
+        texts = scores_to_select_by(session, task, metric) if metric != VAL_LOSS else {}
+    except ResultUnreadable as error:
+        damage = str(error)
+        log.error("task %s ends without them: %s", task.id, error)
     ranked_out = sum(job.exit_reason == ExitReason.UNDERPERFORMING and job.id not in kept for job in task.jobs)
     if any(job.id in texts for job in jobs.values()):
         scored = [Candidate(index, ranks[index], _validated(kept[job.id]), texts.get(job.id)) for index, job in jobs.items()]
@@ -109,7 +114,7 @@ def _chosen(
     winner, selection = choose(candidates, base, ranked_out=ranked_out)
     if metric == VAL_LOSS:
         return candidates, winner, selection
-    why = why_unscored(session, task, metric) or "its worker reported no score"
+    why = damage or why_unscored(session, task, metric) or "its worker reported no score"
     said = f"no adapter was scored by {metric} ({why}), so the validation loss decided: {selection.verdict}"
     return candidates, winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
 
@@ -117,7 +122,11 @@ def _chosen(
 def _at_boundary(session: Session, task: Task, selection: Selection) -> dict[int, RowScores]:
     """By job index, what jobs were ranked by at the end of warmup: of a search that ended there one alone has an adapter."""
     if selection.of_texts:
-        found = boundary_scores(session, task, selection.metric)
+        try:
+            found = boundary_scores(session, task, selection.metric)
+        except ResultUnreadable as error:
+            log.error("task %s ends without them: %s", task.id, error)
+            return {}
         return {job.index: found[job.id] for job in task.jobs if job.id in found}
     rows = session.execute(select(Job.index, Job.boundary_scores).where(Job.task_id == task.id))
     read = [(index, _scores(stored, "scores of a job (jobs.boundary_scores)")) for index, stored in rows]

@@ -1,14 +1,19 @@
 """A task whose stored results cannot be read: no node can be told of its placement, and none is blamed for it."""
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
+from contract.compatibility.capabilities import understood
+from service.adapters.models import Adapter
 from service.background import reconciler
-from service.database.engine import clock
+from service.database.engine import clock, new_id
 from service.fleet.models import Node, Placement
-from service.tasks.models import Job, Task
-from tests.service.fleet.scripted import completed
+from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
+from tests.service.fleet.scripted import completed, moved
+from tests.service.fleet.test_text_evaluations import ASKED, placed, texts
 from tests.service.scheduler.planned import live, rows, start, validated
+
+__all__ = ["placed"]
 
 DAMAGES = [
     *((Task.base_scores, value) for value in (3, [[1]], {"n": 3})),
@@ -54,8 +59,47 @@ def test_it_costs_its_task_alone(tenant, new_node, plan, database, dependencies,
     damage(database, task, column, None)
     for step in reconciler.STEPS:
         step(dependencies)
-    assert tenant.get(f"/v1/tasks/{task}").json()["status"] == "paused"
-    assert tenant.post(f"/v1/tasks/{task}/resume").json()["status"] == "queued"
+    assert tenant.get(f"/v1/tasks/{task}").json()["status"] == ("queued" if column is Job.checkpoint else "paused")
+    if column is not Job.checkpoint:
+        assert tenant.post(f"/v1/tasks/{task}/resume").json()["status"] == "queued"
+
+
+@pytest.mark.parametrize("value", [3, [[1]], {"rouge": 3}, {"rouge": ["x"]}])
+@pytest.mark.parametrize("table", [TextEvaluation, MilestoneEvaluation])
+def test_damaged_scores_of_texts_cost_their_task_alone(tenant, new_node, plan, database, dependencies, table, value):
+    node = new_node("n", said={"capabilities": sorted(understood())})
+    task = validated(dependencies, tenant, evaluation=ASKED, select_by="rouge")
+    own = {"id": new_id("texts"), "job_id": None} if table is TextEvaluation else {"milestone": 2}
+    with database.begin() as session:
+        job = session.scalars(select(Job.id).where(Job.task_id == task)).first()
+        rest = {"prompts": 1, "scores": {}, "samples": [], "notes": [], "tokens": 0, "seconds": 0.0}
+        row = {"tenant_id": tenant.tenant_id, "task_id": task, "job_id": job, "step": 2, "prompt_scores": value, **rest, **own}
+        session.execute(insert(table).values(row))
+    plan()
+    assert len(live(database)) == 1
+    assert node.desired().placements == []
+    expire(database, dependencies)
+    assert live(database) == []
+    shown = tenant.get(f"/v1/tasks/{task}").json()
+    assert (shown["status"], shown["waiting"]["code"]) == ("paused", "paused")
+    assert f"({table.__tablename__}.prompt_scores) cannot be read" in shown["waiting"]["sentence"]
+
+
+def test_a_damaged_manifest_of_its_start_pauses_it(tenant, new_node, plan, database, dependencies):
+    node, first = new_node("n"), validated(dependencies, tenant)
+    plan()
+    running = start(node, first)
+    running.report(running.adapter(0, 1.0), completed(0), running.adapter(1, 1.1), completed(1))
+    adapter = tenant.get(f"/v1/tasks/{first}").json()["winner"]["adapter_id"]
+    task = validated(dependencies, tenant, warm_start={"adapter_id": adapter})
+    plan()
+    with database.begin() as session:
+        session.execute(update(Adapter).where(Adapter.id == adapter).values(manifest={"n": 3}))
+    assert node.desired().placements == []
+    expire(database, dependencies)
+    shown = tenant.get(f"/v1/tasks/{task}").json()
+    assert (shown["status"], live(database)) == ("paused", [])
+    assert "(adapters.manifest) cannot be read" in shown["waiting"]["sentence"]
 
 
 def test_a_sound_one_that_its_node_never_took_up_counts(tenant, new_node, plan, database, dependencies):
@@ -87,3 +131,15 @@ def test_a_task_ends_without_scores_that_cannot_be_read(tenant, new_node, plan, 
     running.report(running.adapter(0, 1.0), completed(0), running.adapter(1, 1.1), completed(1))
     assert tenant.get(f"/v1/tasks/{task}").json()["status"] == "succeeded"
     assert "(tasks.base_scores) cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("value", [3, {"rouge": ["x"]}])
+def test_a_task_ends_without_scores_of_texts_that_cannot_be_read(placed, tenant, database, value):
+    taken = placed(select_by="rouge")
+    taken.report(moved(0, "warmup"), moved(1, "warmup"), texts(None, 0.0, 0.125), texts(0, 0.5, 0.5))
+    with database.begin() as session:
+        session.execute(update(TextEvaluation).values(prompt_scores=value))
+    taken.report(taken.adapter(0, 1.0), completed(0), taken.adapter(1, 1.1), completed(1))
+    shown = tenant.get(f"/v1/tasks/{taken.given.task_id}").json()
+    assert shown["status"] == "succeeded"
+    assert "(text_evaluations.prompt_scores) cannot be read" in shown["selection"]["verdict"]
