@@ -43,10 +43,12 @@ class PlanNode:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most GPUs that a tenant may hold at once over all nodes, in GPUs of the fastest type; slower GPUs count less."""
+    """The most GPUs that a tenant may hold at once over all nodes, in GPUs of the fastest type; slower GPUs count less. As many
+    more (`beside`) of its quota are held on nodes that are not in the problem."""
 
     tenant: str
     gpus: int
+    beside: int = 0
 
     @property
     def units(self) -> int:

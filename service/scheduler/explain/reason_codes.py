@@ -50,7 +50,8 @@ class Reason:
       that it takes there
     - waiting_for_capacity: `free` GPUs on the freest node that it fits, `fitting` GPUs of all nodes that it fits, `ahead`
       tasks planned before it, `soonest` (seconds until GPUs of a node that it fits come free)
-    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more never starts.
+    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type, and those of the limit that it holds
+      `beside` the problem's nodes; a task that asks for more than the limit never starts, and is told of none beside.
       Where it would exceed the quota only once another of its tenant's tasks starts, that one as for larger_task_reserved
     - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
       `other_task` goes first although it came later
@@ -146,7 +147,9 @@ class _PlanSums:
         free = max((self._free[node.id] for node in takes), default=0)
         limit, held = self._limits.get(task.tenant), self._held[task.tenant]
         if limit is not None and self._beyond(limit, held, task, start, takes or fitting):
-            return Code.WAITING_FOR_QUOTA, {"limit": limit.gpus, "held": round(held / UNITS, 3)}
+            whole = replace(limit, gpus=limit.gpus + limit.beside)
+            never = start is None and self._beyond(whole, held, task, start, takes or fitting)
+            return Code.WAITING_FOR_QUOTA, _of_quota(limit, held) | ({"beside": 0} if never else {})
         drained, room = [node for node in fitting if node.drained], self._room(task, takes)
         if not takes or (not room and self._room(task, drained)):
             return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(self._free[node.id] for node in drained)}
@@ -155,7 +158,7 @@ class _PlanSums:
             if task.id in self._back:
                 return Code.SHORTER_TASKS_EXPECTED, roomy
             if limit is not None and (kept := self._quota_kept(limit, task, start, takes)) is not None:
-                return Code.WAITING_FOR_QUOTA, {"limit": limit.gpus, "held": round(held / UNITS, 3)} | kept
+                return Code.WAITING_FOR_QUOTA, _of_quota(limit, held) | kept
             return Code.LARGER_TASK_RESERVED, roomy | self._reserved(task, takes)
         ahead = self._before(at, task, start, {node.id for node in takes})
         if ahead is not None:
@@ -261,6 +264,10 @@ class _PlanSums:
         for start in sorted(self.planned.values(), key=lambda s: (s.start, -self._tasks[s.task][0])):
             found.setdefault(self._tasks[start.task][1].tenant, start)
         return found
+
+
+def _of_quota(limit: Limit, held: int) -> Numbers:
+    return {"limit": limit.gpus + limit.beside, "held": round(held / UNITS, 3), "beside": limit.beside}
 
 
 def _reserved_for(start: Start) -> Numbers:

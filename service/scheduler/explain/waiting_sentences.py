@@ -110,7 +110,13 @@ def _capacity(reason: Reason, scene: Scene) -> str:
 
 
 def _quota(reason: Reason, scene: Scene) -> str:
-    limit, held = _numbers(reason, "limit", "held")
+    limit, held, beside = _numbers(reason, "limit", "held", "beside")
+    away = f", {beside} of them held on nodes whose rows cannot be read" if beside else ""
+    if reason.start is None and beside:
+        return (
+            f"It needs {scene.asked(reason)} of one node, but your quota is {limit} at once{away}; it starts once enough of "
+            "them are given back."
+        )
     if reason.start is None and scene.fit(reason.task).needed:
         fewer = "ask for fewer, " if scene.fit(reason.task).as_asked > max(1, limit) else ""
         smaller = f"{fewer}take a smaller base or precision nf4, or have an admin raise the quota"
@@ -122,12 +128,13 @@ def _quota(reason: Reason, scene: Scene) -> str:
         other, gpus = _numbers(reason, "reserved_task", "reserved_gpus")
         first = f"{_names([other], reason.task, scene)}, which goes first and takes {scene.gpus(gpus)},"
         return (
-            f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once: {first} would exceed it while "
-            "this task still runs."
+            f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once{away}: {first} would exceed it "
+            "while this task still runs."
         )
     mine = [task for task in scene.running if scene.owners[task] == scene.owners[reason.task]]
+    there = f" and {held:g}" if beside else f", {held:g} of them"
     return (
-        f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once, {held:g} of them held by "
+        f"It needs {scene.asked(reason)}, and your quota is {scene.gpus(limit)} at once{away}{there} held by "
         f"{_names(mine, reason.task, scene)}; it starts once enough are given back."
     )
 

@@ -34,9 +34,6 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
     for id in found.keys() & seen.tasks.keys():
         if seen.tasks[id].lost_executors >= ALONE_AFTER:
             found[id]["sentence"] += f" {runs_alone(seen.tasks[id].lost_executors)}"
-    for id in found.keys() & seen.tasks.keys():
-        if found[id]["code"] == Code.WAITING_FOR_QUOTA and (beside := seen.beside.get(seen.tasks[id].tenant_id)):
-            found[id]["sentence"] += f" Not counted in it: {beside} that your tasks hold on nodes whose rows cannot be read."
     for id, reservation in seen.awaited.items():
         node = seen.nodes[reservation.node]
         held = f"{device_word([node.device_type])}s of {node.name}"

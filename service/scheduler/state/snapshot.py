@@ -79,7 +79,6 @@ class Snapshot:
     troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
     unreadable: Mapping[str, str] = field(default_factory=dict)  # why nodes, by name, and what runs there are in none of this
-    beside: Mapping[str, int] = field(default_factory=dict)  # GPUs held there, by tenant
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
     live: tuple[p.RunningExecutor, ...] = ()  # the running tasks one by one, each with its own end
@@ -185,8 +184,8 @@ class _SnapshotBuilder:
             p.PlanNode(node.id, len(node.devices), node.takes_nothing_new, self._worth[node.id])
             for node in self._nodes.values()
         )
-        beside = held_on(self._session, self._unreadable)
-        quotas = limits(self._session, {task.tenant_id for task in self._queued}, beside)
+        tenants = {task.tenant_id for task in self._queued}
+        quotas = limits(self._session, tenants, held_on(self._session, self._unreadable))
         widths = widths_of(self._queued, self._nodes, self._worth, quotas, self._work, self._hosts, self._downloads)
         shared = self._shares(widths)
         stands = standing(shared, gpus) if shared else {}
@@ -196,8 +195,8 @@ class _SnapshotBuilder:
         given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting, quotas)
         problem = p.SchedulingProblem(fleet, given.running, given.queued, quotas, recent=self._recent(widths))
         if self._dependencies.settings.preempt_for_shorter_tasks:
-            tenants = TenantDues(shared, gpus)
-            problem = with_preemption(problem, self._session, self._now, self._work, live, self._waited, self._queued, tenants)
+            dues = TenantDues(shared, gpus)
+            problem = with_preemption(problem, self._session, self._now, self._work, live, self._waited, self._queued, dues)
         return Snapshot(
             at=self._now,
             requests=requests,
@@ -221,7 +220,6 @@ class _SnapshotBuilder:
             awaited=given.awaited,
             troubles={id: trouble.sentence for id, trouble in self._hosts.troubles.items()},
             lacking=widths.lacking,
-            beside=beside,
             unreadable={node.name: unreadable_words(node) for node in self._unreadable},
             closed=closed,
             capacity=total(gpus, worths),

@@ -86,7 +86,8 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
 def limits(session: Session, tenants: Iterable[str], beside: Mapping[str, int]) -> tuple[Limit, ...]:
     """The quotas of running GPUs of those tenants that have one, less what they hold `beside` the plan's nodes."""
     rows = session.execute(select(Tenant.id, Tenant.running_gpus_quota).where(Tenant.id.in_(list(tenants))).order_by(Tenant.id))
-    return tuple(Limit(tenant, max(0, gpus - beside.get(tenant, 0))) for tenant, gpus in rows if gpus is not None)
+    quotas = [(tenant, gpus, min(gpus, beside.get(tenant, 0))) for tenant, gpus in rows if gpus is not None]
+    return tuple(Limit(tenant, gpus - held, held) for tenant, gpus, held in quotas)
 
 
 def held_on(session: Session, unreadable: Iterable[Node]) -> Counter[str]:

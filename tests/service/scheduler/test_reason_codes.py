@@ -37,7 +37,7 @@ def test_a_quota_binds_and_a_task_beyond_it_has_no_start() -> None:
     )
     found = why(SchedulingProblem(NODE, (), tasks, (Limit("ada", 2),)))
     assert found["b"].code == Code.WAITING_FOR_QUOTA
-    assert found["b"].numbers == {"asked": 2, "limit": 2, "held": 2}
+    assert found["b"].numbers == {"asked": 2, "limit": 2, "held": 2, "beside": 0}
     assert (found["c"].code, found["c"].start) == (Code.WAITING_FOR_QUOTA, None)
 
 
@@ -58,7 +58,7 @@ def test_a_quota_is_kept_for_a_task_that_starts_later() -> None:
     found = why(problem)
     kept = {"reserved_task": "first", "reserved_gpus": 4, "reserved_start": 50}
     assert (found["second"].code, found["second"].start) == (Code.WAITING_FOR_QUOTA, 150)
-    assert found["second"].numbers == {"asked": 2, "limit": 5, "held": 0} | kept
+    assert found["second"].numbers == {"asked": 2, "limit": 5, "held": 0, "beside": 0} | kept
     physical = why(replace(problem, nodes=nodes[:1], queued=(replace(first, seconds=(100,)), replace(second, seconds=(80,)))))
     assert physical["second"].code == Code.WAITING_FOR_QUOTA, "the GPUs are kept for it too"
     short = why(replace(problem, queued=(first, replace(second, seconds=(50, 50)))))

@@ -142,5 +142,7 @@ def test_what_runs_on_an_unreadable_node_counts(tenant, admin, new_node, plan, a
     assert [placement.task_id for placement in good.desired().placements] == [second]
     waiting = task_of(tenant, third)["waiting"]
     assert waiting["code"] == "waiting_for_quota"
-    assert waiting["sentence"].endswith(" Not counted in it: 1 that your tasks hold on nodes whose rows cannot be read.")
+    assert (
+        "quota is 2 CPU slots at once, 1 of them held on nodes whose rows cannot be read and 1 held by" in waiting["sentence"]
+    )
     assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 2

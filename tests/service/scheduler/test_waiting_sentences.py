@@ -84,6 +84,22 @@ def test_a_quota_is_told_with_what_holds_it():
     assert found["b"]["expected_start"] is None
 
 
+def test_a_quota_is_told_with_what_nodes_that_cannot_be_read_hold_of_it():
+    queued = tuple(Queued(f"t{gpus}", gpus, 100, (50,), tenant="mine") for gpus in (1, 2, 5))
+    running = (RunningExecutor("r", "n", 1, 100, "mine"),)
+    found = told(SchedulingProblem((PlanNode("n", 8),), running, queued, limits=(Limit("mine", 1, beside=3),)))
+    away = "at once, 3 of them held on nodes whose rows cannot be read"
+    assert found["t1"]["sentence"].startswith(
+        f"It needs 1 GPU, and your quota is 4 GPUs {away} and 1 held by r; it starts once"
+    )
+    assert found["t2"]["sentence"] == (
+        f"It needs 2 GPUs of one node, but your quota is 4 {away}; it starts once enough of them are given back."
+    )
+    assert found["t5"]["sentence"] == (
+        "It asks for 5 GPUs, but your quota is 4 at once; ask for fewer, or have an admin raise the quota."
+    )
+
+
 def test_a_quota_is_told_with_the_task_that_it_is_kept_for():
     nodes, running = (PlanNode("n", 4), PlanNode("o", 2)), (RunningExecutor("r", "n", 1, 50, "theirs"),)
     queued = Queued("wide", 4, 10_000, (100, None), tenant="mine"), Queued("a", 2, 10, (80, 80), tenant="mine")
@@ -98,7 +114,7 @@ def test_a_quota_is_told_with_the_task_that_it_is_kept_for():
 def test_fewer_gpus_are_advised_where_a_type_holds_the_base_on_as_many_as_it_asks_for(limit, advice):
     """It asks for two; an L4 takes four."""
     words = FitWords("2 x NVIDIA H200 or 4 x NVIDIA L4", "On some types its base does not fit on the 2 that it asks for.", 2)
-    reason = Reason("a", Code.WAITING_FOR_QUOTA, 1, numbers={"asked": 2, "limit": limit, "held": 0})
+    reason = Reason("a", Code.WAITING_FOR_QUOTA, 1, numbers={"asked": 2, "limit": limit, "held": 0, "beside": 0})
     scene = Scene({"n": Offer("n", 8, GIB, "", "NVIDIA L4")}, {"a": ""}, {"a": GIB}, fit=lambda task: words)
     assert explain(reason, scene, NOW)["sentence"] == (
         f"It needs 2 x NVIDIA H200 or 4 x NVIDIA L4 of one node, but your quota is {limit} at once; {advice} or precision nf4, "
