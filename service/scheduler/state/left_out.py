@@ -18,5 +18,8 @@ def needs_other(work: Workload, task: Task) -> str | None:
 def damage_of(task: Task) -> str | None:
     """Why the row of a waiting task cannot be read by any version; None if it can."""
     if columns := damaged_columns(task):
-        return needs_version(task, f"tasks.{columns[0]} is no JSON object")
+        return (
+            f"The stored spec of this task (tasks.{columns[0]}) cannot be read, so no node is chosen for it. An operator "
+            "repairs it; or cancel the task and submit it again."
+        )
     return FAULTS_UNREADABLE if read_faults(task) is None else None
