@@ -5,6 +5,7 @@ A claim lasts CLAIM_SECONDS and is renewed whenever its executor asks or sends, 
 (audience.py): who is on it changes.
 """
 
+import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -13,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from contract.messages.adapter_manifest import PeftFolder
 from contract.messages.completion_messages import CheckpointWeights, CompletionsWanted, CompletionWork
-from contract.messages.placement_messages import CheckpointRef
 from service.adapters.models import Adapter
 from service.completions.audience import Audience, audience_of
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionRequest
@@ -25,7 +25,10 @@ from service.fleet.worker_authentication import check_placement, token_refused
 from service.settings import Settings
 from service.tasks.lifecycle.placements import FINISHED
 from service.tasks.models import Job, Task
+from service.tasks.stored_results import ResultUnreadable, checkpoint_of, read_result
 from service.tasks.stored_specs import config_of
+
+log = logging.getLogger(__name__)
 
 CLAIM_SECONDS = 8.0
 
@@ -133,18 +136,27 @@ def _used(session: Session, carrier: Carrier, now: datetime) -> None:
 
 
 def _work(session: Session, request: CompletionRequest) -> CompletionWork | None:
-    """The request with its adapter as it is now; None where that is gone."""
+    """The request with its adapter as it is now; None where that is gone, or cannot be read: others' requests go on."""
+    try:
+        return _with_weights(session, request)
+    except ResultUnreadable as error:
+        log.error("completion request %s ends: %s", request.id, error)
+        return None
+
+
+def _with_weights(session: Session, request: CompletionRequest) -> CompletionWork | None:
+    """The same. Raises ResultUnreadable."""
     work = CompletionWork.model_validate(request.work)
     if request.adapter_id is not None:
         adapter = session.get(Adapter, request.adapter_id)
         if adapter is None or adapter.tenant_id != request.tenant_id or adapter.deleted_at is not None:
             return None
-        return work.model_copy(update={"adapter": PeftFolder.model_validate(adapter.manifest).files})
+        folder = read_result(PeftFolder, adapter.manifest, "files of the adapter (adapters.manifest)")
+        return work.model_copy(update={"adapter": folder.files})
     if request.job_id is not None:
         job = session.get(Job, request.job_id)
-        if job is None or job.tenant_id != request.tenant_id or job.checkpoint is None:
+        if job is None or job.tenant_id != request.tenant_id or (file := checkpoint_of(job)) is None:
             return None
-        file = CheckpointRef.model_validate(job.checkpoint)
         weights = CheckpointWeights(file=file, plain_alpha=config_of(job.config).plain_alpha)
         return work.model_copy(update={"checkpoint": weights})
     return work

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session, selectinload
 from contract.job_schedule import JobSchedule
 from contract.messages.adapter_manifest import PeftFolder
 from contract.messages.placement_messages import (
-    CheckpointRef,
     DesiredState,
     FileRef,
     JobAssignment,
@@ -35,7 +34,7 @@ from service.tasks.curves.curve_writer import values_at
 from service.tasks.lifecycle.task_trace import placement_traceparent
 from service.tasks.milestone_evaluations import boundary_scores, last_of_jobs
 from service.tasks.models import Job, Task
-from service.tasks.stored_results import read_result
+from service.tasks.stored_results import checkpoint_of, read_result
 from service.tasks.stored_specs import config_of, part, spec_of
 from service.tasks.text_evaluations import base_is_known, scores_to_select_by
 from service.tenants.models import Tenant
@@ -169,8 +168,6 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBound
         boundary_text_scores=known.texts,
         rung_losses=rungs,
         promoted=job.promoted,
-        checkpoint=read_result(CheckpointRef, job.checkpoint, f"checkpoint of job {job.index} (jobs.checkpoint)")
-        if job.checkpoint is not None and not ended
-        else None,
+        checkpoint=checkpoint_of(job) if not ended else None,
         milestone=known.milestone,
     )

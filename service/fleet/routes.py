@@ -31,6 +31,7 @@ from service.settings import Settings
 from service.storage.downloads import caller_of, send_object
 from service.storage.granted_uploads import store_granted
 from service.storage.object_store import ObjectMismatch, ObjectMissing
+from service.tasks.stored_results import readable_checkpoint
 from service.tenants.auth_throttle import address_of
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
@@ -159,7 +160,7 @@ def _served(session: Session, settings: Settings, placement_id: str, bearer: str
         return held.base_model, set()
     task, _ = reports.own_placement(session, settings, placement_id, bearer)
     start = warm_start(session, task)
-    checkpoints = {str(job.checkpoint["sha256"]) for job in task.jobs if job.checkpoint}
+    checkpoints = {found.sha256 for job in task.jobs if (found := readable_checkpoint(job)) is not None}
     return task.base_model, checkpoints | {file.sha256 for file in (start.files if start else [])}
 
 

@@ -10,10 +10,12 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any, get_args
 
+from pydantic import ValidationError
 from sqlalchemy import Integer, and_, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
+from contract.messages.placement_messages import CheckpointRef
 from contract.messages.report_messages import Series
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, TaskStatus
 from service.database.engine import Database, clock
@@ -146,12 +148,20 @@ def _job(job: Job, run: MirroredRun | None) -> MirroredJob:
         best_val_loss=job.best_val_loss,
         started=_milliseconds(job.started_at),
         ended=_milliseconds(job.ended_at) if ended and job.ended_at is not None else None,
-        limit=_ALL if ended else (job.checkpoint or {}).get("step", -1),
+        limit=_ALL if ended else _checkpointed(job),
         run_id=run.run_id if run is not None else None,
         in_doubt=run is not None and run.in_doubt is not None,
         empty=run is None or not run.sent,
         position=run.position if run is not None else {},
     )
+
+
+def _checkpointed(job: Job) -> int:
+    """The step of the job's checkpoint; -1 before the first, and where it cannot be read."""
+    try:
+        return CheckpointRef.model_validate(job.checkpoint).step if job.checkpoint is not None else -1
+    except ValidationError:
+        return -1
 
 
 def _points(session: Session, run: MirroredRun, at: int, through: Mapping[str, int] | None, limit: int = _ALL) -> list[Metric]:

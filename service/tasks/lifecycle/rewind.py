@@ -6,7 +6,6 @@ Callers hold the task's row lock and have ended its placement. Ended jobs keep t
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from contract.messages.placement_messages import CheckpointRef
 from contract.states import JOB_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
@@ -15,7 +14,7 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.lifecycle.transitions import enter, rewind_job
 from service.tasks.models import Job, Task
-from service.tasks.stored_results import read_result
+from service.tasks.stored_results import checkpoint_of
 from service.tasks.stored_specs import part
 from service.usage.trained_rows import rows_trained
 from service.usage.usage_ledger import take_back
@@ -52,8 +51,8 @@ def _rows(task: Task) -> int:
 
 def _back(session: Session, job: Job, has_boundary: bool, fence: int) -> int:
     """Rewind one job. Returns the last step that still counts; -1 if none does."""
-    name = f"checkpoint of job {job.index} (jobs.checkpoint)"
-    step = read_result(CheckpointRef, job.checkpoint, name).step if job.checkpoint is not None else None
+    checkpoint = checkpoint_of(job)
+    step = checkpoint.step if checkpoint is not None else None
     status = status_at(job, step, has_boundary)
     rewind_job(job, status)
     kept = -1 if step is None else step

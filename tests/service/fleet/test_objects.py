@@ -4,9 +4,11 @@ import hashlib
 import threading
 
 import pytest
+from sqlalchemy import update
 
 from contract.messages.upload_messages import UploadGrant
 from service.storage.object_store import ObjectMissing
+from service.tasks.models import Job
 from tests.service.fleet.scripted import moved, points
 
 
@@ -40,6 +42,16 @@ def test_what_was_uploaded_can_be_fetched_once_it_is_committed(placement):
     assert placement.call("GET", f"objects/{sha256}").json()["code"] == "object_unknown"  # stored, but not yet this task's
     placement.report(event)
     assert placement.call("GET", f"objects/{sha256}").content == content
+
+
+@pytest.mark.parametrize("value", [3, {"n": 3}])
+def test_a_job_with_a_damaged_checkpoint_keeps_none_from_the_others(placement, database, value):
+    event = placement.checkpoint({0: 1, 1: 1})
+    placement.report(moved(1, "warmup"), points(1, [1]), event)
+    with database.begin() as session:
+        session.execute(update(Job).where(Job.id == placement.given.jobs[0].job_id).values(checkpoint=value))
+    found = [placement.call("GET", f"objects/{event['jobs'][job]['sha256']}").status_code for job in ("0", "1")]
+    assert found == [404, 200]
 
 
 def test_an_object_that_is_there_is_not_sent_again(placement):

@@ -4,8 +4,10 @@ import math
 from collections import Counter
 
 import pytest
+from sqlalchemy import update
 
 from service.mirrors import mirror_visit
+from service.tasks.models import Job
 from tests.service.fleet.scripted import completed, exited, moved, points
 from tests.service.mirrors.conftest import TOKEN, added, finished, job_ids, mirror_of
 from tests.service.mirrors.mlflow_server import MlflowServer
@@ -111,6 +113,17 @@ def test_a_late_point_before_the_checkpoint_is_sent(placed, tracker, courier, du
     due()
     courier.work_off_due()
     assert tracker.run_of(job_ids(taken)[0]).curve("val_loss") == [(2, 0.5)]
+
+
+@pytest.mark.parametrize("value", [3, {"step": "x"}])
+def test_a_damaged_checkpoint_holds_back_its_own_job_alone(placed, mlflow, courier, database, value):
+    taken = placed()
+    taken.report(points(0, [1, 2]), points(1, [1, 2]), taken.checkpoint({0: 2, 1: 2}))
+    first, second = job_ids(taken)
+    with database.begin() as session:
+        session.execute(update(Job).where(Job.id == first).values(checkpoint=value))
+    courier.work_off_due()
+    assert [len(mlflow.run_of(job).curve("train_loss")) for job in (first, second)] == [0, 2]
 
 
 def long_task(placed):
