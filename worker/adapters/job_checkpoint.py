@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from contract.row_scores import RowScores
+from worker.adapters.tensor_file_reader import read_metadata, read_tensors
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
@@ -73,10 +73,9 @@ def save(path: Path, progress: JobProgress, tensors: Tensors) -> None:
 def load_progress(path: Path) -> JobProgress:
     """The state without its tensors, from the file's header. Raises CheckpointError."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            said = json.loads(metadata[_KEY])
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        metadata = read_metadata(path)
+        said = json.loads(metadata[_KEY])
+    except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path.name} is not a checkpoint: {error}") from None
     if said.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{path.name} is a checkpoint of another format; this worker reads format {_FORMAT}")
@@ -90,12 +89,10 @@ def load_progress(path: Path) -> JobProgress:
 def load_tensors(path: Path, bare: bool = False) -> Tensors:
     """bare: the weights alone. Raises UnreadableWeights."""
     try:
-        with safe_open(path, framework="pt") as file:
-            names = ["weights"] if bare else file.keys()
-            found = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
+        found = read_tensors(path, lambda name: not bare or name == "weights")
+        adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
+    except (OSError, KeyError, ValueError) as error:
         raise UnreadableWeights(f"the file of its adapter in MOTET_WORKER_DIR cannot be read: {error}") from None
-    adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
     return Tensors(adapter, tuple(found[name] for name in _NAMES if name in found))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from worker.adapters.job_checkpoint import UnreadableWeights
+from worker.adapters.tensor_file_reader import read_into
 
 log = logging.getLogger(__name__)
 
@@ -41,27 +42,25 @@ class _WeightsFile:
 
     def read(self) -> Tensor:
         found = torch.empty(self.shape)
-        left = found.numpy().data.cast("B")
         try:
             self.io.seek(0)
-            while left:
-                read = self.io.readinto(left)
-                if not read:
-                    raise EOFError(f"it ends {len(left)} bytes early")
-                left = left[read:]
-        except (OSError, EOFError) as error:
+            read_into(self.io, found)
+        except (OSError, ValueError) as error:
             raise UnreadableWeights(f"a file of weights in MOTET_WORKER_DIR cannot be read back: {error}") from None
         return found
 
 
 @dataclass(eq=False)
 class _Kept:
-    """read: from memory, or from its file once that is written. gone: let go while it was written."""
+    """at: in memory, which a call waits for, or in its file once that is written. gone: let go while it was written."""
 
-    read: Callable[[], Tensor]
+    at: Callable[[], Tensor] | _WeightsFile
     size: int
-    file: _WeightsFile | None = None
     gone: bool = False
+
+    def read(self) -> Tensor:
+        at = self.at
+        return at.read() if isinstance(at, _WeightsFile) else at()
 
 
 class LowestWeights:
@@ -90,7 +89,7 @@ class LowestWeights:
                 self._waiting.append(one)
                 if len(self._waiting) == 1:
                     self._start_writing()
-        return WeightsCopy(lambda: one.read(), partial(self._let_go, one))
+        return WeightsCopy(one.read, partial(self._let_go, one))
 
     def _lacks_files(self) -> bool:
         if not self._files_left:
@@ -115,15 +114,15 @@ class LowestWeights:
                     self._bytes_left -= one.size
                     self._files_left += 1
                 else:
-                    one.file, one.read = file, file.read
+                    one.at = file
                 if one.gone:
                     self._give_back(one)
                 self._forget(one)
                 writes = bool(self._waiting)
 
     def _let_go(self, one: _Kept) -> None:
-        if one.file is None:
-            one.read()  # is through before another copy takes its memory
+        if not isinstance(at := one.at, _WeightsFile):  # which the thread that writes may change from now on
+            at()  # is through before another copy takes its memory
         with self._changed:
             if one not in self._waiting:
                 self._give_back(one)
@@ -140,11 +139,11 @@ class LowestWeights:
         self._changed.notify_all()
 
     def _give_back(self, one: _Kept) -> None:
-        if one.file is None:
-            self._bytes_left += one.size
-        else:
-            one.file.io.close()
+        if isinstance(one.at, _WeightsFile):
+            one.at.io.close()
             self._files_left += 1
+        else:
+            self._bytes_left += one.size
 
     def _written(self, weights: Tensor) -> _WeightsFile | None:
         io: FileIO | None = None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from worker.adapters.job_checkpoint import CheckpointError, Tensors, load_progress, load_tensors, save
+from worker.adapters.job_checkpoint import CheckpointError, Tensors, UnreadableWeights, load_progress, load_tensors, save
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
@@ -57,6 +58,42 @@ def test_what_is_no_checkpoint_says_so(tmp_path):
     save_file({"weights": torch.zeros(1)}, path, metadata={"motet_checkpoint": json.dumps({"format": 99})})
     with pytest.raises(CheckpointError, match="another format"):
         load_progress(path)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_file_that_is_cut_while_it_is_read_costs_its_job_alone(tmp_path, monkeypatch, bare):
+    """Of a mapped file that ended the process: it was killed by SIGBUS."""
+    path, empty = tmp_path / "x", torch.empty
+    save(path, JobProgress(), Tensors(AdapterState(*(torch.zeros(8, 4096) for _ in range(3)))))
+
+    def cut(*args, **kwargs):
+        os.truncate(path, 5000)
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", cut)
+    with pytest.raises(UnreadableWeights, match=r"MOTET_WORKER_DIR cannot be read: it ends .* bytes early"):
+        load_tensors(path, bare)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:5],
+        lambda content: content[:100],
+        lambda content: content[:-1],
+        lambda content: bytes(len(content)),
+        lambda content: b"\xff" * len(content),
+        lambda content: content.replace(b'"weights"', b'"weighty"'),
+        lambda content: content.replace(b"[3,16]", b"[3,61]", 1),
+        lambda content: content.replace(b"F32", b"F33"),
+    ],
+)
+def test_a_damaged_file_cannot_be_read(tmp_path, damage):
+    path = tmp_path / "x"
+    save(path, JobProgress(), tensors())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UnreadableWeights, match="the file of its adapter in MOTET_WORKER_DIR cannot be read: "):
+        load_tensors(path)
 
 
 def test_an_object_is_whole_and_named_by_its_bytes(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.worker.adapters.adapter_stores import RANK, ROOMY, Store, key, same, trained
-from worker.adapters.lowest_weights import LowestWeights
+from worker.adapters.lowest_weights import LowestWeights, WeightsCopy, _Kept
 from worker.data.object_cache import ObjectCache
 
 SIZE = 4 * RANK * 100
@@ -150,6 +150,27 @@ def test_a_copy_that_is_let_go_before_its_file_is_written_leaves_nothing(tmp_pat
     assert lowest._bytes_left == 16 * SIZE
 
 
+def test_one_whose_file_comes_as_it_is_let_go_is_not_read(tmp_path, slow_disk, monkeypatch):
+    """That file may not be readable, and whoever lets go waits for nobody's disk."""
+    lowest, weights, looks, own = LowestWeights(0, tmp_path), copied(), [], threading.current_thread()
+    files = lowest._files_left
+
+    def looked_at(one, name):
+        found, first = object.__getattribute__(one, name), not looks and threading.current_thread() is own
+        looks.extend([name] if first else [])
+        if first:  # what was found is no longer so
+            slow_disk.set()
+            settle(lowest)
+            ruin_copy(copy)
+        return found
+
+    copy = lowest.keep(lambda: weights, SIZE)
+    monkeypatch.setattr(_Kept, "__getattribute__", looked_at, raising=False)
+    copy.let_go()
+    assert looks
+    assert (lowest._files_left, lowest._waiting_bytes, lowest._bytes_left) == (files, 0, 0)
+
+
 def test_where_the_system_starts_no_thread_who_keeps_writes(tmp_path, slow_disk, lacking, caplog):
     lacking.add("lowest weights")
     lowest, weights = LowestWeights(0, tmp_path), copied()
@@ -218,4 +239,8 @@ def ruin(store: Store, job: int) -> None:
     """Nothing is left in the files of its copies."""
     at = store.location(key(job))
     for copy in store.arenas[at.replica]._held[key(job)].copies:
-        os.ftruncate(copy.let_go.args[0].file.io.fileno(), 0)
+        ruin_copy(copy)
+
+
+def ruin_copy(copy: WeightsCopy) -> None:
+    os.ftruncate(copy.let_go.args[0].at.io.fileno(), 0)

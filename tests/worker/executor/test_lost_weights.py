@@ -28,7 +28,7 @@ def test_a_task_whose_weights_cannot_be_read_back_leaves_alone(fleet, placing, t
         with lowest._changed:
             assert lowest._changed.wait_for(lambda: not lowest._waiting, PATIENCE)
         if key == (bad.placement_id, 0):
-            os.ftruncate(self._held[key].copies[place].let_go.args[0].file.io.fileno(), 0)
+            os.ftruncate(self._held[key].copies[place].let_go.args[0].at.io.fileno(), 0)
 
     monkeypatch.setattr(ArenaAdapters, "note_lowest", ruined)
     inside = Inside(fleet, tmp_path, worker_checkpoint_seconds=0.01 if where == "at a checkpoint" else 3600)

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-
 from contract.messages.completion_messages import CheckpointWeights, CompletionFailed, CompletionWork
 from contract.rows.row_encoding import RowReader
 from contract.rows.tokenizer import RowError
+from worker.adapters.job_checkpoint import UnreadableWeights, load_tensors
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.api_client import LinkError, PlacementLink
 from worker.data.disk_full import DiskFull
@@ -75,7 +73,7 @@ class RequestPreparation:
             read = read_peft(files, layout)
         except WarmStartError as error:
             raise CannotAnswer("adapter_unusable", f"the adapter {error}", "model") from None
-        except OSError as error:  # a newer checkpoint has replaced it on this node
+        except (OSError, UnreadableWeights) as error:  # a newer checkpoint has replaced it on this node
             raise CannotAnswer("adapter_away", f"the checkpoint was replaced meanwhile ({error}); try again") from None
         return AdapterWeights(read.weights, read.scale * read.rank)
 
@@ -102,8 +100,7 @@ def _adapter_key(work: CompletionWork) -> str | None:
 
 def _checkpoint_weights(path: Path, said: CheckpointWeights) -> AdapterWeights:
     """The weights of a job's checkpoint, float32 [rank, W]; its other tensors are not read."""
-    with safe_open(path, framework="pt") as file:
-        return AdapterWeights(file.get_tensor("weights").to(torch.float32), said.plain_alpha)
+    return AdapterWeights(load_tensors(path, bare=True).adapter.weights, said.plain_alpha)
 
 
 def _tokens(work: CompletionWork, base: DeviceBase) -> list[list[int]]:
