@@ -90,11 +90,13 @@ class ExecutorProgress(Message):
 
 
 class PlacementEnded(Message):
-    """The placement has left the executor. `lost`: the service did not end it, so the daemon must report the loss."""
+    """The placement has left the executor. `lost`: the service did not end it, so the daemon must report the loss, which
+    `by_node` counts against the node alone, not the task or the devices."""
 
     kind: Literal["ended"] = "ended"
     placement_id: str
     lost: bool
+    by_node: bool = False
     detail: str = ""
 
 

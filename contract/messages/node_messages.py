@@ -102,8 +102,8 @@ class PlacementsLost(Message):
     """From the daemon: executors that died, or would not detach, took these placements with them.
 
     With `refused` the daemon could not read them, so no executor had them; another node may. With `untaken` it could start no
-    executor for them. With `stopping` the daemon was asked to end, so the node takes nothing until it registers again; there
-    may be no placements.
+    executor for them, or its disk did not give back what they need: that counts against the node alone. With `stopping` the
+    daemon was asked to end, so the node takes nothing until it registers again; there may be no placements.
     """
 
     reason: RequeueReason

@@ -134,8 +134,8 @@ class AttachedPlacements:
         self._worker.submit(partial(self._prepare, task, devices_of(placement.device_indexes, self._settings)))
 
     def on_lost(self, key: JobKey, why: str) -> None:
-        """A job cannot go on here: its task leaves, and goes on from its checkpoints."""
-        self._on_end(key.placement, True, f"{key}: {why}")
+        """This node's disk does not give back what a job needs: its task leaves, and goes on from its checkpoints."""
+        self._hand_over(partial(self._leave, key.placement, True, f"{key}: {why}", by_node=True))
 
     def _on_end(self, key: str, lost: bool, detail: str) -> None:
         """A reporter's thread calls this when its placement has ended."""
@@ -250,24 +250,24 @@ class AttachedPlacements:
             if not session.lease.holds():
                 self._leave(key, True, "its lease ended")
 
-    def _leave(self, key: str, lost: bool, detail: str) -> None:
+    def _leave(self, key: str, lost: bool, detail: str, by_node: bool = False) -> None:
         if key in self._tasks:
-            self.leave(self._tasks[key], lost, detail)
+            self.leave(self._tasks[key], lost, detail, by_node)
         elif (session := self._sessions.pop(key, None)) is not None:
             session.lease.release()  # ends a download for it
             log.info("nobody is answered under %s any more: %s", key, detail)
             del self._leases[key]
             self._send(PlacementEnded(placement_id=key, lost=lost, detail=detail[:2000]))
 
-    def leave(self, task: PlacementRun, lost: bool, detail: str) -> None:
-        """Remove the placement and notify the daemon. `lost`: see PlacementEnded."""
+    def leave(self, task: PlacementRun, lost: bool, detail: str, by_node: bool = False) -> None:
+        """Remove the placement and notify the daemon. `lost`, `by_node`: see PlacementEnded."""
         if self._tasks.pop(task.key, None) is None:
             return
         log.info("placement %s leaves: %s", task.key, detail)
         del self._leases[task.key]
         task.reporter.close()
         self._left(task)
-        self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
+        self._send(PlacementEnded(placement_id=task.key, lost=lost, by_node=by_node, detail=detail[:2000]))
 
     def close(self) -> None:
         """End the other ranks, and the processes that read rows."""

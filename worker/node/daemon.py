@@ -177,7 +177,7 @@ class Daemon:
         self._pool.release(executor, ended.placement_id, boot_now())
         self._over.add(held.placement.identity)
         if ended.lost:
-            self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
+            self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail, untaken=ended.by_node)
             if not executor.held:
                 self._pool.stop(executor, 0.0)  # its cause may persist: the next placement gets a new process
         self._pulse(member)

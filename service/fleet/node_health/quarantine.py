@@ -36,7 +36,7 @@ class ExecutorLoss(Enum):
     EXECUTOR = "executor"  # its executor died or stalled: the node's or the task's fault
     BESIDE = "beside"  # the same, where another placement of that executor counted the node's loss
     BESIDE_SUSPECT = "beside a suspect"  # the same, where that of a suspect (node_faults.py) did not: evidence against nobody
-    UNTAKEN = "untaken"  # no executor ever took it: the node's fault
+    UNTAKEN = "untaken"  # no executor ever took it, or the node's disk failed it: the node's fault
     UNTAKEN_BESIDE = "untaken beside"  # the same, where another placement counted the node's loss
     NODE = "node"  # the node disappeared or rebooted with it
     REFUSED = "refused"  # the node could not read it: a matter of its version
