@@ -8,9 +8,10 @@ from typing import Any
 
 from contract.compatibility.capabilities import SHARDED_BASES, understood
 from contract.compatibility.protocol import PROTOCOL, refusal
-from contract.messages.node_messages import NodeRegistration, NodeWelcome
+from contract.messages.node_messages import NodeRegistration, NodeWelcome, PlacementsLost
+from contract.states import RequeueReason
 from contract.wording.field_mistakes import shown
-from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
+from worker.api_client import JoinRefused, LinkError, NodeLink, Refused, Unreachable
 from worker.boot_clock import boot_now
 from worker.data.base_cache import BASES, held_bases
 from worker.data.executor_folders import EXECUTORS
@@ -82,6 +83,7 @@ def join(
                 away = True
             if stop_requested(_RETRY_SECONDS):
                 heartbeat.kill()
+                _say_stopping(link, welcome)
                 return None
     except OSError as error:
         heartbeat.kill()
@@ -110,6 +112,15 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
     raise SettingsError(
         f"node {settings.node_name} may not join: {credential.path} holds no credential that is known, and {why}"
     )
+
+
+def _say_stopping(link: NodeLink, welcome: NodeWelcome) -> None:
+    """So that the service gives it nothing more, and what it was given to others."""
+    said = PlacementsLost(reason=RequeueReason.NODE_LOST, fences={}, detail="the worker was stopped", stopping=True)
+    try:
+        link.lost(welcome.node_id, welcome.credential, said)
+    except LinkError as error:
+        log.warning("the service was not told that this node stops, and waits for its heartbeats: %s", error)
 
 
 def _declined(settings: Settings) -> frozenset[str]:

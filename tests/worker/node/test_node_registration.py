@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract.states import RequeueReason
 from tests.worker.conftest import Lacking
 from tests.worker.fleet import JOIN_TOKEN, Fleet
 from worker.api_client import NodeLink
@@ -60,3 +61,6 @@ def test_one_that_waits_for_threads_can_be_stopped(fleet: Fleet, tmp_path, lacki
     with NodeLink(fleet.url) as link:
         hosts, credential = NodeHosts(settings, events.put), NodeCredential(settings.scratch)
         assert join(settings, link, hosts, events.put, lambda seconds: True, credential) is None
+    assert [(said.reason, said.stopping) for said in fleet.lost] == [(RequeueReason.NODE_LOST, True)], (
+        "or it is given tasks yet"
+    )
