@@ -50,7 +50,7 @@ from service.app_state import State
 from service.database.engine import pool_of
 from service.http import openapi, problem_handlers
 from service.http.internal_port import InternalPort
-from service.http.middleware import BodyLimit, JsonCheck, RequestLog
+from service.http.middleware import Admission, BodyLimit, JsonCheck, RequestLog
 from service.idempotency import repeated_requests
 from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
@@ -130,6 +130,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
         lifespan=_lifespan,
     )
     app.add_middleware(InternalPort, port=internal_port)
+    app.add_middleware(Admission)
     app.add_middleware(JsonCheck)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())

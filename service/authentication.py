@@ -6,17 +6,17 @@ Browsers send the cookie by themselves, so a request that changes something need
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, cast
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.app_state import state_of
 from service.audit.audit_trail import Note
 from service.database.engine import Database
-from service.http.middleware import answer_with, request_id
+from service.http.middleware import Gate, answer_with, request_id
 from service.http.problems import Forbidden, Unauthorized
 from service.tenants.api_keys import Principal, Scope
 from service.tenants.auth_throttle import address_of
@@ -27,7 +27,7 @@ _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", a
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 _READS = ("GET", "HEAD")
 _CALLER = "caller"  # key of the Principal in the request's state
-CSRF_CHECKED = "csrf_checked"  # key that a page's form sets there once it has compared the form's own token
+CSRF_IN_FORM = "csrf_in_form"  # key that a page sets there which compares the token of its form itself
 
 _FIXES = {
     "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
@@ -99,7 +99,7 @@ def _credential(request: Request, bearer: HTTPAuthorizationCredentials | None) -
     secret = request.cookies.get(SESSION_COOKIE, "")
     if not is_session(secret):
         raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
-    if request.method not in _READS and not request.scope["state"].get(CSRF_CHECKED):
+    if request.method not in _READS and not request.scope["state"].get(CSRF_IN_FORM):
         check_csrf(request, secret, request.headers.get(CSRF_HEADER))
     return secret
 
@@ -115,13 +115,6 @@ def require_scope(scope: Scope, principal: Principal) -> Principal:
     return principal
 
 
-def _needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
-    async def allowed(principal: _Caller) -> Principal:
-        return require_scope(scope, principal)
-
-    return allowed
-
-
 def require_owner(principal: Principal) -> Principal:
     """The principal. Raises RoleMissing unless it is a member with the role owner."""
     if principal.role is not Role.OWNER:
@@ -130,21 +123,35 @@ def require_owner(principal: Principal) -> Principal:
     return principal
 
 
-def _owner_who_needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
-    async def allowed(principal: _Caller) -> Principal:
-        return require_owner(require_scope(scope, principal))
+class _CallerGate(Gate):
+    """The caller, if `check` returns it; otherwise `check` raises."""
 
-    return allowed
+    def __init__(self, check: Callable[[Principal], Principal]) -> None:
+        self._check = check
+
+    async def __call__(self, principal: _Caller) -> Principal:
+        return self._check(principal)
+
+    async def admit(self, request: Request) -> Principal:
+        return self._check(await _caller(request))
 
 
-async def _member_or_writer(caller: _Caller) -> Principal:
+def _needs(scope: Scope) -> Gate:
+    return _CallerGate(lambda caller: require_scope(scope, caller))
+
+
+def _owner_who_needs(scope: Scope) -> Gate:
+    return _CallerGate(lambda caller: require_owner(require_scope(scope, caller)))
+
+
+def _member_or_writer(caller: Principal) -> Principal:
     return require_scope(Scope.WRITE if caller.user_id is None else Scope.READ, caller)
 
 
 Reader = Annotated[Principal, Depends(_needs(Scope.READ))]
 Writer = Annotated[Principal, Depends(_needs(Scope.WRITE))]
 # for what members do in their own right, whatever their role; of other keys, those that may write
-MemberOrWriter = Annotated[Principal, Depends(_member_or_writer)]
+MemberOrWriter = Annotated[Principal, Depends(_CallerGate(_member_or_writer))]
 Admin = Annotated[Principal, Depends(_needs(Scope.ADMIN))]
 ReadingOwner = Annotated[Principal, Depends(_owner_who_needs(Scope.READ))]
 Owner = Annotated[Principal, Depends(_owner_who_needs(Scope.WRITE))]
@@ -201,19 +208,6 @@ async def _admin_db(request: Request, admin: Admin) -> Database:
 async def admit(request: Request, scope: Scope) -> Principal:
     """A hot route's Principal, without FastAPI's dependency resolution. Raises ScopeMissing, and as `authenticate`."""
     return require_scope(scope, await _caller(request))
-
-
-class WriterFirst(APIRoute):
-    """A route for writers that authenticates before it reads the body: FastAPI alone would parse what anybody sends."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        usual = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            require_scope(Scope.WRITE, await _caller(request))
-            return await usual(request)
-
-        return handle
 
 
 # The audit log records writes through any of these, and reads through NotedDb too.

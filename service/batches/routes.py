@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from contract.batch_spec import BatchSpec
 from service.app_state import GradersDep, QueueDep, Service, WakeupsDep
-from service.authentication import Db, Reader, StillAllowed, Writer, WriterFirst
+from service.authentication import Db, Reader, StillAllowed, Writer
 from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
 from service.batches.models import Batch
@@ -24,6 +24,18 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=problems(40
 _Event = Annotated[str | None, Header(max_length=2000, description="Id of the last event that was read")]
 
 
+@router.post(
+    "",
+    status_code=201,
+    operation_id="create_batch",
+    summary="Train several search spaces, planned for one objective",
+    description=(
+        "All tasks are made, or none. They are planned together once the files of all are checked: for the earliest end of the "
+        "last one (`makespan`), or for the least weighted sum of their ends. Each is a task as any other; others' tasks start "
+        "no later for it."
+    ),
+    responses=problems(400, 409, 413, 422),
+)
 def create_batch(
     spec: BatchSpec,
     writer: Writer,
@@ -44,23 +56,6 @@ def create_batch(
         claim.store_answer(session, 201, resource, headers)
     response.headers.update(headers)
     return resource
-
-
-router.add_api_route(
-    "",
-    create_batch,
-    status_code=201,
-    operation_id="create_batch",
-    summary="Train several search spaces, planned for one objective",
-    description=(
-        "All tasks are made, or none. They are planned together once the files of all are checked: for the earliest end of the "
-        "last one (`makespan`), or for the least weighted sum of their ends. Each is a task as any other; others' tasks start "
-        "no later for it."
-    ),
-    responses=problems(400, 409, 413, 422),
-    methods=["POST"],
-    route_class_override=WriterFirst,
-)
 
 
 @router.post(

@@ -11,11 +11,11 @@ from service.completions import answers
 from service.completions.executor_claims import Carrier, carrier_of, claim, claimed, renew, serves_object
 from service.completions.requests import wakes_executors
 from service.fleet.errors import ObjectUnknown
-from service.fleet.routes import Bearer
+from service.fleet.routes import OF_PLACEMENT, Bearer
 from service.storage.downloads import send_object
 from service.tasks.polling.event_stream import heard
 
-router = APIRouter(prefix="/internal/v1/placements/{placement_id}", include_in_schema=False)
+router = APIRouter(prefix="/internal/v1/placements/{placement_id}", include_in_schema=False, dependencies=[OF_PLACEMENT])
 
 
 @router.post("/completions")

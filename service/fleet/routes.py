@@ -23,8 +23,9 @@ from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import BaseObjectLost, FenceStale, ObjectUnknown
 from service.fleet.heartbeats.lease_renewal import accept_heartbeat
 from service.fleet.merges import merge_leases, merge_reports
-from service.fleet.worker_authentication import check_node
+from service.fleet.worker_authentication import check_node, check_placement
 from service.http.concurrency_limits import Hashing, Reporting
+from service.http.middleware import Gate
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, read_json
 from service.settings import Settings
@@ -55,7 +56,40 @@ async def _throttled(bearer: Bearer, request: Request, state: Service) -> AsyncI
 # for routes that look their bearer up; a placement's token is checked without the database
 Throttled = Annotated[None, Depends(_throttled, scope="function")]
 _PLACEMENT = "X-Motet-Placement"  # of an upload: the placement that it was granted to
-OfPlacement = Annotated[str, Header(alias=_PLACEMENT)]
+UploadPlacement = Annotated[str, Header(alias=_PLACEMENT)]
+
+
+class _NodeGate(Gate):
+    """Admits who has the node's credential, or one that was valid lately. The routes look again, with the node's row locked."""
+
+    async def __call__(self, request: Request) -> None:
+        await self.admit(request)
+
+    async def admit(self, request: Request) -> None:
+        state, bearer = state_of(request), await _bearer(request.headers.get("authorization"))
+        if bearer is not None and state.throttle.trusts(bearer):
+            return
+        async with state.throttle.attempt(address_of(request), bearer or ""):
+            await run_in_threadpool(_require_node, state, request.path_params["node_id"], bearer)
+
+
+class _PlacementGate(Gate):
+    """Admits who has a token of the placement, which may have ended since."""
+
+    async def __call__(self, request: Request) -> None:
+        await self.admit(request)
+
+    async def admit(self, request: Request) -> None:
+        placement_id = request.path_params.get("placement_id") or request.headers.get(_PLACEMENT, "")
+        check_placement(state_of(request).settings, placement_id, await _bearer(request.headers.get("authorization")))
+
+
+OF_NODE, OF_PLACEMENT = Depends(_NodeGate()), Depends(_PlacementGate())
+
+
+def _require_node(state: State, node_id: str, bearer: str | None) -> None:
+    with state.system.begin() as session:
+        check_node(session, node_id, bearer)
 
 
 @router.post("/nodes", status_code=201)
@@ -73,10 +107,9 @@ class _HeartbeatRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def handle(request: Request) -> Response:
             state, bearer = state_of(request), await _bearer(request.headers.get("authorization"))
-            async with state.throttle.attempt(address_of(request), bearer or ""):
-                said = await request.body()
-                async with state.semaphores["heartbeats"]:
-                    answer = await run_in_threadpool(heartbeat, request.path_params["node_id"], said, bearer, state)
+            said = await request.body()
+            async with state.throttle.attempt(address_of(request), bearer or ""), state.semaphores["heartbeats"]:
+                answer = await run_in_threadpool(heartbeat, request.path_params["node_id"], said, bearer, state)
             return Response(answer, media_type="application/json")
 
         return handle
@@ -88,7 +121,9 @@ def heartbeat(node_id: str, said: Whole, bearer: Bearer, state: Service) -> byte
     return answer.model_dump_json().encode()
 
 
-router.add_api_route("/nodes/{node_id}/heartbeats", heartbeat, methods=["POST"], route_class_override=_HeartbeatRoute)
+router.add_api_route(
+    "/nodes/{node_id}/heartbeats", heartbeat, methods=["POST"], route_class_override=_HeartbeatRoute, dependencies=[OF_NODE]
+)
 
 
 @router.get("/nodes/{node_id}/desired")
@@ -98,12 +133,12 @@ def desired(node_id: str, bearer: Bearer, dependencies: DependenciesDep, throttl
         return desired_state(session, dependencies.settings, check_node(session, node_id, bearer))
 
 
-@router.post("/nodes/{node_id}/lost", status_code=204)
+@router.post("/nodes/{node_id}/lost", status_code=204, dependencies=[OF_NODE])
 def lost(node_id: str, said: PlacementsLost, bearer: Bearer, dependencies: DependenciesDep, throttled: Throttled) -> None:
     nodes.report_lost(dependencies, node_id, bearer, said)
 
 
-@router.post("/nodes/{node_id}/cached-files")
+@router.post("/nodes/{node_id}/cached-files", dependencies=[OF_NODE])
 def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, dependencies: DependenciesDep) -> CachedFiles:
     """Which of the files that the node keeps it has to erase."""
     with dependencies.db.begin() as session:
@@ -111,7 +146,7 @@ def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, dependencies: 
         return unwanted(session, said)
 
 
-@router.post("/placements/{placement_id}/reports")
+@router.post("/placements/{placement_id}/reports", dependencies=[OF_PLACEMENT])
 def report(
     placement_id: str,
     said: Whole,
@@ -164,12 +199,12 @@ def _served(session: Session, settings: Settings, placement_id: str, bearer: str
     return task.base_model, checkpoints | {file.sha256 for file in (start.files if start else [])}
 
 
-@router.post("/placements/{placement_id}/merge", status_code=204)
+@router.post("/placements/{placement_id}/merge", status_code=204, dependencies=[OF_PLACEMENT])
 def merge_report(placement_id: str, said: MergeReport, bearer: Bearer, dependencies: DependenciesDep) -> None:
     merge_reports.accept(dependencies, placement_id, bearer, said)
 
 
-@router.post("/placements/{placement_id}/uploads")
+@router.post("/placements/{placement_id}/uploads", dependencies=[OF_PLACEMENT])
 def upload(
     placement_id: str, said: UploadRequest, bearer: Bearer, dependencies: DependenciesDep, request: Request
 ) -> UploadGrant:
@@ -186,16 +221,16 @@ def upload(
     return grant.model_copy(update={"headers": grant.headers | {"Authorization": f"Bearer {bearer}", _PLACEMENT: placement_id}})
 
 
-@router.put("/objects/{token}", status_code=204)
-async def put_object(token: str, request: Request, bearer: Bearer, state: Service, placement: OfPlacement = "") -> None:
+@router.put("/objects/{token}", status_code=204, dependencies=[OF_PLACEMENT])
+async def put_object(token: str, request: Request, bearer: Bearer, state: Service, placement: UploadPlacement = "") -> None:
     """The bytes of a granted upload, of a placement that has not ended since."""
     granted = state.grants.verify(token)
     await run_in_threadpool(_require_live, state, placement, bearer)
     await store_granted(request, state.storage, granted)
 
 
-@router.post("/objects/{token}/complete", status_code=204)
-def complete_object(token: str, bearer: Bearer, state: Service, limited: Hashing, placement: OfPlacement = "") -> None:
+@router.post("/objects/{token}/complete", status_code=204, dependencies=[OF_PLACEMENT])
+def complete_object(token: str, bearer: Bearer, state: Service, limited: Hashing, placement: UploadPlacement = "") -> None:
     """Verifies and keeps what a placement, which has not ended since, put to the presigned URLs of its grant."""
     granted = state.grants.verify(token)
     _require_live(state, placement, bearer)

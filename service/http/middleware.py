@@ -1,5 +1,5 @@
-"""Middleware: request ids, one access log line and duration per request, the size limit of bodies read into memory, and that no
-object in a JSON body has a key twice."""
+"""Middleware: request ids, one access log line and duration per request, the size limit of bodies read into memory, that a body
+is read once its sender is admitted, and that no object in a JSON body has a key twice."""
 
 import json
 import logging
@@ -7,12 +7,15 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import NoReturn
 
 import anyio
+from fastapi import Request
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -37,6 +40,7 @@ _LONG_JSON_BYTES = 2**16  # a thread looks through longer bodies
 # in a JSON body: of each value but a text's letters there is at least one. Python reads so many in a third of a second at most,
 # and answers nobody else meanwhile
 MAX_JSON_MARKS, _MARKS = 2**19, (b"[", b"{", b",")
+MAX_UNKNOWN_BYTES = 2**17  # of a body that no gate stands before; the largest is a node's registration that names 1,000 bases
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES = ("/livez", "/readyz")
@@ -175,16 +179,66 @@ class _Body:
 
     async def drain(self) -> None:
         """Drain up to 4 MiB or 2 s more, so that a client that has nearly sent its body reads the response before the close."""
-        until = self._size + _HEARD_OUT_BYTES
+        self._limit, until = math.inf, self._size + _HEARD_OUT_BYTES
         with anyio.move_on_after(_HEARD_OUT_SECONDS):
             while not self.whole and self._size < until:
                 await self.receive()
 
 
+class Gate(ABC):
+    """A dependency that decides by a request's line and headers alone whether its sender is heard."""
+
+    @abstractmethod
+    async def admit(self, request: Request) -> object:
+        """Raises a Problem if not. May be asked several times about one request."""
+
+
+class Admission:
+    """Asks the gates among a route's dependencies once the route reads its body: FastAPI reads and parses what anybody sends
+    before it resolves any dependency. A route without a gate gets MAX_UNKNOWN_BYTES at most."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = known = False
+        size = 0
+
+        async def admitted() -> Message:
+            nonlocal asked, known, size
+            if not asked:
+                for gate in _gates(scope):
+                    await gate.admit(Request(scope))
+                    known = True
+                asked = True
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_UNKNOWN_BYTES and not known:
+                said = f"A body whose sender is not known yet may have at most {MAX_UNKNOWN_BYTES} bytes."
+                raise TooLarge(said, limit=MAX_UNKNOWN_BYTES)
+            return message
+
+        await self._app(scope, admitted, send)
+
+
+def _gates(scope: Scope) -> Iterator[Gate]:
+    """Those of the request's route."""
+    route = scope.get("route")
+    within = [route.dependant] if isinstance(route, APIRoute) else []
+    while within:
+        one = within.pop()
+        if isinstance(one.call, Gate):
+            yield one.call
+        within += one.dependencies
+
+
 class JsonCheck:
     """Refuses JSON in which an object has a key twice, of which Python's parser would take the last without a word, or of which
-    reading would keep all others waiting. It looks where a route reads the body, so after what the route checks before. Not at
-    what workers send."""
+    reading would keep all others waiting. It looks where a route reads the body, so once its sender is admitted. Not at what
+    workers send."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -155,6 +155,8 @@ def _http(request: Request, error: HTTPException) -> Response:
     """Answer the exceptions that FastAPI and starlette raise themselves."""
     if isinstance(error.__cause__, Problem):  # found as FastAPI read the body
         return problem_response(request, error.__cause__)
+    if isinstance(error.__cause__, DATABASE_ERRORS):  # met by a gate, who admits the sender then
+        return _database_away(request, error.__cause__)
     detail = str(error.detail)
     if error.status_code == 404:
         detail = f"There is no {request.url.path} here; /openapi.json lists what there is below /v1."

@@ -103,6 +103,11 @@ class AuthThrottle:
             elif good:
                 self._remember(hash)
 
+    def trusts(self, credential: str) -> bool:
+        """Whether the credential was valid lately."""
+        with self._lock:
+            return _hash(credential) in self._good
+
     def trust(self, credential: str) -> None:
         """Count a newly issued credential as valid."""
         with self._lock:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
-from service.authentication import CSRF_CHECKED, SESSION_COOKIE, CsrfRefused, ScopeMissing, check_csrf
+from service.authentication import CSRF_IN_FORM, SESSION_COOKIE, CsrfRefused, ScopeMissing, check_csrf
 from service.http.problem_handlers import RENDERER
 from service.http.problems import Forbidden, Problem, Unauthorized, summary
 from service.tenants.api_keys import Scope
@@ -107,6 +107,7 @@ async def _check_form(request: Request) -> None:
         raise FormRefused("This form came from another site. Open the page here and send it again.")
     secret = request.cookies.get(SESSION_COOKIE, "")
     if is_session(secret):
+        request.scope["state"][CSRF_IN_FORM] = True  # for who is asked before the form is read
         given = (await request.form()).get("csrf")
         try:
             check_csrf(request, secret, given if isinstance(given, str) else None)
@@ -115,4 +116,3 @@ async def _check_form(request: Request) -> None:
                 "The page of this form is of an earlier session: somebody signed in or out in this browser since it was "
                 "opened. Reload that page, then send the form again."
             ) from refused
-        request.scope["state"][CSRF_CHECKED] = True

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from contract.messages.completion_messages import CompletionPiece
 from service.app_state import Service, State
-from service.authentication import KeyRefused, StillAllowed, Writer, WriterFirst
+from service.authentication import KeyRefused, StillAllowed, Writer
 from service.completions import requests
 from service.completions.following import Following
 from service.completions.requests import AskedModel
@@ -35,7 +35,7 @@ from service.openai.models.asked_models import asked_model
 from service.tasks.polling.event_stream import Allowed
 from service.tenants.api_keys import Principal
 
-router = APIRouter(prefix=PREFIX, include_in_schema=False, route_class=WriterFirst)
+router = APIRouter(prefix=PREFIX, include_in_schema=False)
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

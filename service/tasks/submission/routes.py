@@ -5,14 +5,14 @@ from fastapi import APIRouter, Request, Response
 
 from contract.task_spec import TaskSpec
 from service.app_state import state_of
-from service.authentication import Db, Writer, WriterFirst, note_of
+from service.authentication import Db, Writer, note_of
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import IdempotencyKey, keyed_request_of
 from service.tasks.resource import TaskResource
 from service.tasks.submission.coalesced_submission import Submission
 from service.tracing.request_trace import take_traceparent
 
-router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403), route_class=WriterFirst)
+router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
 
 @router.post(

@@ -72,11 +72,11 @@ def test_bytes_that_are_not_those_announced_are_refused(placement, storage, cont
 
 
 def test_a_grant_cannot_be_stretched_or_forged(placement):
-    url = grant(placement, b"small")["url"]
-    token = url.rpartition("/")[2]
+    granted = grant(placement, b"small")
+    token = granted["url"].rpartition("/")[2]
     longer = token.replace(".5.", ".5000.", 1)
     for forged in (longer, token[:-1], "x", "a.b.c.d"):
-        response = placement.node.client.put(f"/internal/v1/objects/{forged}", content=b"small")
+        response = placement.node.client.put(f"/internal/v1/objects/{forged}", content=b"small", headers=granted["headers"])
         assert (response.status_code, response.json()["code"]) == (403, "grant_refused")
 
 

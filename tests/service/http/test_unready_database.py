@@ -19,6 +19,8 @@ def test_a_database_that_is_away(stack, settings_for, tmp_path, serve):
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         assert problem_of(caller.get("/v1/tasks"), 503, "database_unavailable")["detail"]
         assert caller.get("/v1/tasks").headers["retry-after"]
+        before_the_body = caller.client.post("/internal/v1/nodes/n/cached-files", headers={"authorization": "Bearer nc_new"})
+        problem_of(before_the_body, 503, "database_unavailable")
         problem_of(caller.get("/readyz"), 503, "not_ready")
         assert caller.get("/livez").status_code == 200
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

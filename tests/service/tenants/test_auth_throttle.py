@@ -84,10 +84,17 @@ def test_nodes_and_joins_are_throttled_too_and_a_good_node_goes_on(caller, datab
     codes = [stranger.ask_to_join(f"jt_{number}").status_code for number in range(FEW + 3)]
     assert codes == [*[401] * FEW, *[429] * 3]
     before = len(lookups)
+    assert stranger.call("POST", f"nodes/{node.id}/heartbeats", "nc_wrong", {"boot_id": node.boot_id}).status_code == 429
     assert node.call("GET", f"nodes/{node.id}/desired", "nc_wrong").status_code == 429
     assert len(lookups) == before
     assert node.beat().status_code == 200
     assert node.reboot().beat().status_code == 200
+
+
+def test_beats_with_a_wrong_credential_never_wait_for_themselves(caller, database, nothing_left):  # noqa: F811
+    node = ScriptedNode(caller.client, join_token(database, "beaten"), "beaten").register()
+    codes = [node.call("POST", f"nodes/{node.id}/heartbeats", f"nc_{number}", {}).status_code for number in range(FEW + 2)]
+    assert codes == [*[401] * FEW, *[429] * 2]
 
 
 def attempted(throttle: AuthThrottle, address: str, credential: str, failed: bool = False, error=None) -> None:
