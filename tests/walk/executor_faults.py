@@ -9,28 +9,54 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.walk.running_stack import ENDED, gsm8k, stopped
-from tests.walk.shared_executor import SPECS, SharedExecutor
+from tests.walk.shared_executor import SharedExecutor
 
 STALL = 5  # seconds without progress after which the service gives an executor up
 DETACH = 12  # and a little more than those after which its daemon kills it
+PATIENT = {
+    "MOTET_HEARTBEAT_SECONDS": "1",
+    "MOTET_RECONCILE_SECONDS": "1",
+    "MOTET_WORKER_CHECKPOINT_SECONDS": "1",
+    "MOTET_QUARANTINE_SECONDS": "6",
+    "MOTET_LEASE_SECONDS": "30",
+    "MOTET_STALL_SECONDS": "60",
+}
+# of a stack; the latter only where an executor is to stall: there a pause of a busy machine is a loss too
+QUICK = {**PATIENT, "MOTET_LEASE_SECONDS": "6", "MOTET_STALL_SECONDS": str(STALL)}
 # bytes that an executor still gets, beside up to 64 MiB that it has and does not use: enough for short rows; too little for one
 # of _LONGEST tokens, which takes about 140 MiB, or 40 if it recomputes
 _HEADROOM = (16 << 20, 48 << 20)
 _LONGEST = 900
 _WATCHFUL = {"policy": "alto", "warmup_fraction": 1.0, "eval_every": 4, "tau_gap": 10.0}
 
+Refused = Callable[[int, int], AbstractContextManager[None]]  # a process, and the bytes that it still gets
+
+
+@contextmanager
+def refused_main_memory(pid: int, more: int) -> Iterator[None]:
+    """The kernel refuses the process all but so many bytes more."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (data,) = [line.split()[1] for line in lines if line.startswith("VmData")]
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+    resource.prlimit(pid, resource.RLIMIT_DATA, ((int(data) << 10) + more, hard))
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+
 
 class Round:
     """One round: its tasks by tenant, which of them is the bad one, and who was there when an executor was lost."""
 
-    def __init__(self, shared: SharedExecutor, seed: int) -> None:
-        self.shared, self.random = shared, random.Random(seed)
+    def __init__(self, shared: SharedExecutor, seed: int, refused: Refused = refused_main_memory) -> None:
+        self.shared, self.random, self.refused = shared, random.Random(seed), refused
         self.tasks: dict[int, str] = {}
         self.bad: int | None = None
         self.there = Counter[int]()  # by tenant: executors that were lost while they had its task
@@ -51,20 +77,20 @@ class Round:
 
     def submit(self, **bad: Any) -> None:
         """Submit the others."""
-        for at in range(1, len(SPECS)):
+        for at in range(1, len(self.shared.specs)):
             self.tasks[at] = self.shared.submit(at, **(bad if at == self.bad else {}))
 
     def together(self) -> None:
         """Four healthy tasks are there, one of which has come as far as the seed says."""
         self.begin()
         self.join()
-        at = self.random.randrange(1, len(SPECS))
+        at = self.random.randrange(1, len(self.shared.specs))
         self.shared.trains(at, self.tasks[at], self.random.randint(1, 8))
 
     def choose_bad(self) -> Mapping[str, Any]:
         """Whose task is the bad one; its healthy spec. The first's is the one that the others join."""
-        self.bad = self.random.randrange(1, len(SPECS))
-        return SPECS[self.bad]
+        self.bad = self.random.randrange(1, len(self.shared.specs))
+        return self.shared.specs[self.bad]
 
     def upload(self, rows: list[dict[str, Any]]) -> dict[str, str]:
         assert self.bad is not None
@@ -120,7 +146,7 @@ def poison_rows(it: Round) -> None:
 
 
 def out_of_memory(it: Round) -> None:
-    """The kernel refuses the executor memory while a tenant's task of long rows is there: it fails, or recomputes activations.
+    """The executor is refused memory while a tenant's task of long rows is there: it fails, or recomputes activations.
 
     An executor keeps what such rows ever took, and so does one that measures them: they are measured by one that ends then."""
     it.choose_bad()
@@ -139,18 +165,12 @@ def out_of_memory(it: Round) -> None:
     it.submit(**long)
     log = it.shared.motet.log("worker")
     it.shared.until_prepared(it.tasks[it.bad])
-    with stopped([pid]):
-        told = log.stat().st_size
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        (data,) = [line.split()[1] for line in lines if line.startswith("VmData")]
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-        resource.prlimit(pid, resource.RLIMIT_DATA, ((int(data) << 10) + it.random.choice(_HEADROOM), hard))
-    try:
+    with ExitStack() as stack:
+        with stopped([pid]):
+            told = log.stat().st_size
+            stack.enter_context(it.refused(pid, it.random.choice(_HEADROOM)))
         it.shared.together(it.healthy)
         it.shared.ended(it.bad, it.tasks[it.bad])
-    finally:
-        with suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
     assert b"out of memory in a pass" in log.read_bytes()[told:]
 
 

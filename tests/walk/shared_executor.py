@@ -69,20 +69,20 @@ class Tenant:
 
 
 class SharedExecutor:
-    """Tasks of four tenants on the only slot of a stack."""
+    """Tasks of four tenants on the only device of a stack."""
 
-    def __init__(self, motet: RunningStack) -> None:
-        self.motet = motet
+    def __init__(self, motet: RunningStack, specs: Sequence[dict[str, Any]] = SPECS, rows: int = ROWS) -> None:
+        self.motet, self.specs = motet, specs
         self.tenants = []
         for at, name in enumerate(TENANTS):
             http = motet.tenant(name)
-            file = motet.upload(short_rows(ROWS, skip=at * ROWS), http)
+            file = motet.upload(short_rows(rows, skip=at * rows), http)
             self.tenants.append(Tenant(name, http, file, {file}))
 
     def submit(self, at: int, **more: Any) -> str:
         """The healthy task of tenant `at`, with these changes; slow company is better than none to it."""
         tenant = self.tenants[at]
-        spec = {"max_slowdown": 64, "dataset": {"file_id": tenant.file}, **SPECS[at], **more}
+        spec = {"max_slowdown": 64, "dataset": {"file_id": tenant.file}, **self.specs[at], **more}
         if spec.get("isolation") == "dedicated":
             del spec["max_slowdown"]
         task_id = self.motet.submit(tenant.http, **spec)
@@ -238,6 +238,15 @@ class SharedExecutor:
                         found.append({job: step for job, step in now.items() if step > 0})
                     ran = data["status"] == "running"
         return found
+
+
+def alone_on(shared: SharedExecutor) -> list[Left]:
+    """What each tenant's task leaves that shares with nobody."""
+    tasks = [shared.submit(at, isolation="dedicated") for at in range(len(shared.specs))]
+    assert [shared.ended(at, task)["status"] for at, task in enumerate(tasks)] == ["succeeded"] * len(tasks)
+    left = [shared.left(at, task) for at, task in enumerate(tasks)]
+    assert all(one.adapters for one in left)
+    return left
 
 
 def placements(motet: RunningStack, tasks: Sequence[str]) -> list[dict[str, Any]]:
