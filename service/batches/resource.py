@@ -39,7 +39,7 @@ class BatchPlanResource(BaseModel):
     at: datetime
     makespan_seconds: int = Field(description="From then until the last of them was to end")
     method: str = Field(
-        description="start: all fit at once. batch, longest_first: by rules. cpsat: by the solver. rules: as alone"
+        description="start: all fit at once. batch, greedy, longest_first: by rules. cpsat: by the solver. rules: as alone"
     )
     solver_status: str | None = Field(description="OPTIMAL: no plan of the waiting tasks ends sooner")
     bound_seconds: int | None = Field(description="No plan ends sooner than this, by the solver")

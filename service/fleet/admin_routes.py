@@ -77,9 +77,14 @@ class PlanResource(BaseModel):
     id: str
     created_at: datetime
     requests: int = Field(description="Changes that it answered")
-    method: str = Field(description="start: everything fitted; greedy: by rule; cpsat: by the solver")
+    method: str = Field(
+        description="start: everything fitted. greedy: by rule; batch: by rule, for the earliest end of a batch alone. "
+        "cpsat: by the solver"
+    )
     solver_status: str | None
-    objective: float | None = Field(description="Weighted completion, in weight x seconds, of the tasks the solver saw")
+    objective: float | None = Field(
+        description="Weighted completion, in weight x seconds, of the tasks the solver saw; of a batch alone its makespan"
+    )
     bound: float | None = Field(description="No plan for those tasks could cost less")
     seconds: float
     problem: dict[str, Any]

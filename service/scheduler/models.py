@@ -45,7 +45,7 @@ class Plan(Base):
     id: Mapped[Id]
     created_at: Mapped[Now]
     requests: Mapped[int]  # number of plan requests that it answered
-    method: Mapped[str] = mapped_column(String(16))  # start, greedy or cpsat
+    method: Mapped[str] = mapped_column(String(16))  # of a Decision
     solver_status: Mapped[str | None] = mapped_column(String(16))
     objective: Mapped[float | None] = mapped_column(Double)
     bound: Mapped[float | None] = mapped_column(Double)

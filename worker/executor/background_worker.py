@@ -10,8 +10,8 @@ log = logging.getLogger(__name__)
 
 class BackgroundWorker:
     """Runs callables in the order given, one after another or `at_once` of them; None: each at once, as they come, unless the
-    system starts no more threads: then they wait for those that are there. An exception ends the process, as in the loop: see
-    training_loop.py. Its threads stay, since child processes end with the thread that started them (parent_watchdog.py)."""
+    system starts no more threads: then they wait for those that are there. An exception ends the process (thread_guard.py). Its
+    threads stay, since child processes end with the thread that started them (parent_watchdog.py)."""
 
     def __init__(self, name: str, at_once: int | None = 1) -> None:
         self._name, self._grows = name, at_once is None

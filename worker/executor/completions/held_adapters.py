@@ -20,7 +20,7 @@ class _Held:
 
 
 class HeldAdapters:
-    """Of one base: `drop_all` before another."""
+    """Of one base: another has its own."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, _Held] = OrderedDict()

@@ -67,7 +67,7 @@ class JobRun:
 
     @property
     def progress(self) -> JobProgress:
-        """Its state for a checkpoint, without tensors."""
+        """All of its state that a checkpoint holds beside tensors."""
         return self.record.progress
 
     @property
