@@ -10,6 +10,7 @@ from contract.messages.adapter_manifest import AdapterManifest
 from contract.states import JobStatus
 from contract.task_spec import Precision
 from contract.wording.config_labels import HEADINGS, label, varying
+from contract.wording.generated_text_words import shortened
 from contract.wording.row_words import overlap_sentence
 from service.adapters.models import Adapter
 from service.tasks.best_job import best_first
@@ -160,7 +161,7 @@ def _sample(evaluations: Sequence[TextEvaluationResource], place: int) -> str:
     """One prompt, what its row answers, and what the base and the adapter write."""
     asked = [(one.index, one.samples[place]) for one in evaluations if place < len(one.samples)]
     first = asked[0][1]
-    lines = [f"Prompt {place + 1}:", _fenced(first.prompt, end=True), "Reference:", _fenced(first.reference)]
+    lines = [f"Prompt {place + 1}:", _fenced(first.prompt, keep_end=True), "Reference:", _fenced(first.reference)]
     for index, sample in asked:
         said = ", ".join(f"{name} {score:.4f}" for name, score in sorted(sample.scores.items()))
         whose = "The base alone" if index is None else "This adapter"
@@ -168,11 +169,10 @@ def _sample(evaluations: Sequence[TextEvaluationResource], place: int) -> str:
     return "\n\n".join(lines)
 
 
-def _fenced(text: str, end: bool = False) -> str:
+def _fenced(text: str, keep_end: bool = False) -> str:
     """A code block of the text or, where it is long, of its beginning or its end. No text can close the block: its fence is
     longer than any run of backticks in it."""
-    if len(text) > _LONGEST:
-        text = f"…{text[-_LONGEST:]}" if end else f"{text[:_LONGEST]}…"
+    text = shortened(text, _LONGEST, keep_end)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from contract.messages.placement_messages import BaseFile
 from contract.model_revision import content_key
+from contract.wording.size_words import gigabytes
 from worker.data.disk_full import DiskFull, room_needed
 from worker.data.disk_sync import sync
 
@@ -188,11 +189,6 @@ def fetch_rate(folder: Path) -> float | None:
         return float((folder / _RATE).read_text())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def gigabytes(size: int) -> str:
-    """In GB, or in MB below one."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _lock(descriptor: int, how: int) -> bool:

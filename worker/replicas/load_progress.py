@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 
+from contract.wording.size_words import gigabytes
 from worker.boot_clock import boot_now
-from worker.data.base_cache import gigabytes
 
 log = logging.getLogger(__name__)
 

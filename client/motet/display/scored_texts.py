@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from contract.wording.generated_text_words import remarks, shortened
 from motet.api.resources import PairwiseWins, TextEvaluation
 from motet.display.columns import Column, Columns
 
@@ -28,18 +29,13 @@ def drawn(found: Sequence[TextEvaluation], samples: int, pairwise: Sequence[Pair
             *(f"{one.scores[name]:.3f}" if name in one.scores else "" for name in metrics),
             str(one.prompts),
             str(one.step) if one.step is not None else "",
-            _said(one),
+            remarks(one.error, one.notes, one.pending),
         )
         for one in found
     ]
     prompts = min(samples, max((len(one.samples) for one in found), default=0))
     wins = [Text(f"the winner against the base: {one.sentence}") for one in pairwise]
     return Group(Columns(columns, rows), *wins, *(_prompt(found, place) for place in range(prompts)))
-
-
-def _said(one: TextEvaluation) -> str:
-    waits = [f"{name}: {count} texts are still to be graded" for name, count in sorted(one.pending.items())]
-    return "; ".join([*([one.error] if one.error is not None else []), *one.notes, *waits])
 
 
 def whose(one: TextEvaluation) -> str:
@@ -54,17 +50,10 @@ def _prompt(found: Sequence[TextEvaluation], place: int) -> RenderableType:
     asked = [(one, one.samples[place]) for one in found if place < len(one.samples)]
     first = asked[0][1]
     lines = [
-        Text(f"\nprompt {place + 1}: ", "bold").append(_cut(first.prompt, end=True), "not bold"),
-        Text("reference: ", "dim").append(_cut(first.reference), "not dim"),
+        Text(f"\nprompt {place + 1}: ", "bold").append(shortened(first.prompt, _LONGEST, keep_end=True), "not bold"),
+        Text("reference: ", "dim").append(shortened(first.reference, _LONGEST), "not dim"),
     ]
     for one, sample in asked:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in sorted(sample.scores.items()))
-        lines.append(Text(f"{whose(one)} ({scores}): ", "dim").append(_cut(sample.text), "not dim"))
+        lines.append(Text(f"{whose(one)} ({scores}): ", "dim").append(shortened(sample.text, _LONGEST), "not dim"))
     return Group(*lines)
-
-
-def _cut(text: str, end: bool = False) -> str:
-    """The text, or where it is long its beginning, or its end."""
-    if len(text) <= _LONGEST:
-        return text
-    return f"…{text[-_LONGEST:]}" if end else f"{text[:_LONGEST]}…"

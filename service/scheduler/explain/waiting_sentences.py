@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from contract.gpu_counts import device_word, devices
+from contract.wording.size_words import gigabytes
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.explain.reason_codes import Code, Reason
 from service.scheduler.explain.width_sentences import FitWords
@@ -273,11 +274,6 @@ def task_words(name: str | None, id: str) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def gigabytes(size: int) -> str:
-    """In GB, or in MB below one."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _gib(size: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from contract.task_spec import VAL_LOSS
+from contract.wording.generated_text_words import remarks, shortened
 from service.tasks.milestone_evaluations import milestone_scores
 from service.tasks.models import Task
 from service.tasks.stored_specs import cut_metric_of, effective, part
@@ -42,14 +43,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """An evaluation's means in the order of the table's metrics; None: not scored. step: that the weights are of. said: why
+    """An evaluation's means in the order of the table's metrics; None: not scored. step: that the weights are of. remarks: why
     there are none, what counts as 0, and what endpoints have still to grade."""
 
     whose: str
     step: int | None
     best: bool
     values: list[float | None]
-    said: str
+    remarks: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,13 @@ def score_table(found: Sequence[TextScores], winner: int | None) -> ScoreTable:
     """All scores, the base's first."""
     metrics = sorted({name for one in found for name in one.scores})
     rows = [
-        ScoreRow(_whose(one), one.step, _wins(one, winner), [one.scores.get(name) for name in metrics], _said(one))
+        ScoreRow(
+            whose=_whose(one),
+            step=one.step,
+            best=_wins(one, winner),
+            values=[one.scores.get(name) for name in metrics],
+            remarks=remarks(one.error, one.notes, one.pending),
+        )
         for one in found
     ]
     return ScoreTable(metrics, rows, max((one.prompts for one in found), default=0))
@@ -121,8 +128,8 @@ def prompts(found: Sequence[TextEvaluationResource], winner: int | None) -> list
 def _prompt(found: Sequence[TextEvaluationResource], place: int, winner: int | None) -> Prompt:
     first = found[0].samples[place]
     return Prompt(
-        prompt=_cut(first.prompt, end=True),
-        reference=_cut(first.reference),
+        prompt=shortened(first.prompt, _LONGEST, keep_end=True),
+        reference=shortened(first.reference, _LONGEST),
         answers=[_answer(one, one.samples[place], winner) for one in found],
     )
 
@@ -131,15 +138,10 @@ def _answer(one: TextEvaluationResource, sample: TextSampleResource, winner: int
     return Answer(
         whose=_whose(one),
         best=_wins(one, winner),
-        text=_cut(sample.text),
+        text=shortened(sample.text, _LONGEST),
         unfinished=sample.finish_reason == "length",
         scores=sorted(sample.scores.items()),
     )
-
-
-def _said(one: TextScores) -> str:
-    waits = [f"{name}: {count} texts are still to be graded" for name, count in sorted(one.pending.items())]
-    return "; ".join([*([one.error] if one.error is not None else []), *one.notes, *waits])
 
 
 def _whose(one: TextScores | TextEvaluationResource) -> str:
@@ -148,10 +150,3 @@ def _whose(one: TextScores | TextEvaluationResource) -> str:
 
 def _wins(one: TextScores | TextEvaluationResource, winner: int | None) -> bool:
     return one.index is not None and one.index == winner
-
-
-def _cut(text: str, end: bool = False) -> str:
-    """The text, or where it is long its beginning, or its end."""
-    if len(text) <= _LONGEST:
-        return text
-    return f"…{text[-_LONGEST:]}" if end else f"{text[:_LONGEST]}…"

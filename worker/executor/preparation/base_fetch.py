@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from contract.messages.placement_messages import BaseFile, BaseModelRef
+from contract.wording.size_words import gigabytes
 from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
-from worker.data.base_cache import BASES, BaseCache, BaseTooLarge, HeldBase, gigabytes
+from worker.data.base_cache import BASES, BaseCache, BaseTooLarge, HeldBase
 from worker.data.base_download import BaseDownloads, BaseSource, SourceAway, SourceRefuses, WrongBaseBytes
 from worker.data.hub_source import HubSource
 from worker.data.node_cache import NodeCache

@@ -1,0 +1,6 @@
+"""Numbers of bytes in words. Pure."""
+
+
+def gigabytes(size: int) -> str:
+    """`2.5 GB`, or below one `12.0 MB`: powers of ten, as disks and networks are sold."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
