@@ -51,12 +51,13 @@ Row = TypeVar("Row", bound=ClaimedRow)
 
 
 class ClaimedRows(Generic[Row]):
-    """The rows of `model` that have not ended: those of status `unended`. `held`: how long a claim lasts unless renewed."""
+    """The rows of `model` that have not ended: those of status `unended`, which become `done` or `failed`. `held`: how long a
+    claim lasts unless renewed."""
 
-    def __init__(self, model: type[Row], unended: str, held: timedelta) -> None:
+    def __init__(self, model: type[Row], *, unended: str, done: str, failed: str, held: timedelta) -> None:
         self._model: Any = model  # mypy reads a mixin's columns as instances
         (self._key,) = inspect(model).primary_key
-        self._unended, self._held = unended, held
+        self._unended, self._done, self._failed, self._held = unended, done, failed, held
 
     def due(self, session: Session, one_a_tenant: bool = False) -> Row | None:
         """The oldest row that is due, locked; of a tenant that has none claimed if there is one (`one_a_tenant`: else none)."""
@@ -73,8 +74,12 @@ class ClaimedRows(Generic[Row]):
         found: Row | None = session.scalar(due.order_by(*order).limit(1).with_for_update(skip_locked=True))
         return found
 
-    def take(self, session: Session, row: Row) -> str:
-        """Claim a due row, for its next attempt; the claim."""
+    def take(self, session: Session, row: Row, died: Mapping[str, object]) -> str | None:
+        """Claim a due row, for its next attempt; the claim. None where the process died at all its attempts: it fails, with the
+        error `died`."""
+        if row.attempts >= ATTEMPTS:
+            self.fail(session, row, died)
+            return None
         row.claim, row.claimed_until = secrets.token_hex(16), clock(session) + self._held
         row.attempts += 1
         return row.claim
@@ -95,7 +100,10 @@ class ClaimedRows(Generic[Row]):
         return row
 
     def retry(self, session: Session, row: Row, error: Mapping[str, object]) -> None:
-        """Give it back to be tried again after a pause; it has attempts left."""
+        """Give it back to be tried again after a pause, or fail it after its last attempt."""
+        if row.attempts >= ATTEMPTS:
+            self.fail(session, row, error)
+            return
         row.error, row.claim, row.claimed_until = dict(error), None, None
         row.next_at = clock(session) + WAITS[min(max(row.attempts, 1), len(WAITS)) - 1]
 
@@ -105,7 +113,15 @@ class ClaimedRows(Generic[Row]):
         if row is not None:
             row.claim, row.claimed_until, row.attempts = None, None, max(0, row.attempts - 1)
 
-    def end(self, session: Session, row: Row, status: str, error: Mapping[str, object] | None) -> None:
+    def finish(self, session: Session, row: Row) -> None:
+        """Its work is done."""
+        self._end(session, row, self._done, None)
+
+    def fail(self, session: Session, row: Row, error: Mapping[str, object]) -> None:
+        """It is tried no more."""
+        self._end(session, row, self._failed, error)
+
+    def _end(self, session: Session, row: Row, status: str, error: Mapping[str, object] | None) -> None:
         """It ends for good: its secrets are deleted, and nobody has a claim on it."""
         row.status, row.claim, row.claimed_until = status, None, None
         if isinstance(row, TenantsRow):

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from contract.messages.adapter_manifest import AdapterFile
-from service.database.claimed_rows import ATTEMPTS, ClaimedRows
+from service.database.claimed_rows import ClaimedRows
 from service.database.engine import Database
 from service.http.problems import Problem, Unavailable
 from service.hub_pushes.models import FAILED, OPEN, SUCCEEDED, HubPush
 
 HELD = timedelta(minutes=5)  # longer than a hub may be silent, and than any request that sends no large file
-_ROWS = ClaimedRows(HubPush, OPEN, HELD)
+_ROWS = ClaimedRows(HubPush, unended=OPEN, done=SUCCEEDED, failed=FAILED, held=HELD)
 
 
 @dataclass
@@ -20,7 +20,6 @@ class ClaimedPush:
 
     id: str
     claim: str
-    attempts: int
     endpoint: str
     repository: str
     branch: str
@@ -45,9 +44,7 @@ class PushClaims:
                 if row is None:
                     return None
                 died = Unavailable("The process that pushed it died each time; push it again.")
-                claim = _ROWS.take(session, row) if row.attempts < ATTEMPTS else None
-                if claim is None:
-                    _ROWS.end(session, row, FAILED, error_of(died))
+                claim = _ROWS.take(session, row, error_of(died))
             if claim is not None:
                 return _claimed(row, claim)  # the attempt is counted by now, should its row be unreadable
 
@@ -61,7 +58,6 @@ class PushClaims:
         with self._db.begin() as session:
             row = _ROWS.own(session, claimed.id, claimed.claim)
             row.sent_bytes, row.attempts = claimed.sent, 1
-        claimed.attempts = 1
 
     def note_commit(self, claimed: ClaimedPush, parent: str | None) -> None:
         """Note that a commit onto `parent` is about to be sent. Raises Lost."""
@@ -75,20 +71,17 @@ class PushClaims:
         with self._db.begin() as session:
             row = _ROWS.own(session, claimed.id, claimed.claim)
             row.commit, row.sent_bytes = commit, row.bytes
-            _ROWS.end(session, row, SUCCEEDED, None)
+            _ROWS.finish(session, row)
 
     def fail(self, claimed: ClaimedPush, why: Problem) -> None:
         with self._db.begin() as session:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
                 row.sent_bytes = claimed.sent
-                _ROWS.end(session, row, FAILED, error_of(why))
+                _ROWS.fail(session, row, error_of(why))
 
     def retry(self, claimed: ClaimedPush, why: Problem) -> None:
         """Try it again later, or fail it after the last attempt."""
-        if claimed.attempts >= ATTEMPTS:
-            self.fail(claimed, why)
-            return
         with self._db.begin() as session:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
@@ -110,7 +103,6 @@ def _claimed(row: HubPush, claim: str) -> ClaimedPush:
     return ClaimedPush(
         id=row.id,
         claim=claim,
-        attempts=row.attempts,
         endpoint=row.endpoint,
         repository=row.repository,
         branch=row.revision,

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from datetime import timedelta
 
-from service.database.claimed_rows import ATTEMPTS, ClaimedRows
+from service.database.claimed_rows import ClaimedRows
 from service.database.engine import Database
 from service.files import actions as files
 from service.files.dataset_intake import CheckedDataSet
@@ -19,7 +19,7 @@ from service.usage.quotas import admit_bytes
 
 _CLAIMED = timedelta(minutes=2)  # longer than a source may be silent
 _COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
-_ROWS = ClaimedRows(FileImport, IMPORTING, _CLAIMED)
+_ROWS = ClaimedRows(FileImport, unended=IMPORTING, done=READY, failed=FAILED, held=_CLAIMED)
 
 
 @dataclass
@@ -32,7 +32,6 @@ class Claimed:
     source: str
     pins: Pins
     total: int | None
-    attempts: int
     sealed: bytes
     received: int = 0
 
@@ -58,10 +57,8 @@ class Claims:
                 if row is None:
                     return None
                 died = Unavailable("The process that fetched it died each time; import it again, or upload it.")
-                claim = _ROWS.take(session, row) if row.attempts < ATTEMPTS else None
-                if claim is None:
-                    _ROWS.end(session, row, FAILED, died.kept())
-                else:
+                claim = _ROWS.take(session, row, died.kept())
+                if claim is not None:
                     row.received_bytes = 0
             if claim is not None:
                 return _claimed(row, claim)  # the attempt is counted by now, should its row be unreadable
@@ -80,7 +77,7 @@ class Claims:
         with self._db.begin() as session:
             row = _ROWS.own(session, claimed.id, claimed.claim)
             row.received_bytes = claimed.received
-            _ROWS.end(session, row, READY, None)
+            _ROWS.finish(session, row)
             session.flush()  # what it reserved is free from here on
             files.keep(session, _owner(row), row.name, data, id=row.id)
 
@@ -89,16 +86,14 @@ class Claims:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
                 row.received_bytes = claimed.received
-                _ROWS.end(session, row, FAILED, why.kept())
+                _ROWS.fail(session, row, why.kept())
 
     def retry(self, claimed: Claimed, why: Problem) -> None:
         """Try it again later, or fail it after the last attempt."""
-        if claimed.attempts >= ATTEMPTS:
-            self.fail(claimed, why)
-            return
         with self._db.begin() as session:
             row = _ROWS.mine(session, claimed.id, claimed.claim)
             if row is not None:
+                row.received_bytes = claimed.received
                 _ROWS.retry(session, row, why.kept())
 
     def release(self, claimed: Claimed) -> None:
@@ -115,7 +110,6 @@ def _claimed(row: FileImport, claim: str) -> Claimed:
         source=row.source,
         pins=Pins(**row.pins),
         total=row.total_bytes,
-        attempts=row.attempts,
         sealed=row.sealed or b"",
     )
 

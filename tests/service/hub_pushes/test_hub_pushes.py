@@ -12,11 +12,10 @@ from sqlalchemy import select, text, update
 from service.background.garbage_collection import KEPT_SECONDS, sweep
 from service.background.resealing import run as reseal
 from service.background.retention import Retention, forget
-from service.database.claimed_rows import ClaimedRows
 from service.database.engine import clock
 from service.fleet.models import BaseModel
-from service.hub_pushes.models import OPEN, HubPush
-from service.hub_pushes.push_claims import HELD
+from service.hub_pushes import push_claims
+from service.hub_pushes.models import HubPush
 from service.hub_pushes.push_requests import MOST_OPEN
 from service.merges.models import MergedModel
 from service.tenants.api_keys import Scope
@@ -209,13 +208,13 @@ def test_a_tenant_has_so_many_open_at_once_and_one_at_work(tenant, new_tenant, p
 
 
 def test_processes_that_claim_at_one_moment_take_one_of_a_tenant(tenant, pushable, database, courier):
-    adapter_id, rows = pushable(tenant), ClaimedRows(HubPush, OPEN, HELD)
+    adapter_id, rows = pushable(tenant), push_claims._ROWS
     mine = [asked(tenant, adapter_id, new_name()) for _ in range(2)]
 
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as session:
             first = rows.due(session, one_a_tenant=True)
-            rows.take(session, first)
+            assert rows.take(session, first, {}) is not None
             session.flush()
             second = pool.submit(courier._claims.take)
             until(lambda: second.done() or waiting_for_locks(database))

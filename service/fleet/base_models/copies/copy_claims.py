@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from contract.messages.placement_messages import HUB_SCHEME, BaseFile
-from service.database.claimed_rows import ATTEMPTS, ClaimedRows
+from service.database.claimed_rows import ClaimedRows
 from service.database.engine import Database
 from service.fleet.base_models.model_catalog import COPYING, FAILED, STORED, files_of
 from service.fleet.models import BaseCopy, BaseModel
@@ -15,7 +15,7 @@ from service.http.problems import Problem, Unavailable
 
 _CLAIMED = timedelta(minutes=2)  # longer than the hub may be silent
 _COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
-_ROWS = ClaimedRows(BaseCopy, COPYING, _CLAIMED)
+_ROWS = ClaimedRows(BaseCopy, unended=COPYING, done=STORED, failed=FAILED, held=_CLAIMED)
 
 
 @dataclass
@@ -26,7 +26,6 @@ class ClaimedCopy:
     claim: str
     repository: str
     commit: str
-    attempts: int
     files: tuple[BaseFile, ...]
     received: int = 0
 
@@ -43,13 +42,15 @@ class CopyClaims:
                 if row is None:
                     return None
                 base = session.get_one(BaseModel, row.base_model)
-                if row.attempts < ATTEMPTS and base.commit is not None:
-                    claim, row.received_bytes = _ROWS.take(session, row), 0
-                    files = tuple(BaseFile(path=f.path, sha256=f.sha256, bytes=f.bytes) for f in files_of(session, base.name))
-                    repository = base.source.removeprefix(HUB_SCHEME)
-                    return ClaimedCopy(base.name, claim, repository, base.commit, row.attempts, files)
+                if base.commit is None:  # a service that knows no copies allowed a folder under this name
+                    _ROWS.fail(session, row, Unavailable("It is no repository of the hub any more; add it again.").kept())
+                    continue
                 died = Unavailable("The process that copied it died each time; add the base again.")
-                _ROWS.end(session, row, FAILED, died.kept())
+                claim = _ROWS.take(session, row, died.kept())
+                if claim is not None:
+                    row.received_bytes = 0
+                    files = tuple(BaseFile(path=f.path, sha256=f.sha256, bytes=f.bytes) for f in files_of(session, base.name))
+                    return ClaimedCopy(base.name, claim, base.source.removeprefix(HUB_SCHEME), base.commit, files)
 
     def renew(self, claimed: ClaimedCopy, committing: bool = False) -> None:
         """Note the progress. Raises Lost."""
@@ -62,14 +63,13 @@ class CopyClaims:
         with self._db.begin() as session:
             row = _ROWS.own(session, claimed.base_model, claimed.claim)
             row.received_bytes, row.attempts = claimed.received, 1
-        claimed.attempts = 1
 
     def finish(self, claimed: ClaimedCopy) -> None:
         """From now on nodes fetch it from storage. Raises Lost."""
         with self._db.begin() as session:
             row = _ROWS.own(session, claimed.base_model, claimed.claim)
             row.received_bytes = claimed.received
-            _ROWS.end(session, row, STORED, None)
+            _ROWS.finish(session, row)
 
     def fail(self, claimed: ClaimedCopy, why: Problem, again: bool) -> None:
         """`again`: try it later, unless this was the last attempt."""
@@ -78,10 +78,10 @@ class CopyClaims:
             if row is None:
                 return
             row.received_bytes = claimed.received
-            if again and claimed.attempts < ATTEMPTS:
+            if again:
                 _ROWS.retry(session, row, why.kept())
             else:
-                _ROWS.end(session, row, FAILED, why.kept())
+                _ROWS.fail(session, row, why.kept())
 
     def release(self, claimed: ClaimedCopy) -> None:
         with self._db.begin() as session:

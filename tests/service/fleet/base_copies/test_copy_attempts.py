@@ -2,7 +2,7 @@
 
 from service.database.engine import clock
 from service.fleet.base_models.copies.copy_claims import CopyClaims
-from service.fleet.models import BaseCopy
+from service.fleet.models import BaseCopy, BaseModel
 from service.http.problems import Unavailable
 from service.storage.local_storage import LocalIncoming
 from tests.hub.hub_process import MODEL
@@ -93,3 +93,12 @@ def test_a_copy_whose_process_died_is_anothers_after_its_claim(admin, copier, da
     copier.work_off_due()
     claims.fail(dead, Unavailable("late"), again=False)
     assert (copy_of(admin)["status"], copy_of(admin)["attempts"]) == ("stored", 1)
+
+
+def test_a_copy_of_a_base_that_is_no_repository_any_more_fails(admin, copier, database):
+    add(admin, store=True)
+    with database.begin() as session:
+        session.get_one(BaseModel, NAME).commit = None
+    copier.work_off_due()
+    told = copy_of(admin)
+    assert (told["status"], told["error"]["detail"]) == ("failed", "It is no repository of the hub any more; add it again.")
