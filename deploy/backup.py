@@ -19,13 +19,14 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, text
 
+from contract.processes.local_stack import state_folder
 from deploy.devstack.binaries import installed
 from deploy.devstack.postgres import Postgres
 from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.private_folders import private_folder
 from deploy.devstack.stack import postgres_of
 from deploy.devstack.stack_errors import StackError, died
-from deploy.devstack.state_folder import State, default_folder
+from deploy.devstack.state_folder import SECRETS, State
 from service.database.engine import CONNECT
 from service.schema import roles
 
@@ -47,7 +48,7 @@ def back_up(state: State, target: Path) -> None:
     _tool(postgres, "pg_dump", *words, f"--file={draft}", grows=draft)
     _copy_objects(state, target)
     draft.replace(target / _DUMP)
-    shutil.copy2(state.folder / "secrets.json", target / "secrets.json")
+    shutil.copy2(state.folder / SECRETS, target / SECRETS)
 
 
 def _copy_objects(state: State, target: Path) -> None:
@@ -66,7 +67,7 @@ def _copy_objects(state: State, target: Path) -> None:
 def _check_own(state: State, target: Path) -> None:
     """Raise StackError where the folder holds a backup of another stack, which this one would replace. A stack keeps its
     database's password for life, and who is restored from a backup has the same."""
-    kept = target / "secrets.json"
+    kept = target / SECRETS
     if kept.exists() and json.loads(kept.read_text())["postgres"] != state.secrets().postgres:
         raise StackError(f"{target} holds a backup of another stack", "name another folder; nothing was changed in this one")
 
@@ -79,13 +80,13 @@ def in_bucket() -> str | None:
 
 def restore(state: State, source: Path) -> None:
     """Create the state folder from a backup. It must contain neither secrets nor a database."""
-    if (state.folder / "secrets.json").exists():
+    if (state.folder / SECRETS).exists():
         raise StackError(f"{state.folder} is in use", "name another one with MOTET_STATE_DIR, or remove it")
     if not state.lock():
         raise StackError("a stack is starting there", "wait, or name another folder with MOTET_STATE_DIR")
     if (source / "storage").exists():
         shutil.copytree(source / "storage", state.folder / "storage", dirs_exist_ok=True)
-    state.take_secrets(source / "secrets.json")
+    state.take_secrets(source / SECRETS)
     with running_postgres(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
         engine = create_engine(postgres.url(), connect_args=CONNECT)
@@ -138,11 +139,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--restore", action="store_true", help="make the state folder from it")
     chosen = parser.parse_args(arguments)
     try:
-        (restore if chosen.restore else back_up)(State(default_folder()), chosen.folder.absolute())
+        (restore if chosen.restore else back_up)(State(state_folder()), chosen.folder.absolute())
     except StackError as error:
         print(f"motet: {error}", file=sys.stderr)
         return 1
-    print(f"restored {default_folder()}" if chosen.restore else f"backed up to {chosen.folder}")
+    print(f"restored {state_folder()}" if chosen.restore else f"backed up to {chosen.folder}")
     if (bucket := in_bucket()) is not None:
         print(f"objects are in {bucket}: back them up and restore them by the bucket's own means (versions, replication)")
     return 0

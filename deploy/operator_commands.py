@@ -18,12 +18,13 @@ from typing import Any
 from psycopg import OperationalError as ConnectionFailed
 from sqlalchemy.exc import OperationalError
 
+from contract.processes.local_stack import state_folder
 from deploy.backup import running_postgres
 from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.private_folders import private_file
 from deploy.devstack.stack import postgres_of, service_environment, valkey_of
 from deploy.devstack.stack_errors import StackError, trouble_of
-from deploy.devstack.state_folder import State, default_folder
+from deploy.devstack.state_folder import SECRETS, State
 from service.background.resealing import reseal
 from service.backup.backup_creation import fingerprint, take
 from service.backup.catalogue import Manifest, catalogue_in
@@ -33,7 +34,6 @@ from service.settings import Settings, SettingsError
 from service.storage.object_store import StorageAway, StorageRefused
 from service.storage.storage_move import damage_words, move
 
-_SECRETS = "secrets.json"
 _NO_SERVERS = {
     **dict.fromkeys(("MOTET_DATABASE_URL", "MOTET_APP_DATABASE_URL"), "postgresql+psycopg://nobody@/none"),
     **{"MOTET_REDIS_URL": "unix:///nowhere", "MOTET_STORAGE_DIR": "/nowhere"},
@@ -59,8 +59,8 @@ def find_target() -> Target:
     """Raises StackError where this machine has neither."""
     if os.environ.get("MOTET_DATABASE_URL"):
         return Target("the deployment of this environment", {})
-    folder = default_folder()
-    if not (folder / _SECRETS).exists():
+    folder = state_folder()
+    if not (folder / SECRETS).exists():
         fix = "set the variables of `python -m service migrate`, or name the stack's folder with MOTET_STATE_DIR"
         raise StackError(f"there is no stack in {folder}, and MOTET_DATABASE_URL is not set", fix)
     return _stack(State(folder))
@@ -87,7 +87,7 @@ def _keep_secrets(state: State, url: str, made: Manifest) -> bool:
     """Put the stack's secrets beside a backup in a folder, readable by its owner alone. Whether they are there."""
     if not url.startswith("file://"):
         return False
-    private_file(_secrets_of(url, made), (state.folder / _SECRETS).read_text())
+    private_file(_secrets_of(url, made), (state.folder / SECRETS).read_text())
     return True
 
 
@@ -104,11 +104,11 @@ def restore(url: str | None, name: str | None) -> Result:
         target = find_target()
         settings = target.settings(url, name)
         return _restored(target, settings)
-    state = State(default_folder())
+    state = State(state_folder())
     if not state.lock():
         raise StackError(f"a stack runs in {state.folder}", "name a new folder with MOTET_STATE_DIR")
     place = url or os.environ.get("MOTET_BACKUP_URL", "")
-    if not (state.folder / _SECRETS).exists() and place.startswith("file://"):
+    if not (state.folder / SECRETS).exists() and place.startswith("file://"):
         made = catalogue_in(Path(place.removeprefix("file://"))).read(name or os.environ.get("MOTET_BACKUP_NAME"))
         if (beside := _secrets_of(place, made)).is_file():
             state.take_secrets(beside)
@@ -125,7 +125,7 @@ def _restored(target: Target, settings: Settings) -> Result:
 
 def _reader() -> Target:
     """For who reads backups alone, which takes neither a database nor a key: on a machine that has no deployment, too."""
-    if os.environ.get("MOTET_DATABASE_URL") or (default_folder() / _SECRETS).exists():
+    if os.environ.get("MOTET_DATABASE_URL") or (state_folder() / SECRETS).exists():
         return find_target()
     return Target("the backups alone", _NO_SERVERS | {"MOTET_SECRET_KEY": secrets.token_hex(32)})
 

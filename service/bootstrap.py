@@ -14,13 +14,13 @@ from pathlib import Path
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from contract.processes.local_stack import CREDENTIALS
 from service.database.engine import Database, new_id
 from service.fleet.join_tokens import is_reusable, provide
 from service.settings import Settings, say
 from service.tenants.api_keys import Scope, check_key, mint_key
 from service.tenants.models import ApiKey, Tenant
 
-FILE_NAME = "credentials.json"
 _KEY_NAME = "bootstrap"
 _SCOPES = {"admin": tuple(Scope), "demo": (Scope.READ, Scope.WRITE)}
 _JOIN_WITHIN, _ALL_JOIN_WITHIN = timedelta(hours=24), timedelta(days=365)  # one node; all of a prefix, renewed at each start
@@ -38,7 +38,7 @@ def bootstrap(settings: Settings) -> list[str]:
 
     An advisory lock serializes concurrent runs.
     """
-    path = settings.state_dir / FILE_NAME
+    path = settings.state_dir / CREDENTIALS
     said: list[str] = []
     db = Database(settings.database_url, pool_size=1, timeouts=settings.request_timeouts)
     with db.begin() as session:

@@ -18,9 +18,10 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from contract.processes.local_stack import state_folder
 from deploy.devstack.stack import Options, Stack
 from deploy.devstack.stack_errors import StackError, trouble_of
-from deploy.devstack.state_folder import State, default_folder
+from deploy.devstack.state_folder import State
 from deploy.devstack.supervisor import StopAsked, Supervisor
 
 _POLL_SECONDS = 0.1
@@ -132,7 +133,7 @@ def main() -> int:
     if stop_on_eof:
         stop_at_eof()
     try:
-        state = State(default_folder())
+        state = State(state_folder())
         if state.lock() or not attach(state, options):
             own(state, options)
     except StopAsked:

@@ -1,7 +1,5 @@
-"""The state folder that persists between a stack's runs: secrets, lock, what runs now. Knows no servers.
-
-$MOTET_STATE_DIR, else $XDG_STATE_HOME/motet, else ~/.local/state/motet. One stack at a time holds its lock.
-"""
+"""The state folder that persists between a stack's runs: secrets, lock, what runs now. Knows no servers, nor where it lies
+(contract/processes/local_stack.py). One stack at a time holds its lock."""
 
 import fcntl
 import json
@@ -18,15 +16,8 @@ from deploy.devstack.private_folders import private_file, private_folder
 from deploy.devstack.stack_errors import StackError, trouble_of
 
 _LONG_LOG_BYTES = 16 * 2**20
-_SECRETS = "secrets.json"
+SECRETS = "secrets.json"
 _ANSWER_SECONDS = 25 * 3600.0  # an hour longer than an answer under an Idempotency-Key is kept
-
-
-def default_folder() -> Path:
-    if folder := os.environ.get("MOTET_STATE_DIR"):
-        return Path(folder).expanduser().absolute()
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "motet"
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ class State:
         (self.folder / "stack.json").unlink(missing_ok=True)
 
     def secrets(self) -> Secrets:
-        path = self.folder / _SECRETS
+        path = self.folder / SECRETS
         if not path.exists():
             private_file(path, json.dumps(asdict(Secrets(*(secrets.token_hex(32) for _ in fields(Secrets)))), indent=1))
         try:
@@ -100,15 +91,15 @@ class State:
         said = json.loads(path.read_text())
         earlier = [one | {"resealed_at": None} for one in said.get("secret_keys_before", [])]
         said |= {"mark": secrets.token_hex(32), "secret_keys_before": earlier}
-        private_file(self.folder / _SECRETS, json.dumps(said, indent=1))
+        private_file(self.folder / SECRETS, json.dumps(said, indent=1))
 
     def rotate_key(self) -> None:
         """Replace the secret key from the next start on, which seals everything anew under it. The one before is kept to open
         what it sealed."""
         now = self.secrets().secret_key
-        said = json.loads((self.folder / _SECRETS).read_text())
+        said = json.loads((self.folder / SECRETS).read_text())
         said["secret_keys_before"] = [*said.get("secret_keys_before", []), {"key": now, "resealed_at": None}]
-        private_file(self.folder / _SECRETS, json.dumps(said | {"secret_key": secrets.token_hex(32)}, indent=1))
+        private_file(self.folder / SECRETS, json.dumps(said | {"secret_key": secrets.token_hex(32)}, indent=1))
 
     def earlier_keys(self) -> list[str]:
         """Secret keys that may still have sealed something: answers under Idempotency-Keys live for a day after the start with
@@ -118,17 +109,17 @@ class State:
     def note_resealed(self, before: Sequence[str]) -> None:
         """Nothing that lasts is sealed under these earlier keys any more; one that was replaced meanwhile is not among them."""
         kept, now = set(self.earlier_keys()), time.time()
-        said = json.loads((self.folder / _SECRETS).read_text())
+        said = json.loads((self.folder / SECRETS).read_text())
         earlier = [
             one | {"resealed_at": one["resealed_at"] or (now if one["key"] in before else None)}
             for one in self._earlier()
             if one["key"] in kept
         ]
-        private_file(self.folder / _SECRETS, json.dumps(said | {"secret_keys_before": earlier}, indent=1))
+        private_file(self.folder / SECRETS, json.dumps(said | {"secret_keys_before": earlier}, indent=1))
 
     def _earlier(self) -> list[dict[str, Any]]:
         self.secrets()  # makes the file, or says that it is damaged
-        return list(json.loads((self.folder / _SECRETS).read_text()).get("secret_keys_before", []))
+        return list(json.loads((self.folder / SECRETS).read_text()).get("secret_keys_before", []))
 
     def _open_lock(self) -> IO[Any]:
         try:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from motet import Client
-from motet.api.credentials import Credentials, find, state_folder
+from motet.api.credentials import Credentials, find
 from motet.api.errors import NoCredentials, Unreachable
+
+from contract.processes.local_stack import state_folder
 
 LOCAL = {"api_url": "http://127.0.0.1:8321", "admin_key": "mk_admin", "demo_key": "mk_demo"}
 

@@ -8,7 +8,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import func, select, update
 
-from service.bootstrap import FILE_NAME, bootstrap
+from contract.processes.local_stack import CREDENTIALS
+from service.bootstrap import bootstrap
 from service.database.engine import Database
 from service.fleet.models import JoinToken
 from service.tenants.api_keys import Scope, check_key
@@ -22,7 +23,7 @@ def settings(new_database_url, settings_for, tmp_path):
 
 @pytest.fixture
 def path(settings):
-    return settings.state_dir / FILE_NAME
+    return settings.state_dir / CREDENTIALS
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_both_tenants_get_keys_that_work(settings, path, database):
     made = read(path)
     assert made["api_url"] == "http://127.0.0.1:8321"
     assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
-    assert [p.name for p in path.parent.iterdir()] == [FILE_NAME]
+    assert [p.name for p in path.parent.iterdir()] == [CREDENTIALS]
     with database.begin() as session:
         assert check_key(session, made["admin_key"]).principal.scopes == frozenset(Scope)
         assert check_key(session, made["demo_key"]).principal.scopes == {Scope.READ, Scope.WRITE}

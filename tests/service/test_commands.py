@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from service.bootstrap import FILE_NAME
+from contract.processes.local_stack import CREDENTIALS
 from service.schema import schema_upgrade
 from service.settings import Settings
 from tests.service.api import chat_rows, jsonl
@@ -45,7 +45,7 @@ def api(settings, environment_of, tmp_path) -> Iterator[Api]:
 
 
 def credentials(settings: Settings) -> dict[str, str]:
-    return json.loads((settings.state_dir / FILE_NAME).read_text())
+    return json.loads((settings.state_dir / CREDENTIALS).read_text())
 
 
 def test_a_wrong_setting_is_named_and_a_secret_never_said_back(run):
@@ -102,7 +102,7 @@ def test_migrating_says_where_it_came_to(run):
 def test_the_first_keys_are_made_once_and_work(run, settings, api):
     first = run("bootstrap")
     assert first.returncode == 0, first.stderr
-    path = settings.state_dir / FILE_NAME
+    path = settings.state_dir / CREDENTIALS
     assert str(path) in first.stdout
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     made = credentials(settings)

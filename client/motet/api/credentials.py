@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.processes.local_stack import CREDENTIALS, state_folder
 from motet.api import keyring
 from motet.api.errors import NoCredentials
 
@@ -24,17 +25,9 @@ class Credentials:
     admin_key: str | None = None
 
 
-def state_folder() -> Path:
-    """$MOTET_STATE_DIR, else $XDG_STATE_HOME/motet, else ~/.local/state/motet."""
-    if folder := os.environ.get("MOTET_STATE_DIR"):
-        return Path(folder).expanduser().absolute()
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "motet"
-
-
 def credentials_file() -> Path:
     """The file that a local stack writes at its start, mode 600."""
-    return state_folder() / "credentials.json"
+    return state_folder() / CREDENTIALS
 
 
 def find(

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from contract.processes.local_stack import state_folder
 from contract.states import JobStatus
 from motet.api.client import Client
-from motet.api.credentials import state_folder
 from motet.api.errors import MotetError
 from motet.api.resources import Task, Winner
 from motet.commands.invocation import command
