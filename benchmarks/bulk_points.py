@@ -11,7 +11,7 @@ import psycopg
 
 from service.database.engine import Database, driver_url
 from service.database.timeouts import Timeouts
-from service.tasks.curves.downsampling import summarise
+from service.tasks.curves.curve_writer import summarise
 
 TASKS, JOBS, STEPS, CHUNK = 100, 50, 20_000, 256
 RESOLUTION = 400  # about a chart's width in pixels

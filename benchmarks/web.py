@@ -23,7 +23,7 @@ from benchmarks.api_load import Running
 from benchmarks.result_file import write_result
 from service.database.engine import Database, driver_url
 from service.database.timeouts import Timeouts
-from service.tasks.curves.downsampling import summarise
+from service.tasks.curves.curve_writer import summarise
 
 TASKS, JOBS, STEPS, EVALUATIONS, ENDED = 1000, 120, 5000, 30, 90
 _SWITCHES = [

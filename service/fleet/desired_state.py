@@ -30,7 +30,7 @@ from service.fleet.merges import merge_leases
 from service.fleet.models import BaseModel, Node, Placement
 from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
-from service.tasks.curves.curve_writer import values_at
+from service.tasks.curves.curve_reader import values_at
 from service.tasks.lifecycle.task_trace import placement_traceparent
 from service.tasks.milestone_evaluations import boundary_scores, last_of_jobs
 from service.tasks.models import Job, Task

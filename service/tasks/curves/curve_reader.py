@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import func, select
+from sqlalchemy import Subquery, func, select
 from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import Series
@@ -83,6 +83,27 @@ def val_losses(session: Session, principal: Principal, job_ids: Sequence[str]) -
     for job_id, values in session.execute(scoped(chosen, Job, principal).order_by(Job.id, PointChunk.first_step)):
         found.setdefault(job_id, []).extend(value for value in values if math.isfinite(value))
     return found
+
+
+def best_point(session: Session, job_id: str, series: str) -> tuple[int, float] | None:
+    """The step and value of the lowest finite visible point; the earliest step wins ties."""
+    points = _points(job_id, series)
+    finite = select(points.c.step, points.c.value).where(points.c.value < float("inf"), points.c.value > float("-inf"))
+    found = session.execute(finite.order_by(points.c.value, points.c.step).limit(1)).one_or_none()
+    return (found.step, found.value) if found else None
+
+
+def values_at(session: Session, job_id: str, series: str, steps: Sequence[int]) -> list[float]:
+    """The visible values at those of `steps` that have one, in ascending order of step."""
+    points = _points(job_id, series)
+    return list(session.scalars(select(points.c.value).where(points.c.step.in_(steps)).order_by(points.c.step)))
+
+
+def _points(job_id: str, series: str) -> Subquery:
+    """Subquery over the visible points of a series, with columns step and value."""
+    step, value = func.unnest(PointChunk.steps).label("step"), func.unnest(PointChunk.values).label("value")
+    visible = (PointChunk.job_id == job_id, PointChunk.series == series, PointChunk.hidden_by.is_(None))
+    return select(step, value).where(*visible).subquery()
 
 
 def coarse_curves(session: Session, principal: Principal, task_id: str, window: Window, resolution: int) -> Metrics:

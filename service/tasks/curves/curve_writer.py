@@ -1,4 +1,5 @@
-"""Writes loss curves: appends points in chunks, each step once, and hides points on a rewind. Knows no statuses and no reports.
+"""Writes loss curves: appends points in chunks, each step once, hides points on a rewind, and stores summaries of final curves.
+Knows no statuses and no reports.
 
 Callers hold the row lock of the jobs' task.
 """
@@ -8,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Subquery, func, select, text, update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.orm import Session
 
 from service.database.binary_arrays import Doubles, Integers
-from service.tasks.models import PointChunk
+from service.tasks.curves.downsampling import BUCKETS, Buckets, summary_of, width_for
+from service.tasks.models import CurveSummary, PointChunk
 
 CHUNK = 256  # points
 _NONE = -(2**31)  # before every step
@@ -139,25 +141,18 @@ def hide_after(session: Session, job_id: str, step: int, fence: int) -> None:
     session.execute(update(PointChunk).where(*visible, PointChunk.first_step > step).values(hidden_by=fence))
 
 
-def best_point(session: Session, job_id: str, series: str) -> tuple[int, float] | None:
-    """The step and value of the lowest finite visible point; the earliest step wins ties."""
-    points = _points(job_id, series)
-    finite = select(points.c.step, points.c.value).where(points.c.value < float("inf"), points.c.value > float("-inf"))
-    found = session.execute(finite.order_by(points.c.value, points.c.step).limit(1)).one_or_none()
-    return (found.step, found.value) if found else None
-
-
-def values_at(session: Session, job_id: str, series: str, steps: Sequence[int]) -> list[float]:
-    """The visible values at those of `steps` that have one, in ascending order of step."""
-    points = _points(job_id, series)
-    return list(session.scalars(select(points.c.value).where(points.c.step.in_(steps)).order_by(points.c.step)))
-
-
-def _points(job_id: str, series: str) -> Subquery:
-    """Subquery over the visible points of a series, with columns step and value."""
-    step, value = func.unnest(PointChunk.steps).label("step"), func.unnest(PointChunk.values).label("value")
-    visible = (PointChunk.job_id == job_id, PointChunk.series == series, PointChunk.hidden_by.is_(None))
-    return select(step, value).where(*visible).subquery()
+def summarise(session: Session, job_id: str) -> None:
+    """Store a summary of each series of an ended job, whose curves are final."""
+    chunks = select(PointChunk).where(PointChunk.job_id == job_id, PointChunk.hidden_by.is_(None))
+    series: dict[str, list[PointChunk]] = {}
+    for chunk in session.scalars(chunks.order_by(PointChunk.series, PointChunk.first_step)):
+        series.setdefault(chunk.series, []).append(chunk)
+    session.execute(delete(CurveSummary).where(CurveSummary.job_id == job_id))
+    for name, parts in series.items():
+        curve = Buckets(width_for(parts[-1].last_step + 1, BUCKETS))
+        for part in parts:
+            curve.points(part.steps, part.values)
+        session.add(summary_of(job_id, name, curve))
 
 
 def _chunk(job_id: str, series: str, steps: list[int], values: list[float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Downsamples curves to buckets of steps, each with the mean, minimum and maximum loss. Pure, except for `summarise`.
+"""Downsamples curves to buckets of steps, each with the mean, minimum and maximum loss. Pure.
 
 Bucket n of width w holds the steps from n * w to (n + 1) * w - 1, whatever the curve's length: buckets do not move while the
 curve grows, and wider buckets are merged from narrower ones.
@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from sqlalchemy import delete, select
-from sqlalchemy.orm import Session
 
-from service.tasks.models import CurveSummary, PointChunk
+from service.tasks.models import CurveSummary
 
 BUCKETS = 512  # at most, of a stored summary
 
@@ -71,21 +69,8 @@ def width_for(steps: int, buckets: int) -> int:
     return 1 << max(0, math.ceil(steps / buckets) - 1).bit_length()
 
 
-def summarise(session: Session, job_id: str) -> None:
-    """Store a summary of each series of an ended job, whose curves are final."""
-    chunks = select(PointChunk).where(PointChunk.job_id == job_id, PointChunk.hidden_by.is_(None))
-    series: dict[str, list[PointChunk]] = {}
-    for chunk in session.scalars(chunks.order_by(PointChunk.series, PointChunk.first_step)):
-        series.setdefault(chunk.series, []).append(chunk)
-    session.execute(delete(CurveSummary).where(CurveSummary.job_id == job_id))
-    for name, parts in series.items():
-        curve = Buckets(width_for(parts[-1].last_step + 1, BUCKETS))
-        for part in parts:
-            curve.points(part.steps, part.values)
-        session.add(_stored(job_id, name, curve))
-
-
-def _stored(job_id: str, series: str, curve: Buckets) -> CurveSummary:
+def summary_of(job_id: str, series: str, curve: Buckets) -> CurveSummary:
+    """The row that `merged` reads."""
     return CurveSummary(
         job_id=job_id,
         series=series,

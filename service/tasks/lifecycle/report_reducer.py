@@ -41,8 +41,7 @@ from service.database.engine import clock, new_id
 from service.graders import waiting_texts
 from service.storage.object_store import ObjectMissing, Storage
 from service.tasks import milestone_evaluations
-from service.tasks.curves.curve_writer import Curves, StepRepeated
-from service.tasks.curves.downsampling import summarise
+from service.tasks.curves.curve_writer import Curves, StepRepeated, summarise
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import EventBuffer, EventKind
 from service.tasks.lifecycle.transitions import enter_job

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from contract.states import JOB_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
-from service.tasks.curves.curve_writer import best_point, hide_after
+from service.tasks.curves.curve_reader import best_point
+from service.tasks.curves.curve_writer import hide_after
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.lifecycle.transitions import enter, rewind_job

@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from service.tasks.curves import curve_reader
-from service.tasks.curves.downsampling import BUCKETS, summarise
+from service.tasks.curves.curve_writer import summarise
+from service.tasks.curves.downsampling import BUCKETS
 from service.tasks.models import CurveSummary
 from tests.service.sample_tasks import chunk, jobs_of
 
