@@ -44,46 +44,6 @@ LIVES_ON = {
     "grouped_lora": {"torch", "triton", "numpy"},  # numpy fills its work tables on the host
     "motet": {"httpx", "typer", "rich", "yaml", "pydantic"},
 }
-PURE_GENERATION = ("batch_scheduler", "page_allocator", "sequence", "stop_matcher", "text_decoder")
-# values in, values out: no clock, no files, no network, no processes
-PURE = [
-    "service/scheduler/core/*.py",
-    "service/scheduler/core/preemption/*.py",
-    *(f"service/scheduler/estimate/{name}.py" for name in ("prediction_intervals", "survival", "task_duration", "throughput")),
-    "service/scheduler/explain/reason_codes.py",
-    "worker/policy/*.py",
-    "worker/policy/early_exit/*.py",
-    *(f"worker/generate/{name}.py" for name in PURE_GENERATION),
-    "worker/metrics/*.py",
-]
-IMPURE_PLANNER = {
-    "service.scheduler.models",
-    "service.scheduler.planner",
-    "service.scheduler.state",
-    "service.scheduler.routes",
-}
-PURE_SEES = {
-    "contract",
-    "service.fleet.node_health.node_faults",
-    "service.scheduler",
-    "worker.metrics",
-    "worker.policy",
-    *(f"worker.generate.{name}" for name in PURE_GENERATION),
-    "jsonschema",
-    "numpy",
-    "optuna",
-    "ortools",
-    "pydantic",
-    "rapidfuzz",
-    "referencing",
-    "regex",
-    "sacrebleu",
-}
-PURE_STDLIB = {
-    *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "decimal", "functools", "hashlib", "heapq"),
-    *("datetime", "itertools", "json", "math", "numbers", "operator", "pkgutil", "random", "statistics", "struct", "types"),
-    *("typing", "warnings"),
-}
 LAYERED = ("contract", "service", "worker", "grouped_lora", "motet", "deploy")
 # modules that each room may have one of
 ROLES = {"__init__.py", "__main__.py", "actions.py", "models.py", "resource.py", "routes.py", "errors.py", "settings.py"}
@@ -95,8 +55,6 @@ ROLES |= {
     )
 }  # operations, schemas, commands
 MOST_LINES, MOST_MODULES = 300, 15  # per module and per folder
-CLOCK = {"now", "utcnow", "today"}  # of datetime, whose values may be compared here
-
 BY_NAME = {"__import__", "import_module", "importlib.import_module"}
 
 
@@ -148,26 +106,6 @@ def test_a_small_package_lives_on_few_others(package: str) -> None:
         if third_party(name) and not within(name, LIVES_ON[package])
     ]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("pattern", PURE)
-def test_pure_modules_see_no_clock_no_files_and_no_network(pattern: str) -> None:
-    paths = sorted(ROOT.glob(pattern))
-    assert paths, f"nothing matches {pattern}"
-    impure = [
-        f"{place(path, line)} imports {name}"
-        for path in paths
-        for line, name in imports(path)
-        if not within(name, PURE_SEES | PURE_STDLIB) or within(name, {"service.scheduler.models", "service.scheduler.planner"})
-    ]
-    assert not impure, "\n".join(impure)
-    asked = [
-        f"{place(path, node.lineno)} asks the clock"
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr in CLOCK and ast.unparse(node.value) in {"datetime", "date"}
-    ]
-    assert not asked, "\n".join(asked)
 
 
 @cache

@@ -19,7 +19,6 @@ OPEN = {
 }
 ADMINS = ("/admin", "/cluster/nodes")
 ACTS = {"act": "cancel"}
-FIELDS = {"role": "viewer", "task": "task_none"}
 SECRET = "a-name-that-nobody-else-may-read"
 FOLDER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 
