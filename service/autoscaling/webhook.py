@@ -14,7 +14,7 @@ from service.autoscaling.fleet_needs import autoscaling_state
 from service.autoscaling.resource import AutoscalingState
 from service.database.engine import Database, new_id
 from service.http.outbound import Failed, Outbound, Refused
-from service.messaging.woken_threads import WokenThreads
+from service.messaging.woken_thread import WokenThread
 from service.settings import Settings
 from service.webhooks.signatures import headers
 
@@ -24,7 +24,7 @@ EVENT = "autoscaling.state"
 _CALL_SECONDS = 15.0
 
 
-class AutoscalingWebhook(WokenThreads):
+class AutoscalingWebhook(WokenThread):
     """Does nothing where the settings name no URL. A call in flight may end while `close` waits."""
 
     name, put_off = "autoscaling webhook", "the fleet's needs are told later"

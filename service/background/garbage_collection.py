@@ -22,7 +22,7 @@ from service.fleet.base_models.model_catalog import stored_objects
 from service.hub_pushes.models import OPEN as PUSH_OPEN
 from service.hub_pushes.models import HubPush
 from service.merges.models import OPEN, MergedModel
-from service.messaging.woken_threads import WokenThreads
+from service.messaging.woken_thread import WokenThread
 from service.metrics.ended_totals import fold
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task, reads_file
@@ -36,7 +36,7 @@ _DEFAULT = Retention()
 _BATCH, _ROWS = 50_000, 1000  # objects that are looked for at a time, rows read at a time
 
 
-class Sweeper(WokenThreads):
+class Sweeper(WokenThread):
     name, put_off = "sweeper", "the rest is swept later"
 
     def __init__(self, dependencies: Dependencies) -> None:

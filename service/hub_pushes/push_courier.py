@@ -5,7 +5,6 @@ open during a call.
 """
 
 import logging
-import threading
 
 from service.database.claimed_rows import Lost
 from service.dependencies import Dependencies
@@ -25,10 +24,6 @@ _SLOTS = 4  # pushes of a process at once
 _SILENT_SECONDS = 100.0  # after which a hub that sends nothing, or takes nothing, has failed
 
 
-class _Stopped(Exception):
-    """This process ends; the push goes back as it was."""
-
-
 class HubPushCourier(ClaimCourier[ClaimedPush]):
     name, slots = "hub pushes", _SLOTS
 
@@ -37,7 +32,6 @@ class HubPushCourier(ClaimCourier[ClaimedPush]):
         self._storage, self._claims = dependencies.storage, PushClaims(dependencies.db)
         self._box = box_of(dependencies.settings)
         self._hub = Hub(dependencies.settings, seconds=_SILENT_SECONDS)
-        self._ending = threading.Event()
 
     def take(self, most: int) -> Taken[ClaimedPush]:
         claimed = self._claims.take()
@@ -45,10 +39,6 @@ class HubPushCourier(ClaimCourier[ClaimedPush]):
 
     def release(self, claimed: ClaimedPush) -> None:
         self._claims.release(claimed)
-
-    def stop(self) -> None:
-        self._ending.set()
-        super().stop()
 
     def work_off(self, claimed: ClaimedPush) -> None:
         """Bring one push to its end, or to its next attempt."""
@@ -58,8 +48,6 @@ class HubPushCourier(ClaimCourier[ClaimedPush]):
             log.info("push %s is commit %s of %s", claimed.id, commit, claimed.repository)
         except Lost:
             log.info("push %s was given up, or is another process's now", claimed.id)
-        except _Stopped:
-            self._claims.release(claimed)
         except (Unavailable, OSError) as error:
             self._claims.retry(claimed, _problem(error))
         except Problem as refusal:
@@ -75,11 +63,7 @@ class HubPushCourier(ClaimCourier[ClaimedPush]):
             why = f"The token is for {claimed.endpoint}, and this service calls {self._hub.endpoint} by now; push it again."
             raise HubRefused("hub_changed", why)
         writer = HubWriter(self._hub, claimed.repository, self._box.open(claimed.sealed))
-        return PushRun(self._claims, claimed, writer, self._storage, self._wait).run()
-
-    def _wait(self, seconds: float) -> None:
-        if self._ending.wait(seconds):
-            raise _Stopped
+        return PushRun(self._claims, claimed, writer, self._storage, self.pause).run()
 
 
 def _problem(error: Exception) -> Problem:

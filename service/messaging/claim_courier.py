@@ -23,6 +23,10 @@ _SWEEP_SECONDS = 5.0  # between two sweeps
 Claimed = TypeVar("Claimed")
 
 
+class Stopped(Exception):
+    """The courier is asked to stop, and its rows go back as they were."""
+
+
 @dataclass(frozen=True)
 class Taken(Generic[Claimed]):
     """rows: claimed. seconds: after which another may be claimed, though no courier is woken; None: not known."""
@@ -42,7 +46,8 @@ class ClaimCourier(ABC, Generic[Claimed]):
         self._numbers = itertools.count()
         self._changed = threading.Condition()  # guards all below
         self._in_flight: dict[int, Claimed] = {}
-        self._look = self._stopping = False  # a row may be due or a slot free
+        self._look = False  # a row may be due or a slot free
+        self._stopping = threading.Event()
 
     @abstractmethod
     def take(self, most: int) -> Taken[Claimed]:
@@ -50,11 +55,16 @@ class ClaimCourier(ABC, Generic[Claimed]):
 
     @abstractmethod
     def work_off(self, claimed: Claimed) -> None:
-        """Do what the row asks for, and record the outcome."""
+        """Do what the row asks for, and record the outcome. Where it raises Stopped, the row is released."""
 
     @abstractmethod
     def release(self, claimed: Claimed) -> None:
         """Give back a row whose work will not end in this process."""
+
+    def pause(self, seconds: float) -> None:
+        """Sleep in the midst of a row's work; 0: only look. Raises Stopped once the courier is asked to stop."""
+        if self._stopping.wait(seconds):
+            raise Stopped
 
     def sweep(self) -> None:
         """Finish what a process that died left behind; called at times."""
@@ -69,7 +79,7 @@ class ClaimCourier(ABC, Generic[Claimed]):
     def stop(self) -> None:
         """Claim no more rows; returns at once."""
         with self._changed:
-            self._stopping = True
+            self._stopping.set()
             self._changed.notify_all()
 
     def close(self, seconds: float = 5.0) -> None:
@@ -95,7 +105,7 @@ class ClaimCourier(ABC, Generic[Claimed]):
                 self.sweep()
                 swept = time.monotonic()
             with self._changed:
-                if self._stopping:
+                if self._stopping.is_set():
                     return done
                 free = self.slots - len(self._in_flight)
             taken = self.take(free) if free > 0 else Taken[Claimed]([])
@@ -105,13 +115,13 @@ class ClaimCourier(ABC, Generic[Claimed]):
             with self._changed:
                 if not (self._in_flight or self._look or taken.seconds is not None):
                     return done
-                self._changed.wait_for(lambda: self._look or self._stopping, timeout=taken.seconds)
+                self._changed.wait_for(lambda: self._look or self._stopping.is_set(), timeout=taken.seconds)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._look or self._stopping)
-                if self._stopping:
+                self._changed.wait_for(lambda: self._look or self._stopping.is_set())
+                if self._stopping.is_set():
                     return
             try:
                 self.work_off_due()
@@ -130,7 +140,10 @@ class ClaimCourier(ABC, Generic[Claimed]):
 
     def _run(self, number: int, claimed: Claimed) -> None:
         try:
-            self.work_off(claimed)
+            try:
+                self.work_off(claimed)
+            except Stopped:
+                self.release(claimed)
         except SQLAlchemyError as error:
             log.error("%s: %s may have no outcome, and is then due again: %s", self.name, claimed, error)
         finally:

@@ -16,7 +16,7 @@ from service.files.imports.claims import Claimed, Claims
 from service.files.imports.download import Download
 from service.http.outbound import Outbound
 from service.http.problems import Problem, Unavailable
-from service.messaging.woken_threads import WokenThreads
+from service.messaging.claim_courier import ClaimCourier, Taken
 from service.secret_box import Unsealable
 from service.settings import Settings
 
@@ -31,30 +31,22 @@ def outbound_of(settings: Settings, on_hub: bool) -> Outbound:
     return Outbound(settings.hub_networks if on_hub else settings.import_networks, seconds=_SILENT_SECONDS)
 
 
-class _Stopped(Exception):
-    """This process ends; the import goes back as it was."""
-
-
-class Importer(WokenThreads):
-    """One that is stopped gives back what it fetches."""
-
-    name, put_off = "importer", "imports go on later"
-    at_once = 2  # of a process: each checks its rows in Python
+class Importer(ClaimCourier[Claimed]):
+    name, slots = "importer", 2  # each checks its rows in Python
 
     def __init__(self, dependencies: Dependencies) -> None:
         super().__init__()
         self._settings, self._storage = dependencies.settings, dependencies.storage
         self._claims = Claims(dependencies.db, box_of(dependencies.settings))
 
-    def run_due(self) -> int:
-        """Fetch what is due, one import after another; returns how many were tried."""
-        done = 0
-        while not self._stopping.is_set() and (claimed := self._claims.take()) is not None:
-            self._fetch(claimed)
-            done += 1
-        return done
+    def take(self, most: int) -> Taken[Claimed]:
+        claimed = self._claims.take()
+        return Taken([]) if claimed is None else Taken([claimed], seconds=0.0)
 
-    def _fetch(self, claimed: Claimed) -> None:
+    def release(self, claimed: Claimed) -> None:
+        self._claims.release(claimed)
+
+    def work_off(self, claimed: Claimed) -> None:
         """Bring one import to its end, or to its next attempt."""
         try:
             data = self._received(claimed)
@@ -62,8 +54,6 @@ class Importer(WokenThreads):
             log.info("import %s is a file of %d rows", claimed.id, data.rows)
         except Lost:
             log.info("import %s was given up, or is another process's now", claimed.id)
-        except _Stopped:
-            self._claims.release(claimed)
         except (Unavailable, OSError) as error:
             self._claims.retry(claimed, _problem(error))
         except Problem as refusal:
@@ -83,7 +73,7 @@ class Importer(WokenThreads):
             total=claimed.total,
             trusted=trusted,
             seconds=self._settings.import_seconds,
-            pause=self._pause,
+            pause=self.pause,
         )
         try:
             download.run(self._noting(claimed, intake.feed))
@@ -98,8 +88,7 @@ class Importer(WokenThreads):
 
         def sink(block: bytes) -> None:
             nonlocal noted
-            if self._stopping.is_set():
-                raise _Stopped
+            self.pause(0.0)
             feed(block)
             claimed.received += len(block)
             if time.monotonic() - noted >= _NOTE_SECONDS:
@@ -107,10 +96,6 @@ class Importer(WokenThreads):
                 noted = time.monotonic()
 
         return sink
-
-    def _pause(self, seconds: float) -> None:
-        if self._stopping.wait(seconds):
-            raise _Stopped
 
 
 def _problem(error: Exception) -> Problem:

@@ -11,12 +11,12 @@ from sqlalchemy import func, select
 from contract.states import TaskStatus
 from service.database.engine import clock
 from service.dependencies import Dependencies
-from service.messaging.woken_threads import WokenThreads
+from service.messaging.woken_thread import WokenThread
 from service.tasks.models import Task
 from service.tasks.submission.stored_file_check import validate_due
 
 
-class Validator(WokenThreads):
+class Validator(WokenThread):
     name, put_off = "validator", "tasks are validated later"
 
     def __init__(self, dependencies: Dependencies, missed_after: float | None = None) -> None:

@@ -127,7 +127,7 @@ def test_a_sweep_that_storage_breaks_off_is_made_at_the_next_wake(dependencies, 
     sweeper.wake()
     until(lambda: orphan not in held(storage))
     sweeper.close(PATIENCE)
-    assert not sweeper._threads[0].is_alive()
+    assert not sweeper._thread.is_alive()
 
 
 @pytest.fixture

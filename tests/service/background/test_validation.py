@@ -154,13 +154,13 @@ def test_a_stop_waits_for_no_storage_and_leaves_the_task_to_others(slow, still, 
     validator.wake()
     assert still.asked.wait(PATIENCE)
     validator.close(0.0)
-    assert validator._threads[0].is_alive()
+    assert validator._thread.is_alive()
     still.go_on.set()
     validator.close(PATIENCE)
-    assert not validator._threads[0].is_alive()
+    assert not validator._thread.is_alive()
     assert status_of(task) == "validating"
     validator.wake()
-    assert not any(thread.is_alive() for thread in validator._threads), "it was stopped"
+    assert not validator._thread.is_alive(), "it was stopped"
     assert Validator(dependencies).run_due() == 1
 
 

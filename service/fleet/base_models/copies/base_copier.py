@@ -7,6 +7,7 @@ compared with its pinned sha256. No transaction is open during a download.
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from contract.messages.placement_messages import BaseFile
 from service.database.claimed_rows import Lost
@@ -80,7 +81,7 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
                 total=file.bytes,
                 trusted=self._hub.endpoint,
                 seconds=_FILE_SECONDS,
-                pause=lambda seconds: self._pause(claimed, seconds),
+                pause=partial(self._renew_and_pause, claimed),
             ).run(self._noting(claimed, incoming.write))
             self._claims.renew(claimed, committing=True)
             incoming.commit(file.sha256, file.bytes)
@@ -96,6 +97,7 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
 
         def sink(block: bytes) -> None:
             nonlocal noted
+            self.pause(0.0)
             write(block)
             claimed.received += len(block)
             if time.monotonic() - noted >= _NOTE_SECONDS:
@@ -104,6 +106,6 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
 
         return sink
 
-    def _pause(self, claimed: ClaimedCopy, seconds: float) -> None:
+    def _renew_and_pause(self, claimed: ClaimedCopy, seconds: float) -> None:
         self._claims.renew(claimed)
-        time.sleep(seconds)
+        self.pause(seconds)

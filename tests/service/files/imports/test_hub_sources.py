@@ -19,7 +19,7 @@ def test_a_file_of_the_hub_becomes_a_file_pinned_by_commit(tenant, importer, hub
     assert (made["total_bytes"], made["received_bytes"], made["rows"], made["format"]) == (len(ROWS), 0, None, None)
     assert tenant.get("/v1/files").json()["data"] == []
     assert [one["id"] for one in tenant.get("/v1/files?status=importing").json()["data"]] == [made["id"]]
-    assert importer.run_due() == 1
+    assert importer.work_off_due() == 1
     ready = seen(tenant, made["id"])
     assert (ready["status"], ready["rows"], ready["format"], ready["name"]) == ("ready", 60, "chat", "train.jsonl")
     assert (ready["sha256"], ready["received_bytes"]) == (hashlib.sha256(ROWS).hexdigest(), len(ROWS))
@@ -39,7 +39,7 @@ def test_a_file_of_the_hub_becomes_a_file_pinned_by_commit(tenant, importer, hub
 )
 def test_a_split_or_a_path_names_the_file(tenant, importer, asked, rows):
     made = named(tenant, **asked)
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["rows"] == rows
 
 
@@ -130,7 +130,7 @@ def test_a_gated_data_set_needs_a_token_which_nobody_can_read(tenant, new_tenant
         for table in tables:
             rows = session.execute(text(f'SELECT t::text FROM "{table}" t')).scalars()
             assert not any(TOKEN in row or TOKEN.encode().hex() in row for row in rows), table
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, answer.json()["id"])["status"] == "ready"
     with database.begin() as session:
         assert session.get_one(FileImport, answer.json()["id"]).sealed is None
@@ -153,14 +153,14 @@ def test_a_moved_revision_changes_nothing_that_was_named(tenant, importer, hub):
     made = named(tenant, "hf://datasets/org/moving")
     (folder / "hub.json").write_text(json.dumps({"commits": {"main": "d" * 40}, "license": "mit"}))
     (folder / "train.jsonl").write_bytes(jsonl(*chat_rows(2)) * 30)
-    importer.run_due()
+    importer.work_off_due()
     failed = seen(tenant, made["id"])  # the hub has no such commit any more
     assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid")
     assert failed["error"]["errors"][0]["code"] == "source_refused"
     (folder / "hub.json").write_text(json.dumps({"commits": {"main": "d" * 40, "old": COMMIT}, "license": "mit"}))
     changed = named(tenant, "hf://datasets/org/moving", revision="old")
     (folder / "train.jsonl").write_bytes(ROWS)
-    importer.run_due()  # other bytes than at the moment of the POST
+    importer.work_off_due()  # other bytes than at the moment of the POST
     assert seen(tenant, changed["id"])["error"]["errors"][0]["code"] == "wrong_bytes"
     assert tenant.get("/v1/files").json()["data"] == []
 
@@ -170,7 +170,7 @@ def test_a_cut_transfer_is_continued_where_it_broke_off(tenant, importer, hub, b
         made = named(tenant, source, **({"split": "train"} if source == SOURCE else {}))
         before = len(hub.requests)
         hub.faults(cut_after=2500)
-        importer.run_due()
+        importer.work_off_due()
         ranges = [line[1] for line in hub.requests[before:] if line[1] != "-"]
         assert ranges
         assert all(int(one.removeprefix("bytes=").rstrip("-")) % 2500 == 0 for one in ranges)
@@ -182,5 +182,5 @@ def test_a_cut_transfer_is_continued_where_it_broke_off(tenant, importer, hub, b
 def test_wrong_bytes_of_the_right_size_are_no_file(tenant, importer, hub, path):
     made = named(tenant, path=path)
     hub.faults(wrong=[path])
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "wrong_bytes"

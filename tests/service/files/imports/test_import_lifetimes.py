@@ -22,18 +22,18 @@ from service.tenants.api_keys import Scope
 from tests.hub.hub_process import COMMIT
 from tests.service.api import Caller, chat_rows, jsonl
 from tests.service.files.imports.named import ROWS, SOURCE, name, named, seen
-from tests.service.live_server import PATIENCE, Server, until
+from tests.service.live_server import Server, until
 
 
 def test_a_source_that_gives_nothing_is_tried_again_and_at_last_failed(tenant, importer, hub, database, settings, no_pauses):
     made = named(tenant, split="train")
     hub.faults(cut_after=0)
     for attempt in range(1, ATTEMPTS + 1):
-        assert importer.run_due() == 1
+        assert importer.work_off_due() == 1
         now = seen(tenant, made["id"])
         assert (now["attempts"], now["error"]["code"]) == (attempt, "source_unavailable")
         assert now["status"] == ("importing" if attempt < ATTEMPTS else "failed")
-        assert importer.run_due() == 0, "not before its time"
+        assert importer.work_off_due() == 0, "not before its time"
         with database.begin() as session:
             session.execute(update(FileImport).where(FileImport.id == made["id"]).values(next_at=clock(session)))
     assert list((settings.storage_dir / "incoming").iterdir()) == []
@@ -45,7 +45,7 @@ def test_what_an_upload_is_refused_for_fails_an_import(tenant, importer, hub, se
     hub.add("datasets/org/bad", {"train.jsonl": jsonl(chat_rows(1)[0], {"text": 1}, {"prompt": "x"})})
     made = named(tenant, "hf://datasets/org/bad")
     before = sorted(path for path in settings.storage_dir.rglob("*") if path.is_file())
-    importer.run_due()
+    importer.work_off_due()
     failed = seen(tenant, made["id"])
     assert (failed["status"], failed["error"]["code"]) == ("failed", "file_invalid")
     assert failed["error"]["error_count"] == len(failed["error"]["errors"]) >= 2
@@ -63,7 +63,7 @@ def test_what_is_too_big_is_refused_before_and_while_it_comes(tenant, importer, 
     hub.faults(etag="none")
     made = named(tenant, by_url("grows.jsonl"))
     (hub.folder / "plain" / "grows.jsonl").write_bytes(ROWS * 40)
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "wrong_bytes"
 
 
@@ -78,12 +78,12 @@ def test_the_quota_counts_an_import_before_it_is_downloaded(tenant, admin, impor
     assert (second.status_code, second.json()["quota"], second.json()["used"]) == (403, "stored_bytes", len(ROWS))
     assert not [line for line in hub.requests[before:] if "/resolve/" in line[0] and line[1] == "-"]
     assert tenant.upload(ROWS).status_code == 403
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["status"] == "ready"
     assert tenant.delete(f"/v1/files/{made['id']}").status_code == 204
     again = named(tenant, split="train")
     quota(100)
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, again["id"])["error"]["code"] == "quota_exceeded"
     assert tenant.upload(jsonl(chat_rows(1)[0])).status_code == 201, "what failed reserves nothing"
 
@@ -94,7 +94,7 @@ def test_a_task_waits_for_nothing_but_is_refused_in_words(tenant, importer):
     refusal = tenant.post("/v1/tasks", json=spec).json()["errors"][0]
     assert (refusal["field"], refusal["code"]) == ("dataset.file_id", "file_importing")
     assert f"GET /v1/files/{made['id']}" in refusal["message"]
-    importer.run_due()
+    importer.work_off_due()
     assert tenant.post("/v1/tasks", json=spec).status_code == 201
 
 
@@ -106,7 +106,7 @@ def test_another_tenant_sees_nothing_of_an_import(tenant, new_tenant, importer):
     refusal = other.post("/v1/tasks", json=other.spec(made["id"])).json()["errors"][0]
     assert refusal["code"] == "file_unknown"
     assert new_tenant(Scope.READ).post("/v1/files", json={"source": SOURCE}).status_code == 403
-    importer.run_due()
+    importer.work_off_due()
     assert other.get(f"/v1/files/{made['id']}").status_code == 404
 
 
@@ -123,7 +123,7 @@ def test_an_import_that_is_deleted_meanwhile_leaves_nothing(tenant, importer, hu
     monkeypatch.setattr("service.files.imports.importer._NOTE_SECONDS", 0.0)
     made = named(tenant, split="train")
     hub.faults(block=200, seconds=0.3)  # ten seconds in all
-    fetching = threading.Thread(target=importer.run_due)
+    fetching = threading.Thread(target=importer.work_off_due)
     fetching.start()
     progress(tenant, made["id"])
     assert tenant.delete(f"/v1/files/{made['id']}").status_code == 204
@@ -147,10 +147,10 @@ def test_an_import_whose_process_died_is_begun_anew_by_another(tenant, importer,
     made = named(tenant, split="train")
     died = Importer(dependencies)._claims.take()
     assert died is not None
-    assert importer.run_due() == 0, "it is another's"
+    assert importer.work_off_due() == 0, "it is another's"
     with database.begin() as session:
         session.execute(update(FileImport).where(FileImport.id == made["id"]).values(claimed_until=clock(session)))
-    assert importer.run_due() == 1
+    assert importer.work_off_due() == 1
     assert (seen(tenant, made["id"])["status"], seen(tenant, made["id"])["attempts"]) == ("ready", 2)
     with pytest.raises(Lost):  # the dead one comes back
         Importer(dependencies)._claims.renew(died)
@@ -162,10 +162,10 @@ def test_an_import_that_no_process_can_read_is_failed_and_the_others_go_on(tenan
         session.execute(update(FileImport).where(FileImport.id == unreadable["id"]).values(pins={"of_tomorrow": 1}))
     for _ in range(ATTEMPTS):
         with pytest.raises(TypeError):
-            importer.run_due()
+            importer.work_off_due()
         with database.begin() as session:
             session.execute(update(FileImport).where(FileImport.id == unreadable["id"]).values(claimed_until=clock(session)))
-    assert importer.run_due() == 1
+    assert importer.work_off_due() == 1
     failed = seen(tenant, unreadable["id"])
     assert (failed["status"], failed["attempts"], "died each time" in failed["error"]["detail"]) == ("failed", ATTEMPTS, True)
     assert seen(tenant, good["id"])["status"] == "ready"
@@ -182,24 +182,8 @@ def test_a_stopping_process_gives_back_what_it_fetches(tenant, dependencies, hub
     back = seen(tenant, made["id"])
     assert (back["status"], back["attempts"]) == ("importing", 0)
     hub.faults()
-    Importer(dependencies).run_due()
+    Importer(dependencies).work_off_due()
     assert seen(tenant, made["id"])["status"] == "ready"
-
-
-def test_a_stop_is_heard_by_all_threads_though_one_is_about_to_begin(dependencies):
-    stopping = Importer(dependencies)
-    clear = stopping._due.clear
-
-    def stopped_meanwhile() -> None:
-        stopping._stopping.set()
-        stopping._due.set()
-        clear()
-
-    stopping._due.clear = stopped_meanwhile
-    stopping.wake()
-    for thread in stopping._threads:
-        thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in stopping._threads)
 
 
 def test_ended_imports_are_forgotten_and_files_keep_where_they_came_from(tenant, importer, hub, database, dependencies):
@@ -207,7 +191,7 @@ def test_ended_imports_are_forgotten_and_files_keep_where_they_came_from(tenant,
     hub_row = FileImport.id == failed["id"]
     with database.begin() as session:
         session.execute(update(FileImport).where(hub_row).values(pins={"sha256": "0" * 64}))
-    importer.run_due()
+    importer.work_off_due()
     assert tenant.delete(f"/v1/files/{gone['id']}").status_code == 204
     forget(database, Retention())
     with database.begin() as session:
@@ -231,11 +215,11 @@ def test_the_clients_and_the_command_line_import(tenant, importer, hub, server: 
     told, _ = motet("files", "add", SOURCE, "--split", "train", "--dry-run").communicate()
     assert f"{SOURCE}, data/train.jsonl at commit {COMMIT[:12]}: {len(ROWS):,} bytes; licence apache-2.0" in told
     waiting = motet("files", "add", SOURCE, "--split", "train", "--name", "mine.jsonl", "--json")
-    until(importer.run_due)
+    until(importer.work_off_due)
     added, _ = waiting.communicate()
     assert (json.loads(added)["status"], json.loads(added)["name"], json.loads(added)["rows"]) == ("ready", "mine.jsonl", 60)
     failing = motet("files", "add", "hf://datasets/org/wrong")
-    until(importer.run_due)
+    until(importer.work_off_due)
     said, refusal = failing.communicate()
     assert failing.returncode == 1
     assert "completion" in said
@@ -250,7 +234,7 @@ def test_the_clients_and_the_command_line_import(tenant, importer, hub, server: 
         async with AsyncClient(server.url, tenant.key) as client:
             assert (await client.files.inspect(SOURCE, split="test")).bytes == len(jsonl(*chat_rows(3)))
             made = await client.files.add(SOURCE, split="test")
-            await asyncio.to_thread(importer.run_due)
+            await asyncio.to_thread(importer.work_off_due)
             return (await client.files.wait(made.id)).id
 
     with Client(server.url, tenant.key) as client:
@@ -259,6 +243,6 @@ def test_the_clients_and_the_command_line_import(tenant, importer, hub, server: 
         assert [one.id for one in client.files.imports()] == [made.id]
         with pytest.raises(FileNotReady, match=r"is still imported after 0 s, 0 bytes"):
             client.files.wait(made.id, timeout=0)
-        importer.run_due()
+        importer.work_off_due()
         with pytest.raises(FileNotReady, match="completion"):
             client.files.wait(made.id)

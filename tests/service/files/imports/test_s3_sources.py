@@ -76,7 +76,7 @@ def test_an_object_is_imported_with_the_tenants_keys_which_nobody_can_read(
     opened = json.loads(box_of(settings).open(sealed))
     assert opened["bucket"]["secret_access_key"] == KEYS["secret_access_key"]
     assert "X-Amz-Signature=" in opened["url"], "a process of the version before needs a URL that is signed"
-    importer.run_due()
+    importer.work_off_due()
     ready = seen(tenant, made["id"])
     assert (ready["status"], ready["bytes"]) == ("ready", len(ROWS)), ready
     with database.begin() as session:
@@ -110,14 +110,14 @@ def test_anybody_reads_what_is_public_and_nothing_else(tenant, importer, kept, m
     assert "403" in said
     assert "of a bucket the keys and what they may read" in said
     made = named(tenant, public, endpoint=moto.url)
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["status"] == "ready"
 
 
 def test_an_object_that_changes_meanwhile_is_refused(tenant, importer, kept, moto):
     made = named(tenant, kept("changing.jsonl"), endpoint=moto.url, **KEYS)
     kept("changing.jsonl", jsonl(*chat_rows(60))[::-1])
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "source_changed"
 
 
@@ -129,7 +129,7 @@ def test_a_version_is_imported_though_a_newer_one_came(tenant, importer, bucket,
     made = named(tenant, source, endpoint=moto.url, version_id=first, **KEYS)
     assert (made["total_bytes"], made["revision"]) == (len(ROWS), first)
     kept("versioned.jsonl", jsonl(*chat_rows(6)))
-    importer.run_due()
+    importer.work_off_due()
     assert (seen(tenant, made["id"])["status"], seen(tenant, made["id"])["bytes"]) == ("ready", len(ROWS))
 
 

@@ -12,7 +12,7 @@ def test_a_url_is_imported_and_its_query_is_nobodys(tenant, importer, by_url, hu
     with database.begin() as session:
         row = session.execute(text("SELECT f::text FROM file_imports f WHERE id = :id"), {"id": made["id"]}).scalar_one()
     assert "secret" not in row
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["status"] == "ready"
     assert "?signature=secret" in hub.requests[-1][0]
 
@@ -21,7 +21,7 @@ def test_a_url_that_changes_meanwhile_is_refused(tenant, importer, hub, by_url):
     (hub.folder / "plain" / "changing.jsonl").write_bytes(ROWS)
     made = named(tenant, by_url("changing.jsonl"))
     (hub.folder / "plain" / "changing.jsonl").write_bytes(ROWS[::-1])
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "source_changed"
 
 
@@ -31,7 +31,7 @@ def test_a_redirect_inside_is_refused_in_both_phases(tenant, importer, hub, by_u
     hub.faults(redirect=target)
     assert "not public" in refused(name(tenant, by_url()), "source", "source_not_called")
     assert "MOTET_HUB_NETWORKS" in refused(name(tenant, split="train"), "source", "hub_redirects")
-    importer.run_due()
+    importer.work_off_due()
     for one in (made, of_hub):
         assert seen(tenant, one["id"])["error"]["errors"][0]["code"] == "source_not_called"
 
@@ -41,7 +41,7 @@ def test_what_is_no_url_is_refused_in_both_phases(tenant, importer, hub, by_url)
     assert "is not a URL" in refused(name(tenant, "https://[x/rows.jsonl"), "source", "not_a_url")
     hub.faults(redirect="https://h:99999/")
     assert "is not a URL" in refused(name(tenant, by_url()), "source", "source_not_called")
-    importer.run_due()
+    importer.work_off_due()
     assert seen(tenant, made["id"])["error"]["errors"][0]["code"] == "source_not_called"
 
 

@@ -1,12 +1,14 @@
 """Copies of a base that go wrong: what is tried again and what came, which is not fetched twice."""
 
 from service.database.engine import clock
+from service.fleet.base_models.copies.base_copier import BaseCopier
 from service.fleet.base_models.copies.copy_claims import CopyClaims
 from service.fleet.models import BaseCopy, BaseModel
 from service.http.problems import Unavailable
 from service.storage.local_storage import LocalIncoming
 from tests.hub.hub_process import MODEL
 from tests.service.fleet.base_copies.conftest import NAME, able, add, copy_of, sha256_of, stored, weights_asked
+from tests.service.live_server import until
 
 
 def test_a_file_that_storage_lost_is_fetched_when_the_base_is_added_again(admin, copier, hub, storage):
@@ -102,3 +104,18 @@ def test_a_copy_of_a_base_that_is_no_repository_any_more_fails(admin, copier, da
     copier.work_off_due()
     told = copy_of(admin)
     assert (told["status"], told["error"]["detail"]) == ("failed", "It is no repository of the hub any more; add it again.")
+
+
+def test_a_stopping_process_gives_back_what_it_copies(admin, copier, hub, dependencies, monkeypatch):
+    monkeypatch.setattr("service.fleet.base_models.copies.base_copier._NOTE_SECONDS", 0.0)
+    add(admin, store=True)
+    hub.faults(block=2**14, seconds=0.05)  # a minute or more in all
+    copier.wake()
+    until(lambda: copy_of(admin)["received_bytes"] > 0)
+    copier.close(30)
+    assert not copier._in_flight
+    back = copy_of(admin)
+    assert (back["status"], back["attempts"], back["error"]) == ("copying", 0, None)
+    hub.faults()
+    BaseCopier(dependencies.db, dependencies.storage, dependencies.settings).work_off_due()
+    assert copy_of(admin)["status"] == "stored"
