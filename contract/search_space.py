@@ -253,8 +253,8 @@ class SearchSpace(Strict):
             numbers = random.Random(self.draw_seed).sample(numbers, self.size)
         return (self.config_at(self.places_at(number), shared) for number in numbers)
 
-    def config_at(self, places: Mapping[str, int], shared: Mapping[str, Any] = {}) -> JobConfig:
-        """The configuration that has, of each of `axes`, the value at this place."""
+    def config_at(self, places: Mapping[str, int], shared: Mapping[str, Any]) -> JobConfig:
+        """The configuration that has, of each of `axes`, the value at this place. shared: fields that all have."""
         return _config({name: values[places[name]] for name, values in self.axes().items()}, shared)
 
     def places_of(self, config: JobConfig) -> dict[str, int]:

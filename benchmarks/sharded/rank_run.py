@@ -88,7 +88,7 @@ def _joined(orders: Orders, number: int, pipe: Connection) -> Rank:
         torch.cuda.set_device(device)
         torch.cuda.init()  # else a device mesh chooses the device
     if number == 0:
-        store = open_store(_HOST, 0, orders.world, GROUP_SECONDS)
+        store = open_store(_HOST, orders.world, GROUP_SECONDS)
         pipe.send(("port", store.port))
     else:
         store = reach_store(_HOST, pipe.recv(), orders.world, GROUP_SECONDS)

@@ -35,7 +35,7 @@ def emit(event: dict[str, Any]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of this process
 
 
-def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
+def read_options() -> tuple[Options, bool]:
     """The stack's options, and whether to stop when standard input closes."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.devstack", description="Motet on one machine, embedded servers included."
@@ -54,7 +54,7 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
         help="port at which workers get and put files (8323, or a free one where that is taken; 0: the API's)",
     )
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input closes")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args()
     if chosen.workers < 0:
         parser.error(f"--workers must be 0 or more, not {chosen.workers}")
     if chosen.slots is not None and chosen.slots < 1:

@@ -202,9 +202,9 @@ def _described(url: str, shown_: str, path: str, outbound: Outbound) -> Found:
     return Found(url, shown_, _last(shown_), int(length) if length.isdigit() else None, Pins(etag=strong_etag(got)))
 
 
-def status_refusal(status: int, host: str, headers: Mapping[str, str] | None = None) -> Invalid | SourceUnavailable:
+def status_refusal(status: int, host: str, headers: Mapping[str, str]) -> Invalid | SourceUnavailable:
     """What another status than 200 or 206 means: a refusal, or something that may pass. `headers`: of the answer."""
-    if region := (headers or {}).get("x-amz-bucket-region", "") if status in (301, 307, 400) else "":
+    if region := headers.get("x-amz-bucket-region", "") if status in (301, 307, 400) else "":
         return _wrong(
             "source_refused", f"{host} answers {status}: the bucket is in another region; send `region`: {shown(region)}"
         )

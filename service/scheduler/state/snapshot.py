@@ -48,10 +48,9 @@ class HypotheticalTask:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tasks` are the queued and running ones, by id; `unread` the queued ones that this version cannot read, and why,
-    `damaged` those that none can read. A
-    running task that cannot be read holds its GPUs in the problem but is not in `placements` but in `left_alone`, so that the
-    planner never reclaims them.
+    """`tasks` are the queued and running ones, by id. `unread` are the queued ones that this version cannot read, and why,
+    `damaged` those that no version can. A running task that cannot be read holds its GPUs in the problem, but is in
+    `left_alone` instead of `placements`, so that the planner never reclaims them.
 
     `later` wait for a moment that their specs name. `reserved` are due starts on reserved GPUs.
     """

@@ -212,7 +212,7 @@ def _serve(rank: int, world: int, pipe: Connection, kind: str) -> None:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     if rank == 0:
-        store = open_store("127.0.0.1", 0, world, SECONDS)
+        store = open_store("127.0.0.1", world, SECONDS)
         pipe.send(store.port)
     else:
         store = reach_store("127.0.0.1", pipe.recv(), world, SECONDS)

@@ -27,7 +27,7 @@ class Refusing:
 
 @pytest.fixture(params=[False, True], ids=["one host", "several hosts"])
 def alone(request: pytest.FixtureRequest) -> Iterator[RankCollectives]:
-    collectives = RankCollectives(open_store("127.0.0.1", 0, 1, SECONDS), 0, 1, CPU, SECONDS, several_hosts=request.param)
+    collectives = RankCollectives(open_store("127.0.0.1", 1, SECONDS), 0, 1, CPU, SECONDS, several_hosts=request.param)
     yield collectives
     collectives.close()
 

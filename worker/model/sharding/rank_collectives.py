@@ -35,9 +35,9 @@ class GatherFailed(RuntimeError):
     """The ranks do not run together any more: one has ended, or has not come within the timeout."""
 
 
-def open_store(address: str, port: int, world: int, seconds: float) -> dist.TCPStore:
-    """The rendezvous of a group, held by rank 0; port 0: any free one. Others reach it at the `port` that it says."""
-    return dist.TCPStore(address, port, world, True, timedelta(seconds=seconds), wait_for_workers=False)
+def open_store(address: str, world: int, seconds: float) -> dist.TCPStore:
+    """The rendezvous of a group, held by rank 0, at any free port. Others reach it at the `port` that it says."""
+    return dist.TCPStore(address, 0, world, True, timedelta(seconds=seconds), wait_for_workers=False)
 
 
 def reach_store(address: str, port: int, world: int, seconds: float) -> dist.TCPStore:

@@ -159,7 +159,7 @@ class RankGroup:
     def _connect(self, ref: BaseModelRef, shards: WeightShards) -> None:
         """Join the ranks of a sharded base into one group. They meet at this host, so no address that is given matters."""
         address = self._address
-        store = open_store(address, 0, shards.world, COLLECTIVE_SECONDS)
+        store = open_store(address, shards.world, COLLECTIVE_SECONDS)
         joining = [rank.begin("connect", address, store.port, self._several_hosts) for rank in self._ranks]
         interface = interface_of([address]) if self._several_hosts else None
         if self._several_hosts and interface is None:
