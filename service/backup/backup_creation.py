@@ -17,7 +17,7 @@ from psycopg import sql
 
 from contract.compatibility.version import VERSION
 from contract.wording.field_mistakes import url_without_secrets
-from service.backup.catalogue import Catalogue, Manifest, StoredPart, catalogue_at
+from service.backup.catalogue import VARIABLE, Catalogue, Manifest, StoredPart, catalogue_at
 from service.backup.postgres_programs import dumping
 from service.database.engine import Database, driver_url
 from service.metrics.models import NewestBackup
@@ -46,7 +46,7 @@ def take(settings: Settings) -> tuple[Manifest, int]:
     object is damaged."""
     owner, url = required(settings)
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
-    source, target = storage_of(settings, db), storage_at(url, settings, db)
+    source, target = storage_of(settings, db), storage_at(url, settings, db, VARIABLE)
     if url == settings.storage_address:
         raise SettingsError(f"MOTET_BACKUP_URL is where the objects are: {url_without_secrets(url)}")
     target.check()

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.settings import Settings, SettingsError
 
+VARIABLE = "MOTET_BACKUP_URL"  # of the environment
 _FOLDER, _MOST_BYTES = "backups", 2**20
 _BUCKET = "service.storage.bucket:Bucket"  # loads obstore
 
@@ -114,7 +115,7 @@ class _Folder:
 
 class _InBucket:
     def __init__(self, url: str, settings: Settings) -> None:
-        self._bucket = pkgutil.resolve_name(_BUCKET).of(url, settings)
+        self._bucket = pkgutil.resolve_name(_BUCKET).of(url, settings, VARIABLE)
 
     def names(self) -> Iterator[str]:
         for page in self._bucket.pages(f"{_FOLDER}/"):

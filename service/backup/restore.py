@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.background.garbage_collection import references
 from service.backup.backup_creation import count_rows, fingerprint, listed_objects, required
-from service.backup.catalogue import Manifest, catalogue_at
+from service.backup.catalogue import VARIABLE, Manifest, catalogue_at
 from service.backup.postgres_programs import restoring
 from service.database.engine import Database, driver_url
 from service.schema import roles
@@ -42,7 +42,7 @@ def bring_back(settings: Settings) -> Manifest:
     the backup is damaged."""
     owner, url = required(settings)
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
-    source, target = storage_at(url, settings, db), storage_of(settings, db)
+    source, target = storage_at(url, settings, db, VARIABLE), storage_of(settings, db)
     manifest = catalogue_at(url, settings).read(settings.backup_name)
     restore(owner, manifest, source, target, settings)
     db.engine.dispose()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contract.wording.field_mistakes import url_without_secrets
 from service.backup.backup_creation import listed_objects
-from service.backup.catalogue import Manifest, catalogue_at
+from service.backup.catalogue import VARIABLE, Manifest, catalogue_at
 from service.database.engine import Database
 from service.settings import Settings, SettingsError, say
 from service.storage.connect import storage_at
@@ -46,7 +46,7 @@ def verified(settings: Settings) -> Manifest:
     url = _url(settings)
     made = catalogue_at(url, settings).read(settings.backup_name)
     db = Database(settings.database_url, pool_size=1, timeouts=settings.work_timeouts)  # it is never connected
-    storage = storage_at(url, settings, db)
+    storage = storage_at(url, settings, db, VARIABLE)
     wrong = [] if _sound(storage, made.dump.sha256, made.dump.bytes) else ["its dump"]
     if not _sound(storage, made.listing.sha256, made.listing.bytes):
         raise SettingsError(f"backup {made.name} is not whole: its listing of objects is missing or damaged")
@@ -67,7 +67,7 @@ def _url(settings: Settings) -> str:
     if settings.backup_url is None:
         raise SettingsError("MOTET_BACKUP_URL is not set: where backups lie, such as s3://bucket/prefix or file:///folder")
     if settings.backup_url.startswith("file://") and not Path(settings.backup_url.removeprefix("file://")).is_dir():
-        raise SettingsError(f"{url_without_secrets(settings.backup_url)} is no folder")
+        raise SettingsError(f"{VARIABLE}: {url_without_secrets(settings.backup_url)} is no folder")
     return settings.backup_url
 
 

@@ -59,8 +59,9 @@ class Bucket:
         self._paused_until = 0.0
 
     @classmethod
-    def of(cls, url: str, settings: Settings) -> "Bucket":
-        """Opens no connection. Raises StorageRefused where obstore understands the URL or an option otherwise."""
+    def of(cls, url: str, settings: Settings, variable: str) -> "Bucket":
+        """The bucket of the URL that this variable of the environment holds. Opens no connection. Raises StorageRefused where
+        obstore understands the URL or an option otherwise."""
         named, asked = url_without_secrets(url), None
         try:
             asked = urlsplit(url)
@@ -69,7 +70,7 @@ class Bucket:
             public = from_url(url, **_options(asked.scheme, settings, outside)) if outside else store
         except (BaseError, ValueError) as error:
             why = "it is no URL" if asked is None else _first_line(error).replace(url, named)  # which the error may repeat
-            raise StorageRefused(f"MOTET_STORAGE_URL {named!r} cannot be used: {why}") from None
+            raise StorageRefused(f"{variable} {named!r} cannot be used: {why}") from None
         return cls(store, public, named)
 
     def put(self, key: str, source: bytes | Iterable[bytes]) -> None:

@@ -19,11 +19,12 @@ _BUCKET, _BUCKET_STORAGE = "service.storage.bucket:Bucket", "service.storage.buc
 
 def storage_of(settings: Settings, db: Database) -> Storage:
     """The storage that the settings name. Opens no connection. `db`: where removals from a bucket are serialized."""
-    return storage_at(settings.storage_address, settings, db)
+    return storage_at(settings.storage_address, settings, db, "MOTET_STORAGE_URL")
 
 
-def storage_at(url: str, settings: Settings, db: Database) -> Storage:
-    """The storage of this URL (file:///…, s3://…, gs://…, az://…), otherwise as the settings say."""
+def storage_at(url: str, settings: Settings, db: Database, variable: str) -> Storage:
+    """The storage of this URL (file:///…, s3://…, gs://…, az://…), otherwise as the settings say. `variable`: of the
+    environment, which holds the URL. Raises StorageRefused, which names it, where the URL cannot be used."""
     if url.startswith("file://"):
         return _folder(url, settings)
     grants = UploadGrants(settings.secret_key.get_secret_value())
@@ -34,7 +35,7 @@ def storage_at(url: str, settings: Settings, db: Database) -> Storage:
             session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": int(sha256[:15], 16)})
             yield
 
-    bucket = pkgutil.resolve_name(_BUCKET).of(url, settings)
+    bucket = pkgutil.resolve_name(_BUCKET).of(url, settings, variable)
     made: Storage = pkgutil.resolve_name(_BUCKET_STORAGE)(bucket, grants, lock, settings.storage_url_seconds)
     return made
 

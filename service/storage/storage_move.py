@@ -50,7 +50,7 @@ def move(settings: Settings) -> Moved:
     if target == settings.storage_address:
         raise SettingsError(f"MOTET_STORAGE_MOVE_TO is where the objects are: {url_without_secrets(target)}")
     db = Database(settings.database_url, pool_size=2, timeouts=settings.work_timeouts)
-    to = storage_at(target, settings, db)
+    to = storage_at(target, settings, db, "MOTET_STORAGE_MOVE_TO")
     to.check()
     return copy_all(storage_of(settings, db), to)
 

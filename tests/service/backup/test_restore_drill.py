@@ -218,6 +218,8 @@ def test_older_backups_go_with_what_only_they_needed(stack, in_folders, tmp_path
     ("command", "changes", "said"),
     [
         ("backup", {"MOTET_BACKUP_URL": ""}, "MOTET_BACKUP_URL"),
+        *((name, {"MOTET_BACKUP_URL": "s3://[x@b"}, "MOTET_BACKUP_URL 's3://") for name in ("backup", "restore", "backups")),
+        ("verify-backup", {"MOTET_BACKUP_URL": "file:///nowhere"}, "MOTET_BACKUP_URL: file:///nowhere is no folder"),
         ("backup", {"MOTET_PG_PROGRAMS": "/nowhere"}, "there is no pg_dump"),
         ("restore", {"MOTET_BACKUP_NAME": "20260101T000000000Z"}, "holds no backup"),
     ],
@@ -271,7 +273,7 @@ def test_what_is_deleted_while_a_backup_is_made_is_in_it_as_its_rows_are(stack, 
         sweep(db, source)
         assert not stored.exists()
 
-    target = CollectedMeanwhile(storage_at(url, settings, db), collect)
+    target = CollectedMeanwhile(storage_at(url, settings, db, "MOTET_BACKUP_URL"), collect)
     back_up(owner, source, cast(Storage, target), catalogue_at(url, settings), settings)
     db.engine.dispose()
     restored = restore(stack, in_folders, tmp_path)

@@ -18,8 +18,8 @@ NO_URLS = f"s3://[{KEY}@bucket", f"s3://id:{KEY}℀@bucket"
 
 @pytest.mark.parametrize("url", [*URLS, *NO_URLS])
 def test_a_url_that_cannot_be_used_is_told_without_them(settings_for, database_url, tmp_path, url):
-    with pytest.raises(StorageRefused, match=r"MOTET_STORAGE_URL .* cannot be used") as told:
-        Bucket.of(url, settings_for(database_url, tmp_path))
+    with pytest.raises(StorageRefused, match=r"MOTET_BACKUP_URL .* cannot be used") as told:
+        Bucket.of(url, settings_for(database_url, tmp_path), "MOTET_BACKUP_URL")
     assert KEY not in str(told.value)
 
 

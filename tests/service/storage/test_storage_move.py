@@ -52,6 +52,8 @@ def test_a_move_to_nowhere_is_refused_in_one_line(run, storage_with, tmp_path, f
     assert "MOTET_STORAGE_MOVE_TO is not set" in run(storage_endpoint=None).stderr
     here = run(f"file://{tmp_path / 'storage'}", storage_endpoint=None)
     assert (here.returncode, "where the objects are" in here.stderr) == (1, True)
+    wrong = run("s3://[x@bucket", storage_endpoint=None)
+    assert (wrong.returncode, "MOTET_STORAGE_MOVE_TO 's3://" in wrong.stderr) == (1, True), wrong.stderr
     away = run("s3://bucket", storage_endpoint=f"http://127.0.0.1:{free_port()}", storage_retries=0)
     assert (away.returncode, "storage: Storage does not answer" in away.stderr) == (1, True)
     assert "Traceback" not in away.stderr
@@ -70,6 +72,6 @@ def test_what_is_removed_while_it_is_copied_is_passed_over(storage_with, tmp_pat
             folder.delete(sha_of(SMALL))
             return folder.open(sha256)
 
-    to = storage_at(f"file://{tmp_path / 'to'}", settings_for(database_url, tmp_path), database)
+    to = storage_at(f"file://{tmp_path / 'to'}", settings_for(database_url, tmp_path), database, "MOTET_STORAGE_MOVE_TO")
     assert copy_all(Source(), to).copied == 1
     assert to.exists(sha_of(b"other"))
