@@ -86,6 +86,15 @@ class Hub:
         return self._outbound.send(method, url, body, said, _INFO_BYTES, self.endpoint, until)
 
 
+def check_revision(revision: str) -> None:
+    """Raise Invalid for what git takes for the name of no branch, tag or commit, so that no hub is asked about it."""
+    parts = revision.split("/")
+    odd = any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
+    if odd or ".." in revision or revision.endswith("."):
+        way_out = "name a branch, a tag or a commit, such as main"
+        raise invalid_field("revision", "revision_unknown", f"no repository has a revision {shown(revision)!r}; {way_out}")
+
+
 def headers_with(token: str) -> dict[str, str]:
     """Of a request to the hub. huggingface_hub's build_hf_headers asks the hub for a list to name the caller, past the SSRF
     guard."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from urllib.parse import unquote
 
 from huggingface_hub import DatasetInfo
 from huggingface_hub.hf_api import RepoSibling
@@ -12,10 +13,21 @@ from service.http.problems import Invalid, invalid_field, shown
 _NAMED = 10  # files that a refusal lists
 
 
-def chosen_file(name: str, held: Mapping[str, RepoSibling], path: str | None, split: str | None) -> RepoSibling:
-    """The one file that is meant. Raises Invalid where none is, or several are."""
+def check_choice(path: str | None, split: str | None) -> None:
+    """Raise Invalid for what names no file in any repository, so that no hub is asked about it."""
     if path is not None and split is not None:
         raise invalid_field("split", "path_and_split", "goes without `path`: either names the file")
+    # decoded as well: where a file of such a name is, depends on who decodes it
+    parts = re.split(r"[/\\]", unquote(path)) + path.split("/") if path is not None else ()
+    if path is not None and any(part in ("", ".", "..") for part in parts):
+        way_out = "write it as the hub lists it, such as data/train.jsonl"
+        raise invalid_field("path", "not_a_path", f"{shown(path)!r} is no path of a file in a repository; {way_out}")
+    if path is not None:
+        refuse_format(path, b"")
+
+
+def chosen_file(name: str, held: Mapping[str, RepoSibling], path: str | None, split: str | None) -> RepoSibling:
+    """The one file that is meant, of a choice that `check_choice` passed. Raises Invalid where none is, or several are."""
     if path is not None:
         if path not in held:
             raise invalid_field(

@@ -13,12 +13,12 @@ from huggingface_hub import DatasetInfo
 from huggingface_hub.hf_api import RepoSibling
 
 from service.files.dataset_intake import FileTooLarge
-from service.files.imports.hub_files import chosen_file, license_of
+from service.files.imports.hub_files import check_choice, chosen_file, license_of
 from service.files.imports.s3_object import SCHEME, S3Object, bucket_and_key
 from service.files.source_formats import refuse_format
 from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, Unavailable, invalid_field, shown
-from service.hub.hub_client import Hub
+from service.hub.hub_client import Hub, check_revision
 
 DATASETS = "hf://datasets/"
 _DATASET = re.compile(r"hf://datasets/([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
@@ -120,6 +120,8 @@ def _on_hub(asked: Asked, hub: Hub) -> Found:
                 f"must be hf://datasets/organisation/name, not {shown(asked.source)!r}; its file is named in `path` or `split`",
             )
         raise _wrong("not_a_dataset", "data sets of the hub are hf://datasets/organisation/name; models go to POST /v1/models")
+    check_revision(asked.revision)
+    check_choice(asked.path, asked.split)
     name, token = matched[1], asked.token or asked.own
     reader = hub.dataset(name, token)
     info: DatasetInfo = reader.dataset_info(asked.revision)

@@ -20,7 +20,7 @@ from service.fleet.base_models.base_files import INDEX, NEEDED, SAFE, SMALL_BYTE
 from service.fleet.base_models.model_config import ModelConfig, header_length, parameters_in, storable
 from service.fleet.models import BaseModel, BaseModelFile
 from service.http.problems import Invalid, invalid_field, shown
-from service.hub.hub_client import Hub, HubRepository
+from service.hub.hub_client import Hub, HubRepository, check_revision
 
 _SOURCE = re.compile(r"hf://([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -53,6 +53,7 @@ def repository_of(source: str) -> str:
 def read_repository(hub: Hub, name: str, source: str, revision: str) -> HubModel:
     """The model at this revision, resolved to a commit at once. Raises Invalid if it is not usable, and as Hub does."""
     repository = repository_of(source)
+    check_revision(revision)
     reader = hub.repository(repository)
     info = reader.info(revision)
     commit = info.sha or ""

@@ -108,6 +108,27 @@ def test_bad_names_are_refused_in_words(tenant, body, field, code, words):
     assert words in refused(tenant.post("/v1/files", json={"source": SOURCE} | body), field, code)
 
 
+PATHS = ("../secret", "data/../../train.jsonl", "/data/train.jsonl", "data//train.jsonl", "./train.jsonl", "data/", "..")
+REVISIONS = ("a/../b", "a..b", "a//b", "a/", "a.lock", "a.", "a/.b")
+ENCODED = ("%2e%2e/train.jsonl", "data%2F..%2Ftrain.jsonl", "..\\train.jsonl", "%2e%2e%5Ctrain.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "code"),
+    [
+        *(({"path": path}, "path", "not_a_path") for path in PATHS + ENCODED),
+        *(({"revision": revision}, "revision", "revision_unknown") for revision in REVISIONS),
+        ({"path": "data/train.jsonl", "split": "train"}, "split", "path_and_split"),
+        ({"path": "data/train.parquet"}, "source", "format_not_taken"),
+    ],
+)
+def test_what_no_repository_holds_is_refused_before_the_hub_is_asked(tenant, hub, body, field, code):
+    hub.faults(down=True)
+    before = len(hub.requests)
+    refused(tenant.post("/v1/files", json={"source": SOURCE} | body), field, code)
+    assert len(hub.requests) == before
+
+
 def test_other_formats_say_what_to_convert(tenant, hub):
     hub.add("datasets/org/tables", {"data/train-00000-of-00001.parquet": b"PAR1...", "disguised.jsonl": b"PAR1 and more"})
     for asked in ({"split": "train"}, {"path": "disguised.jsonl"}):
