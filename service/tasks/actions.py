@@ -139,13 +139,16 @@ def select_tasks(
     return tasks.where(Task.status.in_(wanted)) if wanted else tasks
 
 
-def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, task_id: str) -> Task:
-    """End the task at once; committed adapters stay. Idempotent for cancelled tasks. Raises NotFound, TaskEnded."""
-    task = find(session, Task, task_id, principal, "task", lock=True)
+def cancel(
+    session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, task_id: str, noun: str = "task"
+) -> Task:
+    """End the task at once; committed adapters stay. Idempotent for cancelled tasks. noun: what refusals call the task. Raises
+    NotFound, TaskEnded."""
+    task = find(session, Task, task_id, principal, noun, lock=True)
     if task.status == TaskStatus.CANCELLED:
         return task
     if task.status in TASK_TERMINAL:
-        raise TaskEnded(f"The task {_already(task)}; there is nothing left to cancel.", task_status=task.status)
+        raise TaskEnded(f"The {noun} {_already(task)}; there is nothing left to cancel.", task_status=task.status)
     _cancel(session, queue, wakeups, [task])
     return task
 
@@ -179,14 +182,14 @@ def _cancel(session: Session, queue: Queue, wakeups: NodeWakeups, tasks: Sequenc
     request_plan(session, queue, "task_cancelled")
 
 
-def pause(session: Session, dependencies: Dependencies, principal: Principal, task_id: str) -> Task:
+def pause(session: Session, dependencies: Dependencies, principal: Principal, task_id: str, noun: str = "task") -> Task:
     """Take the task out of the queue, or off its node once its jobs are saved (`desired_status` is `paused` until then).
 
-    Pausing a paused task changes nothing. Raises NotFound, TaskEnded.
+    Pausing a paused task changes nothing. noun: as of `cancel`. Raises NotFound, TaskEnded.
     """
-    task = find(session, Task, task_id, principal, "task", lock=True)
+    task = find(session, Task, task_id, principal, noun, lock=True)
     if task.status in TASK_TERMINAL:
-        raise TaskEnded(f"The task {_already(task)}; there is nothing left to pause.", task_status=task.status)
+        raise TaskEnded(f"The {noun} {_already(task)}; there is nothing left to pause.", task_status=task.status)
     if TaskStatus.PAUSED in (task.status, task.desired_status):
         return task
     placement = live_placement(session, task.id)
@@ -202,14 +205,14 @@ def pause(session: Session, dependencies: Dependencies, principal: Principal, ta
     return task
 
 
-def resume(session: Session, dependencies: Dependencies, principal: Principal, task_id: str) -> Task:
+def resume(session: Session, dependencies: Dependencies, principal: Principal, task_id: str, noun: str = "task") -> Task:
     """Put a paused task back into the queue, or withdraw a pause that is still pending.
 
-    Resuming a task that is not paused changes nothing. Raises NotFound, TaskEnded.
+    Resuming a task that is not paused changes nothing. noun: as of `cancel`. Raises NotFound, TaskEnded.
     """
-    task = find(session, Task, task_id, principal, "task", lock=True)
+    task = find(session, Task, task_id, principal, noun, lock=True)
     if task.status in TASK_TERMINAL:
-        raise TaskEnded(f"The task {_already(task)}; there is nothing left to resume.", task_status=task.status)
+        raise TaskEnded(f"The {noun} {_already(task)}; there is nothing left to resume.", task_status=task.status)
     if task.status == TaskStatus.PAUSED:
         transitions.enter(task, TaskStatus.QUEUED, clock(session))
         request_plan(session, dependencies.queue, "task_resumed")

@@ -34,6 +34,7 @@ from service.usage.models import TaskUsageRecord
 
 router = APIRouter(prefix=f"{PREFIX}/fine_tuning/jobs", include_in_schema=False, route_class=OwnIdsRoute)
 
+_NOUN = "fine-tuning job"
 _METADATA = re.compile(r"metadata\[([^\]]{1,64})\]")
 
 
@@ -107,31 +108,31 @@ def _metadata(request: Request) -> dict[str, str] | None:
 @router.get("/{task_id}")
 def get_job(task_id: str, reader: Reader, db: Db, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [find(session, Task, task_id, reader, "fine-tuning job")], ids)[0]
+        return _objects(session, [find(session, Task, task_id, reader, _NOUN)], ids)[0]
 
 
 @router.post("/{task_id}/cancel", dependencies=[NO_BODY])
 def cancel_job(task_id: str, writer: Writer, db: Db, queue: QueueDep, hints: WakeupsDep, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.cancel(session, queue, hints, writer, task_id)], ids)[0]
+        return _objects(session, [actions.cancel(session, queue, hints, writer, task_id, _NOUN)], ids)[0]
 
 
 @router.post("/{task_id}/pause", dependencies=[NO_BODY])
 def pause_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.pause(session, dependencies, writer, task_id)], ids)[0]
+        return _objects(session, [actions.pause(session, dependencies, writer, task_id, _NOUN)], ids)[0]
 
 
 @router.post("/{task_id}/resume", dependencies=[NO_BODY])
 def resume_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep, ids: Ids) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.resume(session, dependencies, writer, task_id)], ids)[0]
+        return _objects(session, [actions.resume(session, dependencies, writer, task_id, _NOUN)], ids)[0]
 
 
 @router.get("/{task_id}/events")
 def list_events(task_id: str, reader: Reader, db: Db, ids: Ids, after: After = None, limit: Limit = 20) -> ListOf[EventObject]:
     with db.begin() as session:
-        task = find(session, Task, task_id, reader, "fine-tuning job")
+        task = find(session, Task, task_id, reader, _NOUN)
         return events_page(session, reader, task, after, limit, ids)
 
 
@@ -141,7 +142,7 @@ def list_checkpoints(
 ) -> ListOf[CheckpointObject]:
     """The adapters of its configurations, the newest first."""
     with db.begin() as session:
-        task = find(session, Task, task_id, reader, "fine-tuning job")
+        task = find(session, Task, task_id, reader, _NOUN)
         adapters = scoped(select(Adapter).where(Adapter.task_id == task_id, Adapter.deleted_at.is_(None)), Adapter, reader)
         return listed(
             session, reader, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task, ids) for a in rows]

@@ -132,3 +132,15 @@ def test_a_page_of_events_goes_on_after_an_event_of_the_job(tenant, make, number
         refused = tenant.get(f"{JOBS}/{job}/events", params={"after": after})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after"), refused.text
     assert tenant.get(f"{JOBS}/{job}/events", params={"after": f"ftevent-{key}-1"}).json()["data"] == []
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_a_refused_action_speaks_of_a_fine_tuning_job(tenant, make, database, verb):
+    unknown = tenant.post(f"{JOBS}/ftjob-none/{verb}")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["message"].startswith("There is no fine-tuning job 'ftjob-none'")
+    with database.begin() as session:
+        session.get_one(Task, own_id(job := make())).status = "succeeded"
+    ended = tenant.post(f"{JOBS}/{job}/{verb}")
+    assert ended.status_code == 400
+    assert ended.json()["error"]["message"].startswith("The fine-tuning job ")
