@@ -34,7 +34,11 @@ _SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
         rf"\1_{_HIDDEN}",
     ),
     (lambda text: " " in text, re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9._~+/=-]{8,}"), rf"\1 {_HIDDEN}"),
-    (lambda text: "://" in text, re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{_HIDDEN}@"),  # a password in a URL
+    (  # a password in a URL, which may hold a slash: 1 to 5 digits before one are a port
+        lambda text: "://" in text and "@" in text,
+        re.compile(r"(://[^/\s:@]*:)(?:(?!\d{1,5}/)\S{1,256}|[^/\s@]+)@"),
+        rf"\1{_HIDDEN}@",
+    ),
     (  # an upload grant
         lambda text: len(text) >= 64 and "." in text,
         re.compile(r"\b[0-9a-f]{64}\.\d+\.\d+\.[A-Za-z0-9_-]{20,}"),

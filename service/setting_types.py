@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
@@ -16,6 +16,7 @@ MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
 SMTP_PORTS = {"smtp+starttls": 587, "smtps": 465, "smtp": 25}  # by the URL's scheme
 _HEADER_NAME, _HEADER_VALUE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"), re.compile(r"[!-~]([ -~]*[!-~])?")
+_PASSWORD, _ODD = re.compile(r"^([^:/]+://[^:/@]*:)([^@]*)(?=@)"), re.compile(r"[/?#\[\]\s]")  # as SQLAlchemy finds it
 DIFFERENT = 10  # distinct characters; a random secret of that length has more
 
 
@@ -29,9 +30,11 @@ def long_enough(secret: SecretStr) -> SecretStr:
 
 
 def _psycopg(url: str) -> str:
+    """The URL with these letters of the password percent-encoded: SQLAlchemy takes them as they are, and libpq and `urlsplit`
+    would read a part of the password as the host."""
     if not url.startswith("postgresql+psycopg://"):
         raise ValueError("must start with postgresql+psycopg://")
-    return url
+    return _PASSWORD.sub(lambda found: found[1] + _ODD.sub(lambda odd: quote(odd[0], safe=""), found[2]), url)
 
 
 def is_loopback(host: str) -> bool:

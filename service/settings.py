@@ -238,7 +238,8 @@ class Settings(StorageSettings):
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url, mail]
         passwords = [urlsplit(url).password for url in urls]
         sent = header_fields(self.otlp_headers).values() if self.otlp_headers is not None else ()
-        return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one] + [*sent]
+        told = [said for one in passwords if one for said in (one, unquote(one))]
+        return [secret.get_secret_value() for secret in kept if secret] + told + [*sent]
 
     @property
     def api_url(self) -> str:

@@ -5,10 +5,14 @@ import logging
 import subprocess
 import sys
 from datetime import datetime
+from urllib.parse import unquote
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import make_url
 from structlog.contextvars import bound_contextvars
 
+from service.database.engine import driver_url
 from service.json_logging import JsonFormatter, Redaction
 
 SECRETS = [
@@ -21,6 +25,11 @@ SECRETS = [
     ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_…"),
     ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer …"),
     ("postgresql://motet:hunter2hunter2@db/motet", "postgresql://motet:…@db/motet"),
+    ("postgresql://motet:hunter2/hun@ter2@db/motet", "postgresql://motet:…@db/motet"),
+    (
+        "postgresql://motet:12/hunter2@db/motet at once",
+        "postgresql://motet:12/hunter2@db/motet at once",
+    ),  # as a port; by its value
     ("redis://:hunter2hunter2@valkey:6379/0", "redis://:…@valkey:6379/0"),
     ("PUT /internal/v1/objects/" + "a" * 64 + ".12.1700000000.abcdefghijklmnopqrstuvwxyz", "PUT /internal/v1/objects/…"),
     ("said the-very-secret twice: the-very-secret", "said … twice: …"),
@@ -74,3 +83,14 @@ def test_the_last_words_of_a_process_are_written_though_a_thread_writes_them():
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
     assert json.loads(said)["event"] == "last words, mk_…"
+
+
+@pytest.mark.parametrize("password", ["hunter2/hunter2", "hunter2#hunter2", "[hunter2]?", "hunter2%2Fhunter2", "12/hunter2"])
+def test_the_password_of_a_database_url_is_read_and_hidden_however_it_is_written(settings_for, tmp_path, password):
+    """SQLAlchemy takes letters that libpq takes for the password's end."""
+    url = f"postgresql+psycopg://motet:{password}@db/motet"
+    settings = settings_for(url, tmp_path, app_database_url=url)
+    assert make_url(settings.app_database_url).password == unquote(password)
+    assert conninfo_to_dict(driver_url(settings.app_database_url))["password"] == unquote(password)
+    line = Redaction(settings.secrets).text(f"tried {url} and {settings.app_database_url} with {unquote(password)!r}")
+    assert "hunter2" not in line
