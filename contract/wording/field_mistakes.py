@@ -40,7 +40,7 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     that is missing."""
     kind, value = str(found["type"]), found["input"]
     repeats = _SECRET.isdisjoint(found["loc"])
-    if kind == "missing":
+    if kind == "missing" and found["msg"] == "Field required":  # a validator of ours says why
         return "is required"
     if kind == "extra_forbidden":
         return "is not a known field" + _did_you_mean(str(found["loc"][-1]), known)

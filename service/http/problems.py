@@ -6,7 +6,8 @@ Domain packages subclass these with their own codes. No handler assembles error 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from contract.wording.field_mistakes import shown as shown
 
@@ -134,6 +135,14 @@ def check_credential(field: str, said: str) -> None:
     """Raise Invalid for one that no header takes."""
     if not all("!" <= letter <= "~" for letter in said):
         raise invalid_field(field, "not_a_token", "may hold printable ASCII alone, without spaces")
+
+
+def form_error(code: str, message: str, *below: str) -> ValidationError:
+    """What the validator of a body's field raises where the value cannot be right whatever is stored or set up: told so, it
+    comes together with what else is wrong with the body. `below`: the path from that field, which is one whose values no
+    message repeats."""
+    found = {"type": PydanticCustomError(code, message), "loc": below, "input": ""}
+    return ValidationError.from_exception_data("form", [found])  # type: ignore[list-item]  # mypy knows no mixed dict
 
 
 def invalid_field(field: str, code: str, message: str) -> Invalid:

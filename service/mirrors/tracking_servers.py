@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal, Self, cast
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -14,8 +14,8 @@ from contract.evaluation.endpoint_fields import HeaderValue
 from contract.integrations import ServerName, TrackerType
 from contract.strict import STORABLE, LeftOut, Strict
 from service.database.engine import new_id
-from service.http.outbound import MAX_URL, NotPublic, Outbound, Refused
-from service.http.problems import Conflict, FieldError, Invalid
+from service.http.outbound import MAX_URL, NotPublic, Outbound, Refused, parse_url
+from service.http.problems import Conflict, FieldError, Invalid, form_error
 from service.mirrors.models import TaskMirror, TrackingServer
 from service.secret_box import SecretBox
 from service.settings import Settings
@@ -30,6 +30,7 @@ _PATH = 64  # characters, room for that of a call
 Url = Annotated[str, Field(min_length=1, max_length=MAX_URL - _PATH), STORABLE]
 _Login = Annotated[str, Field(min_length=1, max_length=1024), STORABLE]
 WANDB_URL = "https://api.wandb.ai"
+_WRONG_CREDENTIALS = "credentials_wrong"
 _MLFLOW_WAYS = "give 'token', or 'username' with 'password'; leave 'credentials' out where the server asks none"
 
 
@@ -62,10 +63,26 @@ class NewTrackingServer(Strict):
     name: ServerName = Field(description="By which specs name it")
     url: Url | None = Field(
         default=None,
+        validate_default=True,
         description="Of an MLflow tracking server, without /api/2.0, or of a W&B server of your own (left out, "
         f"{WANDB_URL}): https, and a host whose every address is public",
     )
-    credentials: Credentials | None = None
+    credentials: Credentials | None = Field(default=None, validate_default=True)
+
+    @field_validator("url")
+    @classmethod
+    def _of_its_type(cls, url: str | None, seen: ValidationInfo) -> str | None:
+        if url is None and seen.data.get("type") == "mlflow":
+            raise form_error("missing", "says where the MLflow server is; only type wandb has one of its own")
+        return _formed(url)
+
+    @field_validator("credentials")
+    @classmethod
+    def _asked_by_its_type(cls, credentials: Credentials | None, seen: ValidationInfo) -> Credentials | None:
+        wrong = _credential_mistake(seen.data["type"], credentials) if "type" in seen.data else None
+        if wrong is not None:
+            raise form_error(_WRONG_CREDENTIALS, wrong, "api_key")
+        return credentials
 
 
 class TrackingServerChange(Strict):
@@ -74,6 +91,11 @@ class TrackingServerChange(Strict):
 
     url: LeftOut[Url] = None
     credentials: Credentials | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _of_some_type(cls, url: str) -> str | None:
+        return _formed(url)
 
 
 class TrackingServerResource(BaseModel):
@@ -107,19 +129,17 @@ def outbound_of(settings: Settings) -> Outbound:
 
 
 def check_new(outbound: Outbound, new: NewTrackingServer) -> str:
-    """The new server's URL, checked as by `check_change`."""
-    url = new.url or (WANDB_URL if new.type == "wandb" else None)
-    why = "says where the MLflow server is; only type wandb has one of its own"
-    found = [FieldError(field="url", code="missing", message=why)] if url is None else _url_mistakes(outbound, url)
-    found += _credential_mistakes(new.type, new.credentials)
-    if url is None or found:
+    """The new server's URL. Raises Invalid where the SSRF guard refuses it. Resolves the name, so call it outside a
+    transaction."""
+    url = new.url or WANDB_URL
+    if found := _url_mistakes(outbound, url):
         raise Invalid(found)
     return url
 
 
 def check_change(outbound: Outbound, server: TrackingServer, wanted: TrackingServerChange) -> None:
-    """Raise Invalid, with all mistakes, for a URL that the SSRF guard refuses, and for credentials that are not of the server's
-    type, or that nobody is shown and that would be sent to another URL. Resolves the name, so call it outside a transaction."""
+    """As `check_new`, and Invalid also for credentials that are not of the server's type, or that nobody is shown and that
+    would be sent to another URL."""
     found = _url_mistakes(outbound, wanted.url) if wanted.url is not None else []
     if found := found + _change_mistakes(server, wanted):
         raise Invalid(found)
@@ -127,27 +147,34 @@ def check_change(outbound: Outbound, server: TrackingServer, wanted: TrackingSer
 
 def _change_mistakes(server: TrackingServer, wanted: TrackingServerChange) -> list[FieldError]:
     if "credentials" in wanted.model_fields_set:
-        return _credential_mistakes(server.type, wanted.credentials)
+        wrong = _credential_mistake(server.type, wanted.credentials)
+        return [FieldError(field="credentials.api_key", code=_WRONG_CREDENTIALS, message=wrong)] if wrong is not None else []
     if wanted.url in (None, server.url) or server.credentials is None:
         return []
     why = "belong to the present URL and go to no other; give those of the new URL, or null where it asks for none"
     return [FieldError(field="credentials", code="credentials_needed", message=why)]
 
 
-def _credential_mistakes(type: str, credentials: Credentials | None) -> list[FieldError]:
+def _credential_mistake(type: str, credentials: Credentials | None) -> str | None:
     if type == "wandb" and (credentials is None or credentials.api_key is None):
-        wrong = "is what a server of type wandb asks for"
-    elif type == "mlflow" and credentials is not None and credentials.api_key is not None:
-        wrong = f"is of type wandb; for MLflow {_MLFLOW_WAYS}"
-    else:
-        return []
-    return [FieldError(field="credentials.api_key", code="credentials_wrong", message=wrong)]
+        return "is what a server of type wandb asks for"
+    if type == "mlflow" and credentials is not None and credentials.api_key is not None:
+        return f"is of type wandb; for MLflow {_MLFLOW_WAYS}"
+    return None
+
+
+def _formed(url: str | None) -> str | None:
+    """The URL, if it is of a form that may be called, whatever an operator allows."""
+    if url is not None and "?" in url:
+        raise form_error("url_refused", "may not have a query: the paths of the server's API are appended to it")
+    try:
+        parse_url(url or WANDB_URL)
+    except Refused as refused:
+        raise form_error("url_refused", str(refused)) from None
+    return url
 
 
 def _url_mistakes(outbound: Outbound, url: str) -> list[FieldError]:
-    if "?" in url:
-        wrong = "may not have a query: the paths of the server's API are appended to it"
-        return [FieldError(field="url", code="url_refused", message=wrong)]
     try:
         outbound.check(url)
     except Refused as refused:

@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 from sqlalchemy import select
 
 from contract.strict import STORABLE, LeftOut, Strict
@@ -15,6 +14,7 @@ from service.authentication import Db, Reader, Writer
 from service.http.no_body import NO_BODY
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
+from service.http.problems import form_error
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.secret_box import SecretBox
@@ -36,7 +36,7 @@ Wanted = Annotated[list[Literal[_NAMES]], Field(min_length=1, max_length=len(_NA
 
 def _formed(url: str, format: str) -> str:
     if (wrong := actions.form_mistake(url, format)) is not None:
-        raise PydanticCustomError(*wrong)
+        raise form_error(*wrong)
     return url
 
 

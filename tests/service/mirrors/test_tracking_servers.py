@@ -77,10 +77,14 @@ def test_all_that_is_wrong_with_a_tracking_server_is_said_at_once(tenant):
     def fields(answer):
         return [error["field"] for error in answer.json().get("errors", ())]
 
-    for wrong in (private | key, {"url": None} | key, {"url": "https://1.1.1.1?a"} | key, private | {"type": "wandb"}):
-        assert fields(tenant.post(PATH, json=SERVER | wrong)) == both
+    for wrong in ({"url": None}, {"url": "https://1.1.1.1?a"}, {"url": "https://u@1.1.1.1"}, {"url": "ftp://1.1.1.1"}):
+        assert fields(tenant.post(PATH, json=SERVER | wrong | key)) == both
+        assert fields(tenant.post(PATH, json=SERVER | wrong | key | {"name": "a name", "x": 1})) == ["name", *both, "x"]
+    assert fields(tenant.post(PATH, json=SERVER | {"name": "", "type": "wandb"})) == ["name", "credentials.api_key"]
+    assert fields(tenant.post(PATH, json=SERVER | private)) == ["url"]
     lone = f"{PATH}/{tenant.post(PATH, json=SERVER).json()['id']}"
     assert fields(tenant.patch(lone, json=private | key)) == both
+    assert fields(tenant.patch(lone, json={"url": "https://1.1.1.1#a", "x": 1})) == ["url", "x"]
     closed = tenant.post(PATH, json=SERVER | {"name": "closed", "credentials": {"token": TOKEN}}).json()
     assert fields(tenant.patch(f"{PATH}/{closed['id']}", json=private)) == ["url", "credentials"]
 
