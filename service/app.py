@@ -50,7 +50,7 @@ from service.app_state import State
 from service.database.engine import pool_of
 from service.http import openapi, problem_handlers
 from service.http.internal_port import InternalPort
-from service.http.middleware import Admission, BodyLimit, JsonCheck, RequestLog
+from service.http.middleware import Admission, BodyLimit, IgnoredParameters, JsonCheck, RequestLog
 from service.idempotency import repeated_requests
 from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
@@ -133,6 +133,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(Admission)
     app.add_middleware(JsonCheck)
     app.add_middleware(BodyLimit)
+    app.add_middleware(IgnoredParameters)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problem_handlers.install(app, _ERROR_FORMATS, problem_page)
     framed_problems.install(app)

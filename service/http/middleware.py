@@ -1,5 +1,5 @@
 """Middleware: request ids, one access log line and duration per request, the size limit of bodies read into memory, that a body
-is read once its sender is admitted, and that no object in a JSON body has a key twice."""
+is read once its sender is admitted, that no object in a JSON body has a key twice, and which parameters were ignored."""
 
 import json
 import logging
@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import NoReturn
+from urllib.parse import quote
 
 import anyio
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
@@ -41,7 +42,8 @@ _LONG_JSON_BYTES = 2**16  # a thread looks through longer bodies
 # and answers nobody else meanwhile
 MAX_JSON_MARKS, _MARKS = 2**19, (b"[", b"{", b",")
 MAX_UNKNOWN_BYTES = 2**17  # of a body that no gate stands before; the largest is a node's registration that names 1,000 bases
-_HEADER = "x-request-id"
+_HEADER, _IGNORED = "x-request-id", "motet-ignored-parameters"
+_NAMES, _NAME_LETTERS = 16, 64  # of ignored parameters that are named, and of each name
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES = ("/livez", "/readyz")
 
@@ -126,6 +128,44 @@ class RequestLog:
             path = template if "{secret}" in template else scope["path"]  # a link's secret may still work
             said = {"method": scope["method"], "path": path, "status": status, "ms": round(seconds * 1000, 1)}
             log.log(level, "request", extra=said)
+
+
+class IgnoredParameters:
+    """Names, in a header of the answer, the parameters of the query that the called route does not have. They are no mistake: a
+    client of the next version sends some, and what comes between adds others. Of /v1 alone: OpenAI's clients send OpenAI's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._parameters: dict[int, frozenset[str]] = {}  # by a route's id(): the app keeps its routes, which have no hash
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["query_string"] or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+
+        async def told(message: Message) -> None:
+            route = scope.get("route")
+            if message["type"] == "http.response.start" and isinstance(route, APIRoute):
+                if id(route) not in self._parameters:
+                    self._parameters[id(route)] = _parameters(route)
+                known = self._parameters[id(route)]
+                ignored = [name[:_NAME_LETTERS] for name in QueryParams(scope["query_string"]) if name not in known]
+                if ignored:
+                    named = [quote(name, safe="") for name in list(dict.fromkeys(ignored))[:_NAMES]]
+                    MutableHeaders(scope=message)[_IGNORED] = ", ".join(named)
+            await send(message)
+
+        await self._app(scope, receive, told)
+
+
+def _parameters(route: APIRoute) -> frozenset[str]:
+    """The names of the query's parameters that the route, or what it depends on, reads."""
+    unread, names = [route.dependant], set[str]()
+    while unread:
+        one = unread.pop()
+        names.update(field.alias for field in one.query_params)
+        unread += one.dependencies
+    return frozenset(names)
 
 
 class BodyLimit:

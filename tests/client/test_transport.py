@@ -184,3 +184,13 @@ def test_a_download_from_a_service_that_stays_away_ends(served: Callable[[Script
         served(script).adapters.download("adapter_1", tmp_path / "mine")
     assert len(script.asked) == 4
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_that_the_service_ignored_are_told_once(served, caplog) -> None:
+    script = Script((200, {"motet-ignored-parameters": "a-new-one"}, PAGE[2]))
+    client = served(script)
+    for _ in range(2):
+        assert list(client.files.list()) == []
+    assert [record.levelname for record in caplog.records if "ignored" in record.message and "a-new-one" in record.message] == [
+        "WARNING"
+    ]

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
@@ -28,6 +29,7 @@ CONNECT_SECONDS = 5.0
 _IN_HAND_SECONDS = 75.0  # the service drops a request whose process died after 60; until then its key is taken
 _IN_HAND = "idempotency_in_flight"
 _SECONDS = 30.0  # of one request
+_IGNORED = "motet-ignored-parameters"
 _WAITING_ANSWERS = {502, 503, 504}
 
 Query = Mapping[str, Any]
@@ -240,6 +242,8 @@ def _admitted(request: Send | Open) -> Operation[httpx.Response | Unreachable]:
     while True:
         answer: httpx.Response | Unreachable = yield request
         asked = "" if isinstance(answer, Unreachable) else answer.headers.get("retry-after", "")
+        if not isinstance(answer, Unreachable) and (ignored := answer.headers.get(_IGNORED)) is not None:
+            _warn_of_ignored(ignored)
         if isinstance(answer, Unreachable) or answer.status_code != 429 or not re.fullmatch("[0-9]{1,4}", asked):
             return answer
         seconds = max(1.0, float(asked))
@@ -249,3 +253,9 @@ def _admitted(request: Send | Open) -> Operation[httpx.Response | Unreachable]:
             log.warning("waiting up to %g s, since the service asks to: %s", left, problem_in(answer).get("detail", "429"))
         left -= seconds
         yield Sleep(seconds)
+
+
+@lru_cache(256)
+def _warn_of_ignored(names: str) -> None:
+    """Once a process: who follows a task asks again and again."""
+    log.warning("the service ignored parameters that it does not know: %s (it may be older than this client)", names[:1024])
