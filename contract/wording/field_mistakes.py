@@ -24,6 +24,12 @@ _WANTED = {
     "model_type": "must be an object{}",
     "model_attributes_type": "must be an object{}",
 }
+_PLAINER = {
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_unicode": "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character",
+}
+_AS_JSON = {None: "null", True: "true", False: "false"}
 _QUOTED = re.compile(r"'([a-z_][\w.]*)'")
 _UNITS = {"too_short": "items", "string_too_short": "characters", "too_long": "items", "string_too_long": "characters"}
 _MOMENT = "2027-01-31T12:00:00Z"
@@ -64,8 +70,9 @@ def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
         said = PATTERN_WORDS.get(str(found["ctx"]["pattern"]), said)
     if kind == "timezone_aware":
         said = f"must say its time zone, as {_MOMENT} does"
+    said = _PLAINER.get(kind, said)
     if kind != "value_error" and (value is None or (repeats and isinstance(value, str | int | float))):
-        said += f", got {'null' if value is None else shown(repr(value))}"
+        said += f", got {_AS_JSON[value] if value is None or isinstance(value, bool) else shown(repr(value))}"
     if kind.startswith("datetime_"):
         said += f"; write it as {_MOMENT}"
     return said

@@ -63,3 +63,20 @@ def test_what_is_expected_is_said_with_an_example(tenant, method, path, how, mes
     said = told["error"]["message"] if "error" in told else "; ".join(error["message"] for error in told["errors"])
     assert message in said
     assert "pattern" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"source": "hf://datasets/a/b", "dry_run": "maybe"}', "dry_run: must be true or false, got 'maybe'"),
+        (b'{"source": "hf://datasets/a/b", "dry_run": null}', "dry_run: must be true or false, got null"),
+        (b'{"source": true}', "source: should be a valid string, got true"),
+        (
+            b'{"source": "\\ud800"}',
+            "source: holds half of a surrogate pair (\\ud800 to \\udfff), which is no character, got '\\ud800'",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_words_of_json(tenant, body, message):
+    answer = tenant.post("/v1/files", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["detail"]) == (422, message)
