@@ -49,8 +49,9 @@ from contract.compatibility.version import VERSION
 from service.app_state import State
 from service.database.engine import pool_of
 from service.http import openapi, problem_handlers
+from service.http.body_middleware import Admission, BodyLimit, JsonCheck
 from service.http.internal_port import InternalPort
-from service.http.middleware import Admission, BodyLimit, IgnoredParameters, JsonCheck, RequestLog
+from service.http.middleware import IgnoredParameters, RequestLog
 from service.idempotency import repeated_requests
 from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics

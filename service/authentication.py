@@ -16,7 +16,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from service.app_state import state_of
 from service.audit.audit_trail import Note
 from service.database.engine import Database
-from service.http.middleware import Gate, answer_with, request_id
+from service.http.body_middleware import Gate
+from service.http.middleware import answer_with, request_id
 from service.http.problems import Forbidden, Unauthorized
 from service.tenants.api_keys import Principal, Scope
 from service.tenants.auth_throttle import address_of

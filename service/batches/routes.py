@@ -12,8 +12,8 @@ from service.batches.estimate import BatchEstimateResource, batch_dry_run
 from service.batches.models import Batch
 from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Submitting
-from service.http.no_body import NO_BODY
 from service.http.pagination import Cursor, Limit, Page, page
+from service.http.request_bodies import NO_BODY
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.idempotency.repeated_requests import ClaimedKey
 from service.scheduler.routes import EstimatorDep

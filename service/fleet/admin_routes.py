@@ -17,8 +17,8 @@ from service.database.engine import Database, clock
 from service.fleet import models
 from service.fleet.node_health import node_drain, node_removal
 from service.fleet.node_health.quarantine import Trouble, trouble_of
-from service.http.no_body import NO_BODY
 from service.http.pagination import Cursor, Limit, Page, page
+from service.http.request_bodies import NO_BODY
 from service.http.response_schemas import problems
 from service.scheduler.models import Plan
 from service.settings import Settings

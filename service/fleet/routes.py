@@ -24,8 +24,8 @@ from service.fleet.errors import BaseObjectLost, FenceStale, ObjectUnknown
 from service.fleet.heartbeats.lease_renewal import accept_heartbeat
 from service.fleet.merges import merge_leases, merge_reports
 from service.fleet.worker_authentication import check_node, check_placement
+from service.http.body_middleware import Gate
 from service.http.concurrency_limits import Hashing, Reporting
-from service.http.middleware import Gate
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, read_json
 from service.settings import Settings

@@ -1,5 +1,5 @@
 """Request bodies too large for the event loop: files are read in blocks that threads process, so that no thread waits for a
-slow sender; a thread parses and validates long JSON whole."""
+slow sender; a thread parses and validates long JSON whole. And bodies where none is taken, which are refused."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -7,10 +7,11 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from service.http.problems import BadRequest, TooLarge
+from service.http.problems import BadRequest, FieldError, Invalid, TooLarge
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -65,3 +66,16 @@ def read_json(model: type[M], body: bytes) -> M:
     except UnicodeDecodeError as error:
         raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
     raise RequestValidationError(found)
+
+
+async def _refuse_body(request: Request) -> None:
+    body = await request.body()
+    if b"".join(body.split()) in (b"", b"{}", b"null"):
+        return
+    route: APIRoute = request.scope["route"]
+    named = ", ".join(field.alias for field in route.dependant.query_params)
+    hint = f"; what it takes are parameters of the query: {named}" if named else ""
+    raise Invalid([FieldError(code="body_not_taken", message=f"this route takes no body{hint}")])
+
+
+NO_BODY = Depends(_refuse_body)  # an empty object counts as none: some clients always send one

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.http import problem_handlers
-from service.http.middleware import BodyLimit, RequestLog, request_id
+from service.http.body_middleware import BodyLimit
+from service.http.middleware import RequestLog, request_id
 from service.http.problems import MEDIA_TYPE, NotFound, Problem
 from service.metrics.api_metrics import ApiMetrics
 from service.settings import Settings

@@ -11,8 +11,8 @@ from pydantic import Field
 from contract.states import TaskStatus
 from service.app_state import DependenciesDep, Events, PollCacheDep, QueueDep, WakeupsDep, state_of
 from service.authentication import Db, Reader, StillAllowed, Writer, admit
-from service.http.no_body import NO_BODY
 from service.http.pagination import Cursor, Limit, Page, page
+from service.http.request_bodies import NO_BODY
 from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.storage.downloads import matches
 from service.tasks import actions

@@ -11,10 +11,10 @@ from sqlalchemy import select
 from contract.strict import STORABLE, LeftOut, Strict
 from service.app_state import Config, QueueDep
 from service.authentication import Db, Reader, Writer
-from service.http.no_body import NO_BODY
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import form_error
+from service.http.request_bodies import NO_BODY
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.secret_box import SecretBox

@@ -13,10 +13,10 @@ from service.app_state import DependenciesDep, GradersDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
-from service.http.no_body import NO_BODY
 from service.http.openai_ids import OpenAiIds
 from service.http.problem_handlers import invalid_body
 from service.http.problems import invalid_field
+from service.http.request_bodies import NO_BODY
 from service.idempotency.repeated_requests import ClaimedKey
 from service.openai.error_objects import PREFIX
 from service.openai.id_translation import Ids, OwnIdsRoute

@@ -18,8 +18,8 @@ from service.files.uploads import actions
 from service.files.uploads.assembly import assemble
 from service.files.uploads.part_intake import PartIntake, PartTooLarge
 from service.http.concurrency_limits import Assembling
-from service.http.no_body import NO_BODY
 from service.http.problems import invalid_field
+from service.http.request_bodies import NO_BODY
 from service.idempotency import idempotency_store
 from service.idempotency.repeated_requests import ClaimedKey, claim_key_of_body
 from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey

@@ -6,7 +6,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from service.app import routes
-from service.http.middleware import MAX_BODY_BYTES, MAX_UNKNOWN_BYTES, _gates
+from service.http.body_middleware import MAX_BODY_BYTES, MAX_UNKNOWN_BYTES, _gates
 from service.tenants.api_keys import Scope
 from tests.service.http.problems import problem_of
 

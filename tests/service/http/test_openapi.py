@@ -7,8 +7,8 @@ import yaml
 from fastapi.routing import APIRoute
 
 from service.app import routes
-from service.http.no_body import NO_BODY
 from service.http.openapi import as_yaml, document
+from service.http.request_bodies import NO_BODY
 
 COMMITTED = Path(__file__).parents[3] / "openapi.yaml"
 

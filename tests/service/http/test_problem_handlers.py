@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.http.middleware import MAX_BODY_BYTES
+from service.http.body_middleware import MAX_BODY_BYTES
 from tests.service.api import Caller
 from tests.service.http.problems import problem_of
 

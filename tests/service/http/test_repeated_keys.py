@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from service.http.middleware import MAX_JSON_MARKS
+from service.http.body_middleware import MAX_JSON_MARKS
 from tests.service.http.problems import problem_of
 
 JSON = {"content-type": "application/json"}
