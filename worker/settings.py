@@ -69,7 +69,8 @@ class Settings(BaseSettings):
     # of an executor, on GPUs of each GPU; left out, the free memory, shared among the slots
     worker_memory_bytes: Count | None = None
     # main memory for parked jobs, which go to disk beyond it; as much again for checkpoints, and on a GPU's host for weights at
-    # the lowest losses. Left out, an eighth of an executor's memory on a CPU, a quarter of the free memory on a GPU's host
+    # the lowest losses; a quarter of it for adapters that wait for their export or their texts. Left out, an eighth of an
+    # executor's memory on a CPU, a quarter of the free memory on a GPU's host
     worker_park_bytes: Count | None = None
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_cache_bytes: Count | None = None  # of files and their tokens kept for later; left out, a tenth of the disk

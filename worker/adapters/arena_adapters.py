@@ -14,7 +14,7 @@ from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, load_tensors, mean_of
 from worker.adapters.location_types import AdapterSpec
-from worker.adapters.lowest_weights import LowestWeights, WeightsCopy
+from worker.adapters.weights_copies import WeightsCopies, WeightsCopy, itself
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
 from worker.policy.adapter_memory_model import max_arena_rows
@@ -78,7 +78,7 @@ class ArenaAdapters:
     def __init__(self, trainer: Trainer, tracker: CapacityTracker, scratch: Path) -> None:
         """scratch: a folder for copies that main memory is not to hold."""
         self._trainer, self._tracker = trainer, tracker
-        self._lowest = LowestWeights(tracker.capacity.lowest_bytes, scratch)
+        self._lowest = WeightsCopies("weights at the lowest losses", tracker.capacity.lowest_bytes, scratch)
         self._held: dict[JobKey, _Held] = {}
 
     def slot(self, key: JobKey) -> Slot:
@@ -105,7 +105,7 @@ class ArenaAdapters:
             return Allocated(str(error), evicted, lost=True)
         self._held[key] = held = _Held(slot)
         for weights in lowest:
-            held.copies.append(self._lowest.keep(partial(_itself, weights), weights.nbytes))
+            held.copies.append(self._lowest.keep(partial(itself, weights), weights.nbytes))
         return Allocated(None, evicted)
 
     def _fill(self, slot: Slot, spec: AdapterSpec, source: Source) -> tuple[Tensor, ...]:
@@ -203,7 +203,3 @@ class ArenaAdapters:
         tokens = max(tracker.capacity.pass_budget, tracker.longest)
         cap = max_arena_rows(tracker.capacity, tokens, tracker.recomputes)
         make_room(self._trainer, rank, wanted, cap, self.spare_rows, evict)
-
-
-def _itself(weights: Tensor) -> Tensor:
-    return weights

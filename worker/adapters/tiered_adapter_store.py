@@ -18,6 +18,7 @@ from torch import Tensor
 from worker.adapters.arena_adapters import ReplicaAdapters, Source
 from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, load_tensors, mean_of, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
+from worker.adapters.weights_copies import WeightsCopies, WeightsCopy, itself
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
@@ -27,6 +28,8 @@ from worker.policy.job_record import JobKey, JobProgress
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_APART = 4  # one part in so many of the budget for parked adapters is there besides, for weights that lie apart from their jobs
 
 
 class AdapterStore:
@@ -41,12 +44,14 @@ class AdapterStore:
         on_lost: Callable[[JobKey, str], None],
         cache: NodeCache | None = None,
     ) -> None:
-        """host_bytes: of main memory for parked adapters. files: for those beyond, which nobody else removes. on_lost: told of
-        each such job once. cache: evicted to make room where the disk is full."""
+        """host_bytes: of main memory for parked adapters, and a quarter more for what `keep_apart` is given. files: for those
+        beyond, which nobody else removes. on_lost: told of each such job once. cache: evicted to make room where the disk is
+        full."""
         self._replicas, self._on_lost = replicas, on_lost
         self.lost: dict[JobKey, str] = {}
         self._host_bytes_left = host_bytes
         self._files, self._cache = files, cache
+        self._apart = WeightsCopies("adapters that wait for storage or texts", host_bytes / _APART, files.folder)
         self._specs: dict[JobKey, AdapterSpec] = {}
         self._locations: dict[JobKey, Location] = {}  # parked jobs in the order in which they were parked
 
@@ -106,19 +111,31 @@ class AdapterStore:
     def _note_lost(self, copies: Mapping[JobKey, Tensors]) -> None:
         for key, tensors in copies.items():
             if tensors.lost is not None:
-                self._lose(key, tensors.lost)
+                self.lose(key, tensors.lost)
 
     def _read_back(self, key: JobKey, read: Callable[[], T]) -> T | None:
         try:
             return read()
         except UnreadableWeights as error:
-            self._lose(key, str(error))
+            self.lose(key, str(error))
             return None
 
-    def _lose(self, key: JobKey, why: str) -> None:
+    def lose(self, key: JobKey, why: str) -> None:
+        """Some of the job's weights could not be read back."""
         if key not in self.lost:
             self.lost[key] = why
             self._on_lost(key, why)
+
+    def keep_apart(self, weights: Tensor) -> WeightsCopy:
+        """Keep weights, float32 [rank, W], that their job does not need: it has ended, or trains on while texts are generated
+        with these. In main memory within the budget, in a file beyond; waits while they come faster than files are written."""
+        return self._apart.keep(partial(itself, weights), weights.nbytes)
+
+    def copied_apart(self, key: JobKey) -> WeightsCopy | None:
+        """The same of the job's weights as they are now; None where they are lost. Of one job at a time: main memory may not
+        hold copies of all."""
+        weights = self.weights([key]).get(key)
+        return self.keep_apart(weights) if weights is not None else None
 
     # ---- arrival and departure ---------------------------------------------------------------------------------------
 
@@ -163,7 +180,7 @@ class AdapterStore:
             )
             self.keep_evicted(allocated.evicted)
             if allocated.lost:
-                self._lose(key, str(allocated.lacking))
+                self.lose(key, str(allocated.lacking))
             elif allocated.lacking is not None:
                 log.warning("%s: no memory for adapter rows: %s", key, allocated.lacking)
                 lacking[key] = allocated.lacking

@@ -15,14 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from torch import Tensor
-
 from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.messages.placement_messages import CheckpointRef
 from contract.messages.upload_messages import UploadRequest
-from worker.adapters.job_checkpoint import Tensors, save
+from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, save
 from worker.adapters.joined_adapters import rank_factor
 from worker.adapters.peft_export import export_peft
+from worker.adapters.weights_copies import WeightsCopy
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.data.disk_full import DiskFull, room_needed
 from worker.data.executor_folders import ExecutorFolders
@@ -33,7 +32,7 @@ from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_lease import Lease, LeaseNotHeld
 from worker.executor.placement.placement_run import PlacementRun
 from worker.executor.retry import persist
-from worker.policy.job_record import JobProgress
+from worker.policy.job_record import JobKey, JobProgress
 from worker.replicas.base_loader import DeviceBase
 
 log = logging.getLogger(__name__)
@@ -52,20 +51,20 @@ class JobSnapshot:
 
 @dataclass(frozen=True)
 class BestAdapter:
-    """The best weights of a job that ends. arena_rows: those in which it trained. averaged_steps: the steps after which it had
-    the weights whose mean they are; none where they are those of one step."""
+    """The best weights of a job that ends, which are let go once they are written. arena_rows: those in which it trained.
+    averaged_steps: the steps after which it had the weights whose mean they are; none where they are those of one step."""
 
     run: JobRun
     base: DeviceBase
-    weights: Tensor
+    weights: WeightsCopy
     arena_rows: tuple[int, int] | None
     averaged_steps: tuple[int, ...] = ()
 
 
 class ArtifactUploader:
-    """inbox: the training loop's, which calls `leave(task, lost, why)` where a placement cannot continue. adapters_left: those
-    that the loop gave it and has not dealt with yet. What is on its way is the executor's own: storage may be away for longer
-    than others keep a file that nobody reads."""
+    """inbox: the training loop's, which calls `leave(task, lost, why)` where a placement cannot continue. on_lost: as of the
+    adapter store, from any thread. adapters_left: those that the loop gave it and has not dealt with yet. What is on its way is
+    the executor's own: storage may be away for longer than others keep a file that nobody reads."""
 
     def __init__(
         self,
@@ -73,8 +72,9 @@ class ArtifactUploader:
         folders: ExecutorFolders,
         inbox: Inbox,
         leave: Callable[[PlacementRun, bool, str], None],
+        on_lost: Callable[[JobKey, str], None],
     ) -> None:
-        self._link, self._inbox, self._leave = link, inbox, leave
+        self._link, self._inbox, self._leave, self._on_lost = link, inbox, leave, on_lost
         self._own, self._cache = folders.own, folders.cache
         self._checkpoints = BackgroundWorker("checkpoint uploads")
         self._exports = BackgroundWorker("adapter exports", _ADAPTERS_AT_ONCE)
@@ -88,8 +88,7 @@ class ArtifactUploader:
         return self._copied_bytes
 
     def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
-        """Export and upload the best adapter of a job that ends: in other threads, since storage may be away for long, and
-        its host copy is given up once it is written."""
+        """Export and upload the best adapter of a job that ends: in other threads, since storage may be away for long."""
         self.adapters_left += 1
         self._exports.submit(partial(self._export_adapter, task, best, then))
 
@@ -101,7 +100,14 @@ class ArtifactUploader:
         self._checkpoints.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
     def _export_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
-        if not self._guarded(task, lambda: self._export(task, best, then)):
+        exported = False
+        try:
+            exported = self._guarded(task, lambda: self._export(task, best, then))
+        except UnreadableWeights as error:
+            self._on_lost(best.run.key, str(error))
+        finally:
+            best.weights.let_go()
+        if not exported:
             self._inbox.put(self._dealt_with, patient=True)
 
     def _store_adapter(self, task: PlacementRun, index: int, files: Sequence[Kept], then: Callback) -> None:
@@ -129,11 +135,12 @@ class ArtifactUploader:
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
         times = rank_factor(target for target in layout.targets if target.module in config.target_modules)
+        task.lease.check()  # one that nobody wants any more is not read
+        targets = layout.split(best.weights.read())
 
         def write() -> dict[str, Kept]:
             own = self._own
             with self._cache.relief(), room_needed(own.folder), TemporaryDirectory(prefix="new-", dir=own.folder) as new:
-                targets = layout.split(best.weights)
                 paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
                 # by names of its own: another job may have exported the same bytes, and drop them
                 return {path.name: own.adopt(path, f"export-{uuid4()}") for path in paths}

@@ -57,7 +57,7 @@ class Executor:
         self._attached = AttachedPlacements(
             settings, link, self._folders, self._inbox.put, send, self._opened, self._hold, self._left
         )
-        self._uploader = ArtifactUploader(link, self._folders, self._inbox, self._attached.leave)
+        self._uploader = ArtifactUploader(link, self._folders, self._inbox, self._attached.leave, self._attached.on_lost)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._folders.cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._folders.cache, self._attached.progress)
         self._scheduler = StepScheduler()
@@ -275,9 +275,9 @@ class Executor:
         self._recheck_admission, self._to_rank[task.key] = True, task
         task.ending(run)
         if keeps_adapter(verdict, run.best) and settled.weights is not None:
-            best = BestAdapter(run, replicas.base, settled.weights, rows, settled.averaged)
+            best = BestAdapter(run, replicas.base, replicas.store.keep_apart(settled.weights), rows, settled.averaged)
             keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, settled.scores))
-            self._texts.ask(replicas, task, run, settled.weights, keep)
+            self._texts.ask(replicas, task, run, best.weights, keep)
         elif not settled.lost:  # else its task leaves
             self._texts.after(run, partial(task.ended, run, closing))
 

@@ -14,6 +14,7 @@ from grouped_lora.base.frozen_product import whole_rows
 from torch import Tensor
 
 from worker.adapters.arena_growth import NoRows
+from worker.adapters.job_checkpoint import UnreadableWeights
 from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.cuda.fused_runner import MAX_GRAPHS, FusedRunner
 from worker.generate.generator import Generator, Runner
@@ -46,11 +47,12 @@ class AdapterWeights:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """Prompts to answer with an adapter; None: with the base alone. sampling: each prompt's."""
+    """Prompts to answer with an adapter, which is read when it is given rows; None: with the base alone. sampling: each
+    prompt's."""
 
     prompts: Sequence[tuple[int, ...]]
     sampling: Sequence[Sampling]
-    adapter: AdapterWeights | None = None
+    adapter: Callable[[], AdapterWeights] | None = None
 
 
 class CannotGenerate(RuntimeError):
@@ -61,7 +63,7 @@ class TextGeneration:
     """One batch of requests under way. `close` frees what it holds; a batch that is done, or raised, has closed itself."""
 
     def __init__(self, replicas: Replicas, requests: Mapping[int, TextRequest]) -> None:
-        """Raises NoRows where the device has none for an adapter."""
+        """Raises NoRows where the device has none for an adapter, and UnreadableWeights."""
         self._replicas, self._base, self._requests = replicas, replicas.base, dict(requests)
         self._slots: dict[int, Slot | None] = {}
         self._sequences: dict[int, list[Generated]] = {}
@@ -73,12 +75,15 @@ class TextGeneration:
         try:
             for key, request in requests.items():
                 self._slots[key] = self._held(request.adapter)
-        except NoRows:
+        except (NoRows, UnreadableWeights):
             self.close()
             raise
 
-    def _held(self, adapter: AdapterWeights | None) -> Slot | None:
-        return None if adapter is None else self._replicas.hold(adapter.weights, adapter.alpha)
+    def _held(self, adapter: Callable[[], AdapterWeights] | None) -> Slot | None:
+        if adapter is None:
+            return None
+        read = adapter()
+        return self._replicas.hold(read.weights, read.alpha)
 
     @property
     def done(self) -> bool:

@@ -128,7 +128,7 @@ def test_host_copies_of_adapters_are_given_up_while_storage_is_away(fleet, placi
     until = time.monotonic() + 60
 
     def keeping(self, task, best, then):
-        copies.append(weakref.ref(best.weights))
+        copies.append(weakref.ref(best.weights.read()))
         keep(self, task, best, then)
 
     def away(self, grant, path):

@@ -4,10 +4,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 from contract.evaluation.text_evaluation import SAMPLES, Evaluation, named
 from contract.messages.report_messages import MOST_TEXT_BYTES, GeneratedText, TextSample, TextsEvaluated, text_bytes
+from contract.row_scores import RowScores
+from worker.adapters.weights_copies import WeightsCopy
 from worker.data.evaluation_prompts import Prompt
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
@@ -24,12 +27,12 @@ SHOWN = 2000  # characters of a sample's prompt, reference and text
 @dataclass(eq=False)
 class AskedTexts:
     """run, weights: None for the base. step: that the weights are of. milestone: the step at which it was due; None: at the
-    job's end, or of the base. then: what follows once it is reported, given each prompt's results by metric. tokens, seconds:
-    billed so far."""
+    job's end, or of the base. then: what follows once it is reported, given each prompt's results by metric, and of a job that
+    ends the owner of its weights from then on. tokens, seconds: billed so far."""
 
     task: PlacementRun
     run: JobRun | None
-    weights: AdapterWeights | None
+    weights: WeightsCopy | None
     then: Callable[[PromptScores], None]
     prompts: list[Prompt]
     step: int | None = None
@@ -57,7 +60,14 @@ class AskedTexts:
             Sampling(asked.max_new_tokens, asked.temperature, asked.top_p, tuple(asked.stop), asked.seed + place)
             for place in range(len(self.prompts))
         ]
-        return TextRequest([prompt.tokens for prompt in self.prompts], sampling, self.weights)
+        adapter = partial(_read, self.weights, self.run) if self.weights is not None and self.run is not None else None
+        return TextRequest([prompt.tokens for prompt in self.prompts], sampling, adapter)
+
+    def let_go(self) -> None:
+        """Give up its weights."""
+        if self.weights is not None:
+            self.weights.let_go()
+            self.weights = None
 
     def pairs(self, completions: Sequence[Completion]) -> list[tuple[str, str]]:
         """Texts with their references."""
@@ -116,6 +126,8 @@ class AskedTexts:
         error: str | None,
         texts: Sequence[GeneratedText] = (),
     ) -> None:
+        if self.milestone is not None:
+            self.let_go()
         job, told = self.run.index if self.run is not None else None, dict(scores) if self.milestone is None else {}
         if self.at_boundary:
             told = {name: each for name, each in scores.items() if name == self.task.placement.spec.cut_metric}
@@ -137,3 +149,13 @@ class AskedTexts:
             )
         )
         self.then(scores)
+
+
+def cut_scores(task: PlacementRun, scores: PromptScores) -> RowScores | None:
+    """Of each prompt by the metric that the task's cut goes by; None: there are none."""
+    found = scores.get(task.placement.spec.cut_metric or "")
+    return RowScores.of_results(found) if found else None
+
+
+def _read(weights: WeightsCopy, run: JobRun) -> AdapterWeights:
+    return AdapterWeights(weights.read(), run.job.config.plain_alpha)

@@ -12,21 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from torch import Tensor
-
-from contract.row_scores import RowScores
 from worker.adapters.arena_growth import NoRows
+from worker.adapters.job_checkpoint import UnreadableWeights
+from worker.adapters.weights_copies import WeightsCopy
 from worker.data.evaluation_prompts import prompt_notes, prompts_of
 from worker.executor.attached_placements import AttachedPlacements
-from worker.executor.evaluation.asked_texts import AskedTexts, PromptScores
+from worker.executor.evaluation.asked_texts import AskedTexts, PromptScores, cut_scores
 from worker.executor.placement.job_run import JobRun
 from worker.executor.placement.placement_run import PlacementRun
 from worker.generate.sequence import Completion
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import Scoring
-from worker.policy.job_record import BoundaryTextsScored, JobKey, MilestonePassed
+from worker.policy.job_record import BoundaryTextsScored, MilestonePassed
 from worker.replicas.replica_set import Replicas
-from worker.replicas.text_generation import AdapterWeights, CannotGenerate, Room, TextGeneration
+from worker.replicas.text_generation import CannotGenerate, Room, TextGeneration
 
 SLICE_SECONDS = 0.02  # of scoring in a turn; a text more
 
@@ -44,7 +43,8 @@ class TextEvaluations:
         self._generation: TextGeneration | None = None
         self._generated: deque[tuple[AskedTexts, list[Completion]]] = deque()
         self._scoring: deque[tuple[AskedTexts, list[Completion], Scoring]] = deque()
-        self._ends: list[tuple[JobRun, Callable[[], None]]] = []  # of jobs whose milestones are not reported yet
+        # of jobs whose milestones are not reported yet, with the weights of those that keep an adapter
+        self._ends: list[tuple[JobRun, Callable[[], None], WeightsCopy | None]] = []
 
     def __bool__(self) -> bool:
         """Whether there is something to do now."""
@@ -70,21 +70,21 @@ class TextEvaluations:
         boundary for their scores when its last placement was lost or left."""
         if task.placement.spec.evaluation is not None and not task.placement.base_texts_evaluated:
             self._ask(replicas, task, None, None, partial(self._base_scored, task))
-        for run in [run for run in task.runs if run.boundary_texts_due]:  # one by one: each may be read from a file
-            self._ask_at_boundary(replicas, {run.key: (task, run)})
+        for run in [run for run in task.runs if run.boundary_texts_due]:
+            self._ask_at_boundary(replicas, task, run)
 
     def ask_due(self, replicas: Replicas, attached: AttachedPlacements, runs: Sequence[JobRun]) -> None:
         """Evaluate the jobs that have reached their boundary or a milestone by their last step, with their weights as they
         are, and those that found no rows, once there are fewer in use."""
         self._look_for_rows(replicas)
-        self._ask_at_boundary(replicas, {run.key: (attached[run.key.placement], run) for run in runs if run.boundary_texts_due})
-        due = {run.key: run for run in runs if run.milestone_due is not None}
-        for key, weights in replicas.store.weights(due).items():
-            run, milestone = due[key], due[key].milestone_due
-            assert milestone is not None
-            run.apply(MilestonePassed(milestone))
-            then = partial(self._settled, run)
-            self._ask(replicas, attached[key.placement], run, weights, then, run.step, milestone)
+        for run in runs:
+            if run.boundary_texts_due:
+                self._ask_at_boundary(replicas, attached[run.key.placement], run)
+        for run in runs:
+            if (milestone := run.milestone_due) is not None and (weights := replicas.store.copied_apart(run.key)) is not None:
+                run.apply(MilestonePassed(milestone))
+                then = partial(self._settled, run)
+                self._ask(replicas, attached[run.key.placement], run, weights, then, run.step, milestone)
 
     def _look_for_rows(self, replicas: Replicas) -> None:
         if self._lacking:
@@ -96,46 +96,47 @@ class TextEvaluations:
                 else:
                     self._lacking.append((asked, taken))
 
-    def _ask_at_boundary(self, replicas: Replicas, due: Mapping[JobKey, tuple[PlacementRun, JobRun]]) -> None:
-        for key, weights in replicas.store.weights(due).items():
-            task, run = due[key]
+    def _ask_at_boundary(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
+        if (weights := replicas.store.copied_apart(run.key)) is not None:
             then = partial(self._boundary_scored, task, run)
             self._ask(replicas, task, run, weights, then, run.step, run.schedule.rungs[0])
 
     def _base_scored(self, task: PlacementRun, scores: PromptScores) -> None:
-        task.base_texts_scored(_cut_scores(task, scores))
+        task.base_texts_scored(cut_scores(task, scores))
         self._scored(task)
 
     def _boundary_scored(self, task: PlacementRun, run: JobRun, scores: PromptScores) -> None:
-        run.apply(BoundaryTextsScored(run.schedule.rungs[0], _cut_scores(task, scores)))
+        run.apply(BoundaryTextsScored(run.schedule.rungs[0], cut_scores(task, scores)))
         self._scored(task)
 
     def _settled(self, run: JobRun, scores: PromptScores) -> None:
         self._settle(run)
 
-    def after(self, run: JobRun, then: Callable[[], None]) -> None:
-        """Call `then`, which reports the job's end, once no texts of it are left to report."""
-        self._ends.append((run, then))
+    def after(self, run: JobRun, then: Callable[[], None], weights: WeightsCopy | None = None) -> None:
+        """Call `then`, which reports the job's end and has its weights from then on, once no texts of it are left to report."""
+        self._ends.append((run, then, weights))
         self._settle(run)
 
     def _settle(self, run: JobRun) -> None:
         if not any(asked.run is run for asked in self._all()):
-            due = [then for of, then in self._ends if of is run]
+            due = [then for of, then, _ in self._ends if of is run]
             self._ends = [one for one in self._ends if one[0] is not run]
             for then in due:
                 then()
 
-    def ask(self, replicas: Replicas, task: PlacementRun, run: JobRun, weights: Tensor, then: Callable[[], None]) -> None:
-        """Evaluate the best adapter of a job that ends, float32 [rank, W], then call `then`, which reports the end; at once
-        where its task asks for nothing."""
+    def ask(self, replicas: Replicas, task: PlacementRun, run: JobRun, weights: WeightsCopy, then: Callable[[], None]) -> None:
+        """Evaluate the best adapter of a job that ends, then call `then`, which reports the end and has the weights from then
+        on; at once where its task asks for nothing. They are let go where the task leaves before."""
         if task.placement.spec.evaluation is None:
             then()
         else:
             step = run.best.step if run.best is not None else None
-            self._ask(replicas, task, run, weights, lambda scores: self.after(run, then), step)
+            self._ask(replicas, task, run, weights, lambda scores: self.after(run, then, weights), step)
 
     def drop(self, task: PlacementRun) -> None:
         """The task leaves: give up its evaluations."""
+        for weights in [weights for run, _, weights in self._ends if run.key.placement == task.key and weights is not None]:
+            weights.let_go()
         self._ends = [one for one in self._ends if one[0].key.placement != task.key]
         self._drop(lambda asked: asked.task is task)
 
@@ -150,6 +151,8 @@ class TextEvaluations:
             self._drop(lambda asked: asked.task is task and (asked.run is None or asked.run.unfinished))
 
     def _drop(self, given_up: Callable[[AskedTexts], bool]) -> None:
+        for asked in [asked for asked in self._all() if given_up(asked)]:
+            asked.let_go()
         self._waiting = [asked for asked in self._waiting if not given_up(asked)]
         left = ([asked for asked in batch if not given_up(asked)] for batch in self._batches)
         self._batches = deque(batch for batch in left if batch)
@@ -210,7 +213,7 @@ class TextEvaluations:
         replicas: Replicas,
         task: PlacementRun,
         run: JobRun | None,
-        weights: Tensor | None,
+        weights: WeightsCopy | None,
         then: Callable[[PromptScores], None],
         step: int | None = None,
         milestone: int | None = None,
@@ -222,8 +225,7 @@ class TextEvaluations:
             rows = task.data.validation if task.prompts is None else task.prompts.rows
             task.text_prompts = prompts_of(rows, evaluation.max_prompts, replicas.base.decode)
         prompts = task.text_prompts
-        adapter = AdapterWeights(weights, run.job.config.plain_alpha) if run is not None and weights is not None else None
-        asked = AskedTexts(task, run, adapter, then, [prompt for prompt in prompts if prompt.text], step, milestone)
+        asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text], step, milestone)
         asked.notes += task.prompts.notes if task.prompts is not None else []
         asked.notes += prompt_notes(prompts, task.placement.spec.training.max_seq_len, replicas.base.end_tokens)
         if asked.prompts:
@@ -244,8 +246,18 @@ class TextEvaluations:
                     self._split(batch, str(error))
                 else:
                     self._lacking.append((batch[0], replicas.first.trainer.arena.rows_used))
+            except UnreadableWeights as error:
+                self._split_unreadable(replicas, batch, str(error))
             else:
                 self._under_way = dict(enumerate(batch))
+
+    def _split_unreadable(self, replicas: Replicas, batch: list[AskedTexts], why: str) -> None:
+        """As `_split`, until the one of which the weights cannot be read is alone: its task leaves."""
+        if len(batch) > 1:
+            self._split(batch, why)
+        elif (run := batch[0].run) is not None:
+            batch[0].let_go()
+            replicas.store.lose(run.key, why)
 
     def _split(self, batch: list[AskedTexts], why: str) -> None:
         """Generate the halves of a batch apart: either all took too many rows together, or one that is too large is alone in
@@ -282,9 +294,3 @@ class TextEvaluations:
         if scoring.done:
             self._scoring.popleft()
             asked.report(completions, scoring)
-
-
-def _cut_scores(task: PlacementRun, scores: PromptScores) -> RowScores | None:
-    """Of each prompt by the metric that the task's cut goes by; None: there are none."""
-    found = scores.get(task.placement.spec.cut_metric or "")
-    return RowScores.of_results(found) if found else None

@@ -1,4 +1,4 @@
-"""Host copies of adapters' weights at their lowest losses: in main memory within a budget, in files beyond. Knows no jobs.
+"""Host copies of adapters' weights: in main memory within a budget, in files beyond. Knows no jobs.
 
 A thread writes the files beside the loop; until its file is written a copy is read from memory.
 """
@@ -22,7 +22,8 @@ from worker.adapters.tensor_file_reader import read_into
 
 log = logging.getLogger(__name__)
 
-_SHARE = 2  # one descriptor in so many may be such a file's: a process that has none left opens nothing else either
+# one descriptor in so many may be a file's of these copies: an executor has two kinds, and opens other files too
+_SHARE = 3
 _WAITING = 8  # copies that wait for their files take one part in so many of the budget besides, or are one alone
 
 
@@ -63,12 +64,13 @@ class _Kept:
         return at.read() if isinstance(at, _WeightsFile) else at()
 
 
-class LowestWeights:
-    """The copies of one replica's adapters. One thread keeps, reads and lets go; another writes."""
+class WeightsCopies:
+    """Copies of one kind. One thread keeps them; another writes files; any reads a copy and lets it go, one at a time."""
 
-    def __init__(self, most_bytes: float, folder: Path) -> None:
-        """most_bytes: of main memory. folder: for files, which have no names there: a killed process leaves none behind."""
-        self._bytes_left, self._folder = most_bytes, folder
+    def __init__(self, kind: str, most_bytes: float, folder: Path) -> None:
+        """kind: what is copied, a plural for sentences. most_bytes: of main memory. folder: for files, which have no names
+        there: a killed process leaves none behind."""
+        self._kind, self._bytes_left, self._folder = kind, most_bytes, folder
         self._files_left = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
         self._told: str | None = None  # what was said last, which is not said with every copy
         self._changed = threading.Condition()  # guards the numbers above and all below
@@ -93,14 +95,14 @@ class LowestWeights:
 
     def _lacks_files(self) -> bool:
         if not self._files_left:
-            self._stays("half of the descriptors that `ulimit -Hn` allows are taken")
+            self._stays("a third of the descriptors that `ulimit -Hn` allows is taken")
         return not self._files_left
 
     def _start_writing(self) -> None:
         try:
-            threading.Thread(target=self._write_all, name="lowest weights", daemon=True).start()
+            threading.Thread(target=self._write_all, name=self._kind, daemon=True).start()
         except RuntimeError as error:
-            self._tell(logging.WARNING, f"all tasks wait while weights at the lowest losses are written to files: {error}")
+            self._tell(logging.WARNING, f"all tasks wait while {self._kind} are written to files: {error}")
             self._write_all()
 
     def _write_all(self) -> None:
@@ -158,15 +160,18 @@ class LowestWeights:
                 io.close()
             self._stays(str(error))
             return None
-        self._tell(
-            logging.INFO, "weights at the lowest losses exceed MOTET_WORKER_PARK_BYTES; some lie in files, which takes longer"
-        )
+        self._tell(logging.INFO, f"{self._kind} exceed their part of MOTET_WORKER_PARK_BYTES, and some lie in files")
         return _WeightsFile(io, weights.shape)
 
     def _stays(self, why: str) -> None:
-        self._tell(logging.WARNING, f"weights at the lowest losses stay in memory, beyond MOTET_WORKER_PARK_BYTES: {why}")
+        self._tell(logging.WARNING, f"{self._kind} stay in memory, beyond their part of MOTET_WORKER_PARK_BYTES: {why}")
 
     def _tell(self, level: int, sentence: str) -> None:
         if sentence != self._told:
             log.log(level, "%s", sentence)
         self._told = sentence
+
+
+def itself(weights: Tensor) -> Tensor:
+    """For `keep`, of a copy that is not under way."""
+    return weights

@@ -1,4 +1,4 @@
-"""Weights at the lowest losses: main memory has a budget for them, and files take what it does not hold."""
+"""Copies of weights: main memory has a budget for them, and files take what it does not hold."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.worker.adapters.adapter_stores import RANK, ROOMY, Store, key, same, trained
-from worker.adapters.lowest_weights import LowestWeights, WeightsCopy, _Kept
+from worker.adapters.weights_copies import WeightsCopies, WeightsCopy, _Kept
 from worker.data.object_cache import ObjectCache
 
 SIZE = 4 * RANK * 100
@@ -24,7 +24,7 @@ def copied(held: list[weakref.ref[torch.Tensor]] | None = None) -> torch.Tensor:
     return weights
 
 
-def settle(lowest: LowestWeights) -> None:
+def settle(lowest: WeightsCopies) -> None:
     """Wait until no copy waits for its file."""
     with lowest._changed:
         assert lowest._changed.wait_for(lambda: not lowest._waiting, PATIENCE)
@@ -33,19 +33,19 @@ def settle(lowest: LowestWeights) -> None:
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Writes of another thread than the test's wait for it."""
-    go_on, real, own = threading.Event(), LowestWeights._written, threading.current_thread()
+    go_on, real, own = threading.Event(), WeightsCopies._written, threading.current_thread()
 
     def written(self, weights):
         assert threading.current_thread() is own or go_on.wait(PATIENCE)
         return real(self, weights)
 
-    monkeypatch.setattr(LowestWeights, "_written", written)
+    monkeypatch.setattr(WeightsCopies, "_written", written)
     yield go_on
     go_on.set()
 
 
 def test_beyond_its_budget_a_copy_lies_in_a_file_that_has_no_name(tmp_path):
-    lowest, was = LowestWeights(2 * SIZE, tmp_path), [copied() for _ in range(4)]
+    lowest, was = WeightsCopies("weights", 2 * SIZE, tmp_path), [copied() for _ in range(4)]
     copies = [lowest.keep(lambda weights=weights: weights, SIZE) for weights in was]
     settle(lowest)
     assert [copy.read() is weights for copy, weights in zip(copies, was, strict=True)] == [True, True, False, False]
@@ -62,7 +62,7 @@ def test_beyond_its_budget_a_copy_lies_in_a_file_that_has_no_name(tmp_path):
 
 def test_a_copy_that_lies_in_a_file_holds_no_memory(tmp_path):
     held: list[weakref.ref[torch.Tensor]] = []
-    lowest = LowestWeights(SIZE, tmp_path)
+    lowest = WeightsCopies("weights", SIZE, tmp_path)
     copies = []
     for _ in range(3):
         weights = copied(held)
@@ -75,13 +75,13 @@ def test_a_copy_that_lies_in_a_file_holds_no_memory(tmp_path):
 
 def test_where_no_file_can_be_written_it_stays_in_memory_and_says_so(small_disk, caplog):
     small_disk.fill()
-    lowest, weights = LowestWeights(0, small_disk.folder / "own"), copied()
+    lowest, weights = WeightsCopies("weights", 0, small_disk.folder / "own"), copied()
     copy = lowest.keep(lambda: weights, SIZE)
     settle(lowest)
     assert copy.read() is weights
     again = lowest.keep(lambda: weights, SIZE)
     settle(lowest)
-    assert caplog.text.count("stay in memory, beyond MOTET_WORKER_PARK_BYTES") == 1, "not with every copy"
+    assert caplog.text.count("stay in memory, beyond their part of MOTET_WORKER_PARK_BYTES") == 1, "not with every copy"
     copy.let_go()
     again.let_go()
     assert lowest._bytes_left == 0
@@ -91,13 +91,13 @@ def test_where_no_file_can_be_written_it_stays_in_memory_and_says_so(small_disk,
     assert copy.read() is not weights
 
 
-def test_half_of_the_descriptors_are_left_to_others(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (4, 4))
-    lowest, weights = LowestWeights(0, tmp_path), copied()
+def test_two_thirds_of_the_descriptors_are_left_to_others(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (6, 6))
+    lowest, weights = WeightsCopies("weights", 0, tmp_path), copied()
     copies = [lowest.keep(lambda: weights, SIZE) for _ in range(3)]
     settle(lowest)
     assert [copy.read() is weights for copy in copies] == [False, False, True]
-    assert "half of the descriptors" in caplog.text
+    assert "a third of the descriptors" in caplog.text
     copies[0].let_go()
     copies[2].let_go()
     copy = lowest.keep(lambda: weights, SIZE)
@@ -106,7 +106,7 @@ def test_half_of_the_descriptors_are_left_to_others(tmp_path, monkeypatch, caplo
 
 
 def test_files_are_written_beside_who_keeps(tmp_path, slow_disk):
-    lowest, weights = LowestWeights(0, tmp_path), copied()
+    lowest, weights = WeightsCopies("weights", 0, tmp_path), copied()
     copy = lowest.keep(lambda: weights, SIZE)
     assert copy.read() is weights, "its file is not written yet"
     slow_disk.set()
@@ -116,7 +116,7 @@ def test_files_are_written_beside_who_keeps(tmp_path, slow_disk):
 
 
 def test_what_waits_for_its_file_takes_an_eighth_of_the_budget_besides(tmp_path, slow_disk, monkeypatch):
-    lowest, weights, found = LowestWeights(16 * SIZE, tmp_path), copied(), []
+    lowest, weights, found = WeightsCopies("weights", 16 * SIZE, tmp_path), copied(), []
     wait_for = lowest._changed.wait_for
 
     def watched(has_room):
@@ -133,7 +133,7 @@ def test_what_waits_for_its_file_takes_an_eighth_of_the_budget_besides(tmp_path,
 
 
 def test_a_copy_that_is_let_go_before_its_file_is_written_leaves_nothing(tmp_path, slow_disk):
-    lowest, weights, written = LowestWeights(16 * SIZE, tmp_path), copied(), []
+    lowest, weights, written = WeightsCopies("weights", 16 * SIZE, tmp_path), copied(), []
     files = lowest._files_left
     kept = [lowest.keep(lambda: weights, SIZE) for _ in range(16)]
     first = lowest.keep(lambda: weights, SIZE)
@@ -152,7 +152,7 @@ def test_a_copy_that_is_let_go_before_its_file_is_written_leaves_nothing(tmp_pat
 
 def test_one_whose_file_comes_as_it_is_let_go_is_not_read(tmp_path, slow_disk, monkeypatch):
     """That file may not be readable, and whoever lets go waits for nobody's disk."""
-    lowest, weights, looks, own = LowestWeights(0, tmp_path), copied(), [], threading.current_thread()
+    lowest, weights, looks, own = WeightsCopies("weights", 0, tmp_path), copied(), [], threading.current_thread()
     files = lowest._files_left
 
     def looked_at(one, name):
@@ -172,17 +172,17 @@ def test_one_whose_file_comes_as_it_is_let_go_is_not_read(tmp_path, slow_disk, m
 
 
 def test_where_the_system_starts_no_thread_who_keeps_writes(tmp_path, slow_disk, lacking, caplog):
-    lacking.add("lowest weights")
-    lowest, weights = LowestWeights(0, tmp_path), copied()
+    lacking.add("weights")
+    lowest, weights = WeightsCopies("weights", 0, tmp_path), copied()
     copies = [lowest.keep(lambda: weights, SIZE) for _ in range(2)]
     assert all(copy.read() is not weights and torch.equal(copy.read(), weights) for copy in copies)
-    assert "all tasks wait while weights at the lowest losses are written" in caplog.text
+    assert "all tasks wait while weights are written" in caplog.text
 
 
 def test_a_lower_loss_takes_the_memory_of_the_highest_of_those_before(trainers, tmp_path, monkeypatch):
     """Else each would lie in a file for a moment, where the budget holds them exactly."""
     files = []
-    monkeypatch.setattr(LowestWeights, "_written", lambda self, weights: files.append(weights))
+    monkeypatch.setattr(WeightsCopies, "_written", lambda self, weights: files.append(weights))
     size = 4 * RANK * trainers[0].arena.layout.width
     store = Store(trainers, ObjectCache(tmp_path), capacity=replace(ROOMY, lowest_bytes=3 * size))
     trained(store, trainers[0], 1)
