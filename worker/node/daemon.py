@@ -18,6 +18,7 @@ from worker.node.attach_commands import attach_command
 from worker.node.child_process import AnyChild, ChildEnded, ChildMessage
 from worker.node.desired_state_poller import Desired, NodeForgotten
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
+from worker.node.liveness_file import LivenessFile
 from worker.node.node_credential import NodeCredential
 from worker.node.node_hosts import HostLost, NodeHosts
 from worker.node.node_registration import NodeMembership, join
@@ -39,6 +40,7 @@ _STOP = object()
 class Daemon:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._alive = LivenessFile(settings.liveness_file)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link = NodeLink(settings.api_url)
         self._credential = NodeCredential(settings.scratch)
@@ -117,8 +119,7 @@ class Daemon:
 
     def _next(self, seconds: float | None) -> Any:
         """The next event; None after so many seconds, or earlier."""
-        if self._settings.liveness_file is not None:
-            self._settings.liveness_file.touch()
+        self._alive.touch()
         try:
             event = self._inbox.get(timeout=_LOOK_SECONDS if seconds is None else min(seconds, _LOOK_SECONDS))
         except queue.Empty:
