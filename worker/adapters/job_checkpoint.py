@@ -71,10 +71,13 @@ def save(path: Path, progress: JobProgress, tensors: Tensors) -> None:
 
 
 def load_progress(path: Path) -> JobProgress:
-    """The state without its tensors, from the file's header. Raises CheckpointError."""
+    """The state without its tensors, from the file's header. Raises CheckpointError, and UnreadableWeights where the disk does
+    not give the file back."""
     try:
         metadata = read_metadata(path)
         said = json.loads(metadata[_KEY])
+    except OSError as error:
+        raise unreadable(error) from None
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path.name} is not a checkpoint: {error}") from None
     if said.pop("format", None) != _FORMAT:
@@ -92,8 +95,13 @@ def load_tensors(path: Path, bare: bool = False) -> Tensors:
         found = read_tensors(path, lambda name: not bare or name == "weights")
         adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
     except (OSError, KeyError, ValueError) as error:
-        raise UnreadableWeights(f"the file of its adapter in MOTET_WORKER_DIR cannot be read: {error}") from None
+        raise unreadable(error) from None
     return Tensors(adapter, tuple(found[name] for name in _NAMES if name in found))
+
+
+def unreadable(error: Exception) -> UnreadableWeights:
+    """Why an adapter's file was not read."""
+    return UnreadableWeights(f"the file of its adapter in MOTET_WORKER_DIR cannot be read: {error}")
 
 
 def mean_of(weights: Sequence[Tensor]) -> Tensor | None:

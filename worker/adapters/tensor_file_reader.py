@@ -1,4 +1,4 @@
-"""Reads safetensors files of float32 tensors by system calls. Knows no jobs.
+"""Reads safetensors files by system calls. Knows no jobs.
 
 The library maps a file, and a mapped page that cannot be read ends the process by SIGBUS. Here that is an OSError, and a file
 that is damaged or cut short a ValueError.
@@ -9,17 +9,30 @@ from collections.abc import Callable
 from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _LENGTH = 8  # bytes before a header, which say how long it is
 
 
 class _Entry(BaseModel):
-    dtype: Literal["F32"]
+    dtype: str
     shape: tuple[NonNegativeInt, ...]
     data_offsets: tuple[NonNegativeInt, NonNegativeInt]
 
@@ -49,11 +62,13 @@ def read_tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]
         most, found = os.fstat(io.fileno()).st_size - begin, dict[str, Tensor]()
         for name, entry in header.tensors.items():
             first, stop = entry.data_offsets
-            if stop > most or stop - first != prod(entry.shape) * torch.float32.itemsize:
+            if (dtype := _DTYPES.get(entry.dtype)) is None:
+                raise ValueError(f"{name} is of type {entry.dtype}; read are {', '.join(_DTYPES)}")
+            if stop > most or stop - first != prod(entry.shape) * dtype.itemsize:
                 raise ValueError(f"it ends at byte {begin + most}, or the place of {name} is damaged: {first} to {stop}")
             if wanted(name):
                 io.seek(begin + first)
-                found[name] = torch.empty(entry.shape)
+                found[name] = torch.empty(entry.shape, dtype=dtype)
                 read_into(io, found[name])
     return found
 

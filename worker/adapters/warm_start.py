@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from contract.job_config import MODULES, JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, NotPlainLora, PeftSettings
+from worker.adapters.job_checkpoint import unreadable
 from worker.adapters.joined_adapters import Factors, by_stored_name, parted
+from worker.adapters.tensor_file_reader import read_tensors
 from worker.model.arena_layout import Layout, Target
 
 _PREFIX = "base_model.model."
+_BLOCK = 2**20  # bytes
 
 
 class WarmStartError(ValueError):
@@ -68,17 +69,20 @@ class StartAdapter:
 
 
 def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
-    """Read the files of a PEFT folder, by name. Raises WarmStartError."""
+    """Read the files of a PEFT folder, by name. Raises WarmStartError, and UnreadableWeights where the disk does not give one
+    back."""
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in files:
             raise WarmStartError(f"has no {name}; only safetensors are read")
     try:
-        settings = PeftSettings.read(files[CONFIG_FILE].read_bytes())
-        tensors = load_file(files[WEIGHTS_FILE])
-    except SafetensorError as error:
-        raise WarmStartError(f"cannot be read: {error}") from None
+        settings, said = PeftSettings.read(files[CONFIG_FILE].read_bytes()), _sha256(files)
+        tensors = read_tensors(files[WEIGHTS_FILE], lambda name: True)
+    except OSError as error:
+        raise unreadable(error) from None
     except NotPlainLora as error:
         raise WarmStartError(str(error)) from None
+    except ValueError as error:
+        raise WarmStartError(f"cannot be read: {error}") from None
     found, matrices = dict[str, Factors](), by_stored_name(layout.targets)
     for stored_name, parts in matrices.items():
         names = [f"{_PREFIX}{stored_name}.lora_{factor}.weight" for factor in "AB"]
@@ -102,9 +106,17 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
     for name, factors in own.items():
         for view, factor in zip(views[name], factors, strict=True):
             view.copy_(factor)
-    said = hashlib.sha256(b"".join(files[name].read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)))
     ordered = tuple(module for module in MODULES if module in modules)
-    return StartAdapter(weights, rank, settings.scale, ordered, said.hexdigest(), layout)
+    return StartAdapter(weights, rank, settings.scale, ordered, said, layout)
+
+
+def _sha256(files: Mapping[str, Path]) -> str:
+    said = hashlib.sha256()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        with files[name].open("rb") as file:
+            while block := file.read(_BLOCK):
+                said.update(block)
+    return said.hexdigest()
 
 
 def _checked(tensor: Tensor | None, name: str, shape: tuple[int, int]) -> Tensor:

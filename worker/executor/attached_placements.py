@@ -10,7 +10,7 @@ from functools import partial
 
 from contract.messages.placement_messages import AnswersOnly, Leased, Placement
 from contract.messages.report_messages import PlacementFailed
-from worker.adapters.job_checkpoint import CheckpointError
+from worker.adapters.job_checkpoint import CheckpointError, UnreadableWeights
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
 from worker.data.executor_folders import ExecutorFolders
@@ -154,8 +154,8 @@ class AttachedPlacements:
             prepared = preparation.prepare(self._base, devices)
         except (CannotTrain, BaseError, DataError, CheckpointError, DamagedObject) as error:
             then = partial(self._fail, task, str(error))
-        except Crowded as error:
-            then = partial(self.leave, task, True, str(error))
+        except (Crowded, UnreadableWeights) as error:
+            then = partial(self.leave, task, True, str(error), isinstance(error, UnreadableWeights))
         except FenceStale:
             then = partial(self.leave, task, False, "the service has ended it")
         except LeaseNotHeld:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
+from worker.adapters.job_checkpoint import UnreadableWeights
 from worker.adapters.joined_adapters import by_stored_name, joined
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
@@ -61,7 +62,7 @@ class MergedModel:
             start = read_peft(adapter, Layout(targets_of(config)))
         except (UnsupportedModelError, OSError) as error:
             raise MergeError(f"the base: {error}") from None
-        except WarmStartError as error:
+        except (WarmStartError, UnreadableWeights) as error:
             raise MergeError(f"the adapter {error}") from None
         self._scale = start.scale
         halves = start.layout.split(start.weights)

@@ -60,6 +60,11 @@ def test_what_is_no_checkpoint_says_so(tmp_path):
         load_progress(path)
 
 
+def test_one_that_the_disk_does_not_give_back_is_no_fault_of_the_checkpoint(tmp_path):
+    with pytest.raises(UnreadableWeights, match=r"MOTET_WORKER_DIR cannot be read: .* Is a directory"):
+        load_progress(tmp_path)
+
+
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_file_that_is_cut_while_it_is_read_costs_its_job_alone(tmp_path, monkeypatch, bare):
     """Of a mapped file that ended the process: it was killed by SIGBUS."""

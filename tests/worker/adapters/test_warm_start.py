@@ -1,6 +1,7 @@
 """Starting from an adapter: what was learned is there from the first step, and what does not fit is refused by name."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from contract.messages.placement_messages import Placement, WarmStartRef
 from contract.messages.report_messages import BaseEvaluated, PlacementFailed
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
+from worker.adapters.job_checkpoint import UnreadableWeights
 from worker.adapters.location_types import AdapterSpec
 from worker.adapters.peft_export import export_peft
 from worker.adapters.warm_start import WarmStartError, read_peft
@@ -144,6 +146,35 @@ def test_a_pickle_is_never_read(arena, folder):
     folder["adapter_config.json"].write_text("{")
     with pytest.raises(WarmStartError, match="cannot be read"):
         read_peft(folder | {"adapter_model.safetensors": folder["adapter_config.json"]}, arena.layout)
+
+
+def test_a_file_that_is_cut_while_it_is_read_ends_no_process(arena, folder, monkeypatch):
+    """Of a mapped file that did: it was killed by SIGBUS."""
+    path, empty = folder["adapter_model.safetensors"], torch.empty
+
+    def cut(*args, **kwargs):
+        os.truncate(path, path.stat().st_size - 1)
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", cut)
+    with pytest.raises(WarmStartError, match=r"cannot be read: it ends .* bytes early"):
+        read_peft(folder, arena.layout)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_one_that_the_disk_does_not_give_back_is_no_fault_of_the_adapter(arena, folder, tmp_path, name):
+    with pytest.raises(UnreadableWeights, match="MOTET_WORKER_DIR cannot be read"):
+        read_peft(folder | {name: tmp_path}, arena.layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_it_may_be_stored_in_any_precision(arena, folder, dtype):
+    path = folder["adapter_model.safetensors"]
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file({name: tensor.float() for name, tensor in stored.items()}, path)
+    plain = read_peft(folder, arena.layout).weights
+    save_file(stored, path)
+    assert torch.equal(read_peft(folder, arena.layout).weights, plain)
 
 
 def started_from(fleet, placement: Placement, files: list[AdapterFile]) -> Placement:

@@ -1,5 +1,6 @@
 """A disk does not give back a job's weights at its lowest losses: its task goes on from its checkpoints, no other leaves."""
 
+import errno
 import os
 from dataclasses import replace
 
@@ -8,7 +9,9 @@ import pytest
 from contract.messages.report_messages import AdapterKept
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside, resumed
+from worker.adapters import job_checkpoint
 from worker.adapters.arena_adapters import ArenaAdapters
+from worker.pipe_messages import Stop
 from worker.replicas.ranks.rank_group import LoadedBase
 
 JOB = {"learning_rate": [3e-3, 1e-3], "rank": [8], "batch_size": [4]}
@@ -44,3 +47,27 @@ def test_a_task_whose_weights_cannot_be_read_back_leaves_alone(fleet, placing, t
     monkeypatch.setattr(ArenaAdapters, "note_lowest", note)
     (again,) = Inside(fleet, tmp_path / "other").run(resumed(lost, "again"))
     assert again.ended[0].kind == "job_completed"
+
+
+def test_a_task_whose_checkpoint_the_disk_does_not_give_back_leaves_alone(fleet, placing, tmp_path, monkeypatch):
+    begun, real = placing(JOB, **SPEC), job_checkpoint.read_metadata
+    executors = []
+    fleet.on_report = lambda reported, report: reported.checkpoints and executors[0].handle_command(Stop(seconds=0))
+    (before,) = Inside(fleet, tmp_path / "before", worker_checkpoint_seconds=0.01).run(
+        begun, prepare=executors.append, paced=True
+    )
+    fleet.on_report = lambda reported, report: None
+    assert before.checkpoints
+
+    def unreadable(path):
+        if path.name.startswith("resumed-bad-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(job_checkpoint, "read_metadata", unreadable)
+    inside = Inside(fleet, tmp_path / "node")
+    _, kept = inside.run(resumed(before, "bad"), placing(JOB, rows(30, seed=3), **SPEC))
+    assert [event.kind for event in kept.ended.values()] == ["job_completed"] * 2
+    (lost,) = [ended for ended in inside.ended if ended.lost]
+    assert (lost.placement_id, lost.by_node) == ("bad", True)
+    assert lost.detail.endswith("MOTET_WORKER_DIR cannot be read: [Errno 5] Input/output error")

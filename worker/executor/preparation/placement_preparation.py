@@ -128,8 +128,8 @@ class Preparation:
         self._objects = ObjectFetch(folders.cache)
 
     def prepare(self, held: ExecutorBase, devices: PlacementDevices) -> Prepared:
-        """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, DamagedObject, LeaseNotHeld, and Refused if the
-        service does not serve a file."""
+        """Raises CannotTrain, BaseError, Crowded, DataError, CheckpointError, UnreadableWeights, DamagedObject, LeaseNotHeld,
+        and Refused if the service does not serve a file."""
         clock, wants = PartsClock(self._phases), wants_of(self._placement)
         with (
             self._resumed.kept_if_done(),
