@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -29,6 +30,7 @@ from worker.settings import Settings, SettingsError
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+_THREADS = 3  # of a NodeMembership
 
 
 def start_heartbeat_process(on_event: Callable[[Any], None]) -> Child:
@@ -44,11 +46,12 @@ def join(
     stop_requested: Callable[[float], bool],
     credential: NodeCredential,
 ) -> "NodeMembership | None":
-    """Register under a new boot id, retrying while the service is unreachable. None if `stop_requested` returns True meanwhile.
+    """Register under a new boot id, retrying while the service is unreachable or the system starts no threads. None if
+    `stop_requested` returns True meanwhile.
 
     Raises SettingsError if the service refuses the node.
     """
-    heartbeat, away = start_heartbeat_process(on_event), False  # the process imports its modules while we register
+    heartbeat, why = start_heartbeat_process(on_event), ""  # the process imports its modules while we register
     try:
         registration = NodeRegistration(
             name=settings.node_name,
@@ -61,30 +64,26 @@ def join(
         )
         while True:
             try:
+                _check_threads()
                 welcome = _register(settings, credential, link, registration)
             except Unreachable as error:
-                if not away:
-                    log.warning("waiting for the service at %s: %s", shown(settings.api_url), error)
-                away = True
+                if why != (why := f"waiting for the service at {shown(settings.api_url)}: {error}"):
+                    log.warning("%s", why)
+            except RuntimeError as error:
+                if why != (why := f"this node does not join yet, since the system starts no more threads: {error}"):
+                    log.error("%s", why)
             else:
                 log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(hosts.devices))
-                away = False
-                break
+                try:
+                    return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
+                except RuntimeError as error:
+                    if why != (why := f"this node takes no work yet, since the system starts no more threads: {error}"):
+                        log.error("%s", why)
+                    _give_back(link, welcome, str(error))
             if stop_requested(_RETRY_SECONDS):
                 heartbeat.kill()
                 return None
             heartbeat = heartbeat if heartbeat.alive else start_heartbeat_process(on_event)
-        while True:
-            try:
-                return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
-            except RuntimeError as error:
-                if not away:
-                    log.error("this node takes no work yet, since the system starts no more threads: %s", error)
-                away = True
-            if stop_requested(_RETRY_SECONDS):
-                heartbeat.kill()
-                _say_stopping(link, welcome)
-                return None
     except OSError as error:
         heartbeat.kill()
         raise SettingsError(f"MOTET_WORKER_DIR: cannot keep {credential.path}: {error.strerror}") from None
@@ -114,13 +113,24 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
     )
 
 
-def _say_stopping(link: NodeLink, welcome: NodeWelcome) -> None:
-    """So that the service gives it nothing more, and what it was given to others."""
-    said = PlacementsLost(reason=RequeueReason.NODE_LOST, fences={}, detail="the worker was stopped", stopping=True)
+def _check_threads() -> None:
+    """Raises RuntimeError where the system does not start those of a membership: a node that joined without them would be given
+    tasks, and send no heartbeats."""
+    done = threading.Event()
+    try:
+        for _ in range(_THREADS):
+            threading.Thread(target=done.wait, name="trial", daemon=True).start()
+    finally:
+        done.set()
+
+
+def _give_back(link: NodeLink, welcome: NodeWelcome, why: str) -> None:
+    """Until it registers anew the service gives it nothing more, and what it was given to others."""
+    said = PlacementsLost(reason=RequeueReason.NODE_LOST, fences={}, detail=why[:2000], stopping=True)
     try:
         link.lost(welcome.node_id, welcome.credential, said)
     except LinkError as error:
-        log.warning("the service was not told that this node stops, and waits for its heartbeats: %s", error)
+        log.warning("the service was not told that this node takes no work, and waits for its heartbeats: %s", error)
 
 
 def _declined(settings: Settings) -> frozenset[str]:

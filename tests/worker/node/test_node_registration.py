@@ -48,9 +48,36 @@ def test_it_serves_once_its_threads_can_be_started(fleet: Fleet, tmp_path, lacki
             while not isinstance(events.get(timeout=PATIENCE), Desired):
                 pass
             fleet.until(lambda: fleet.heartbeats)
-            assert len(fleet.registrations) == 1
+            assert [(said.reason, said.stopping) for said in fleet.lost] == [(RequeueReason.NODE_LOST, True)] * 2, (
+                "or it is given tasks that nobody takes up"
+            )
+            assert len(fleet.registrations) == 3, "which the last takes back"
         finally:
             member.close(PATIENCE)
+
+
+def test_it_joins_once_threads_can_be_started(fleet: Fleet, tmp_path, lacking: Lacking, caplog) -> None:
+    settings = Settings(api_url=fleet.url, join_token=JOIN_TOKEN, worker_dir=tmp_path, worker_device="cpu")
+    settings.scratch.mkdir(parents=True)
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    lacking.add("trial")
+    registered = []
+
+    def stop_requested(seconds: float) -> bool:
+        registered.append(len(fleet.registrations))
+        if len(registered) == 2:
+            lacking.clear()
+        return False
+
+    with NodeLink(fleet.url) as link:
+        hosts, credential = NodeHosts(settings, events.put), NodeCredential(settings.scratch)
+        member = join(settings, link, hosts, events.put, stop_requested, credential)
+        assert member is not None
+        member.close(PATIENCE)
+    assert registered == [0, 0], "it was given no tasks"
+    assert caplog.text.count("this node does not join yet") == 1
+    assert len(fleet.registrations) == 1
+    assert fleet.lost == []
 
 
 def test_one_that_waits_for_threads_can_be_stopped(fleet: Fleet, tmp_path, lacking: Lacking) -> None:
