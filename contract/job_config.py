@@ -91,3 +91,7 @@ class JobConfig(Strict):
                 return self.learning_rate * (1 - done)
             case "cosine":
                 return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+# what is displayed where a stored configuration lacks a value
+STAND_IN = JobConfig(learning_rate=1.0, rank=1, alpha=1.0, batch_size=1, seed=1)

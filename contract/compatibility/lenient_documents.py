@@ -4,14 +4,14 @@ Only the public API validates strictly. A document that passed it is later read 
 version wrote them. Knows no field names and no storage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, GetJsonSchemaHandler, PlainSerializer, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from contract.job_config import JobConfig
+from contract.job_config import STAND_IN, JobConfig
 from contract.task_spec import TaskSpec
 
 M = TypeVar("M", bound=BaseModel)
@@ -87,14 +87,32 @@ def _lenient(model: type[M]) -> BeforeValidator:
     return BeforeValidator(lambda said: read_leniently(model, said) if isinstance(said, Mapping) else said)
 
 
+def _is_number(said: Any) -> bool:
+    return isinstance(said, int | float) and not isinstance(said, bool)
+
+
+# what code that displays a field can take, by the kind of its value in STAND_IN
+_KINDS: dict[type, Callable[[Any], bool]] = {
+    float: _is_number,
+    int: _is_number,
+    str: lambda said: isinstance(said, str),
+    bool: lambda said: isinstance(said, bool),
+    tuple: lambda said: isinstance(said, list | tuple) and all(isinstance(one, str) for one in said),
+    type(None): lambda said: said is None or _is_number(said),
+}
+_LIKE = {name: _KINDS[type(value)] for name, value in STAND_IN.__dict__.items()}
+
+
 def _shown(document: Any) -> Any:
-    """A configuration for code that only displays it or passes it on: values of a newer version are preserved."""
+    """A configuration for code that only displays it or passes it on: values of a newer version are preserved. STAND_IN has
+    what a damaged one lacks, which is not passed on."""
     if not isinstance(document, Mapping):
         return document
     try:
         return read_leniently(JobConfig, document)
     except ValidationError:
-        made = JobConfig.model_construct(**document)
+        known = {name: said for name, said in document.items() if name in _LIKE and _LIKE[name](said)}
+        made = JobConfig.model_construct(set(known), **STAND_IN.__dict__ | known)
         object.__setattr__(made, "__pydantic_extra__", {k: v for k, v in document.items() if k not in JobConfig.model_fields})
         return made
 

@@ -57,7 +57,7 @@ def keep_uploaded(session: Session, principal: Principal, name: str | None, mani
         tenant_id=principal.tenant_id,
         name=name,
         bytes=size,
-        manifest=manifest.stored(),
+        manifest=manifest,
     )
     session.add(adapter)
     session.flush()

@@ -6,7 +6,6 @@ Rendered from rows on request, and only for a task that has ended, so it never c
 import re
 from collections.abc import Mapping, Sequence
 
-from contract.messages.adapter_manifest import AdapterManifest
 from contract.states import JobStatus
 from contract.task_spec import Precision
 from contract.wording.config_labels import HEADINGS, label, varying
@@ -48,7 +47,7 @@ def readme(
 ) -> str:
     """The README as Markdown. `rows`: the format of the rows that it was trained on; `validation`: the validation loss curve of
     the adapter's own job; `scores`: of all that were evaluated; `samples`: texts of the base and of the adapter's own job."""
-    manifest = AdapterManifest.model_validate(adapter.manifest)
+    manifest = adapter.trained
     lineage = manifest.lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
     rank, precision = lineage.config.rank, task.precision

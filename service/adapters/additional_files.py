@@ -21,7 +21,7 @@ def additional_files(session: Session, principal: Principal, adapter: Adapter) -
     if adapter.task_id is None or adapter.job_id is None:
         return {}
     task = session.get_one(Task, adapter.task_id)
-    if task.status not in TASK_TERMINAL or any(file["path"] == NAME for file in adapter.manifest["files"]):
+    if task.status not in TASK_TERMINAL or any(file.path == NAME for file in adapter.folder.files):
         return {}
     jobs = jobs_of_task(session, principal, task.id)
     own = next(job.index for job in jobs if job.id == adapter.job_id)

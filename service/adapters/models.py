@@ -1,13 +1,29 @@
 """The adapters table: a job's best checkpoint or a tenant's upload, immutable until its tenant deletes it."""
 
-from typing import Any
+from typing import Annotated, Any, cast
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, String, text
-from sqlalchemy.dialects.postgresql import JSONB
+from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter
+from sqlalchemy import BigInteger, ColumnElement, Double, ForeignKey, Index, String, text, type_coerce
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.messages.adapter_manifest import AdapterManifest, UploadedManifest
-from service.database.engine import At, Base, Id, Json, Now
+from contract.row_scores import RowScores
+from service.database.checked_json import CheckedJson, ParsedJson, ResultUnreadable, UnreadList, UnreadValue, required
+from service.database.engine import At, Base, Id, Now
+
+_STEPS = CheckedJson(TypeAdapter(list[int]), UnreadList, none_as_null=True)
+# as they are stored, read by whatever reads rows
+StoredSteps = Annotated[list[int], BeforeValidator(lambda said: _STEPS.read(said) or [])]
+Manifest = AdapterManifest | UploadedManifest
+_OF_UPLOAD = Discriminator(lambda said: "uploaded" if isinstance(said, dict) and "settings" in said else "trained")
+_MANIFEST = TypeAdapter[Manifest](
+    Annotated[Annotated[AdapterManifest, Tag("trained")] | Annotated[UploadedManifest, Tag("uploaded")], _OF_UPLOAD]
+)
+_ROW_SCORES = TypeAdapter(RowScores)
+
+
+def _stored(manifest: Manifest) -> dict[str, Any]:
+    return manifest.stored() if isinstance(manifest, UploadedManifest) else manifest.model_dump(mode="json")
 
 
 class Adapter(Base):
@@ -20,19 +36,34 @@ class Adapter(Base):
     step: Mapped[int | None]
     val_loss: Mapped[float | None] = mapped_column(Double)
     name: Mapped[str | None] = mapped_column(String(128))  # as its uploader calls it
-    manifest: Mapped[Json]  # of contract.messages.adapter_manifest: an AdapterManifest, or if uploaded an UploadedManifest
-    scores: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)  # a RowScores
+    manifest: Mapped[Manifest | UnreadValue] = mapped_column(
+        ParsedJson(_MANIFEST, "files of the adapter (adapters.manifest)", dump=_stored)
+    )
+    scores: Mapped[RowScores | UnreadValue | None] = mapped_column(
+        ParsedJson(_ROW_SCORES, "scores of an adapter (adapters.scores)", none_as_null=True), deferred=True
+    )
     bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; counts towards the stored-bytes quota
     created_at: Mapped[Now]
     deleted_at: Mapped[At | None]  # afterwards it uses no quota, and garbage collection deletes its objects
 
     @property
-    def folder(self) -> AdapterManifest | UploadedManifest:
-        """The manifest, read."""
-        return (UploadedManifest if self.task_id is None else AdapterManifest).model_validate(self.manifest)
+    def folder(self) -> Manifest:
+        """The manifest. Raises ResultUnreadable."""
+        return cast(Manifest, required(self.manifest, f"{self.id}: "))
+
+    @property
+    def trained(self) -> AdapterManifest:
+        """The manifest of one that a job trained. Raises ResultUnreadable."""
+        if isinstance(found := self.folder, UploadedManifest):
+            raise ResultUnreadable(f"{self.id}: the stored adapters.manifest is of an adapter that was uploaded, not trained")
+        return found
 
     __table_args__ = (
         Index("ix_adapters_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
         Index("ix_adapters_uploaded", "deleted_at", postgresql_where=text("task_id IS NULL")),
         Index("ix_adapters_bytes", "tenant_id", postgresql_include=["bytes"], postgresql_where=text("deleted_at IS NULL")),
     )
+
+
+# those of a manifest, without reading the rest of it; null: an earlier version stored none
+AVERAGED_STEPS: ColumnElement[list[int] | None] = type_coerce(Adapter.manifest["averaged_steps"], _STEPS)

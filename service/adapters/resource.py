@@ -8,6 +8,8 @@ from pydantic import BaseModel, Field
 from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage, UploadedManifest
 from contract.messages.peft_settings import PeftSettings
 from service.adapters.models import Adapter
+from service.database.checked_json import UnreadValue, readable
+from service.http.problems import FieldError
 
 
 class AdapterResource(BaseModel):
@@ -25,22 +27,30 @@ class AdapterResource(BaseModel):
     lineage: Lineage | None
     settings: PeftSettings | None = Field(default=None, description="Of an uploaded one; the others' are in their lineage")
     created_at: datetime
+    problems: list[FieldError] | None = Field(default=None, description="What of its stored row cannot be read")
 
     @classmethod
     def of(cls, adapter: Adapter) -> "AdapterResource":
-        manifest = adapter.folder
+        manifest, problems = readable(adapter.manifest), None
+        if isinstance(adapter.manifest, UnreadValue):
+            problems = [FieldError(field="manifest", code="unreadable", message=_shown_without(adapter.manifest.why))]
         return cls(
             id=adapter.id,
             name=adapter.name,
-            base_model=manifest.lineage.base_model,
+            base_model=manifest.lineage.base_model if manifest is not None else "",
             task_id=adapter.task_id,
             job_id=adapter.job_id,
             step=adapter.step,
             averaged_steps=list(manifest.averaged_steps) if isinstance(manifest, AdapterManifest) else [],
             val_loss=adapter.val_loss,
             bytes=adapter.bytes,
-            files=manifest.files,
+            files=manifest.files if manifest is not None else [],
             lineage=manifest.lineage if isinstance(manifest, AdapterManifest) else None,
             settings=manifest.settings if isinstance(manifest, UploadedManifest) else None,
             created_at=adapter.created_at,
+            problems=problems,
         )
+
+
+def _shown_without(why: str) -> str:
+    return f"{why}; the adapter is shown without it. An operator can write it anew in the database; or delete the adapter."

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from contract.messages.adapter_manifest import PeftFolder
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters import actions
 from service.adapters.adapter_archive import tar_gz
@@ -103,7 +102,7 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, st
     with db.begin() as session:
         adapter = actions.find_adapter(session, reader, adapter_id)
         texts = additional_files(session, reader, adapter) if path == NAME else {}
-    files = {file.path: file for file in PeftFolder.model_validate(adapter.manifest).files}
+    files = {file.path: file for file in adapter.folder.files}
     if path in texts:
         return Response(texts[path], media_type="text/markdown")
     if path not in files:
@@ -162,7 +161,7 @@ def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Ma
 
     Raises ObjectLost or RangeOutside.
     """
-    files = PeftFolder.model_validate(adapter.manifest).files
+    files = adapter.folder.files
     named = [*(f"{file.path} {file.sha256}" for file in files), *(f"{n} {sha256(t).hexdigest()}" for n, t in texts.items())]
     identity = "\n".join([adapter.id, zlib.ZLIB_RUNTIME_VERSION, *named])  # another zlib may write other bytes
     etag = f'"{sha256(identity.encode()).hexdigest()}"'

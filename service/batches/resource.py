@@ -10,10 +10,11 @@ from sqlalchemy import Row, and_, func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.batches.models import Batch
+from service.batches.models import Batch, BatchPlanResource
+from service.database.checked_json import Unread, readable
 from service.database.engine import among_ids, clock
 from service.fleet.models import Node, Placement
-from service.http.problems import AsMade
+from service.http.problems import AsMade, FieldError
 from service.tasks.models import Task
 from service.tasks.plan_status import queue_status
 
@@ -31,18 +32,6 @@ class BatchTask(BaseModel):
     node: str | None = Field(description="Where it runs, or is planned to run")
     expected_start: datetime | None
     expected_end: datetime | None
-
-
-class BatchPlanResource(BaseModel):
-    """How the newest plan arranged the tasks that wait."""
-
-    at: datetime
-    makespan_seconds: int = Field(description="From then until the last of them was to end")
-    method: str = Field(
-        description="start: all fit at once. batch, greedy, longest_first: by rules. cpsat: by the solver. rules: as alone"
-    )
-    solver_status: str | None = Field(description="OPTIMAL: no plan of the waiting tasks ends sooner")
-    bound_seconds: int | None = Field(description="No plan ends sooner than this, by the solver")
 
 
 class BatchResource(BaseModel):
@@ -66,6 +55,9 @@ class BatchResource(BaseModel):
     problems: AsMade = None
 
 
+_UNREAD = (
+    "The stored batches.{0} of this batch cannot be read and is shown as empty. An operator can write it anew in the database."
+)
 # the tasks `ids` that are not deleted, with their live placements: columns as `_task` reads them
 _TASKS = (
     select(
@@ -116,8 +108,14 @@ def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entrie
         late=batch.deadline is not None and end > batch.deadline,
         counts={one: counts[one] for one in TaskStatus},
         tasks=shown,
-        plan=BatchPlanResource.model_validate(batch.plan) if batch.plan is not None else None,
+        plan=readable(batch.plan),
+        problems=_unread(batch),
     )
+
+
+def _unread(batch: Batch) -> list[FieldError] | None:
+    unread = [name for name in ("labels", "plan") if isinstance(getattr(batch, name), Unread)]
+    return [FieldError(field=name, code="unreadable", message=_UNREAD.format(name)) for name in unread] or None
 
 
 def _task(task: Row[Any], waiting: dict[str, Any] | None) -> BatchTask:

@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import and_, select, update
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import PeftFolder
+from contract.compatibility.lenient_documents import why_unreadable
 from contract.messages.completion_messages import CheckpointWeights, CompletionsWanted, CompletionWork
 from service.adapters.models import Adapter
 from service.completions.audience import Audience, audience_of
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionRequest
+from service.database.checked_json import required
 from service.database.engine import clock
 from service.fleet.answer_sessions import own_session
 from service.fleet.models import AnswerSession, Placement
@@ -25,7 +26,6 @@ from service.fleet.worker_authentication import check_placement, token_refused
 from service.settings import Settings
 from service.tasks.lifecycle.placements import FINISHED
 from service.tasks.models import Job, Task
-from service.tasks.stored_results import ResultUnreadable, checkpoint_of, read_result
 from service.tasks.stored_specs import config_of
 
 log = logging.getLogger(__name__)
@@ -139,23 +139,22 @@ def _work(session: Session, request: CompletionRequest) -> CompletionWork | None
     """The request with its adapter as it is now; None where that is gone, or cannot be read: others' requests go on."""
     try:
         return _with_weights(session, request)
-    except ResultUnreadable as error:
-        log.error("completion request %s ends: %s", request.id, error)
+    except ValueError as error:  # SpecUnreadable, ResultUnreadable, or of the request's own `work`
+        log.error("completion request %s ends: %s", request.id, why_unreadable(error))
         return None
 
 
 def _with_weights(session: Session, request: CompletionRequest) -> CompletionWork | None:
-    """The same. Raises ResultUnreadable."""
+    """The same. Raises ValueError."""
     work = CompletionWork.model_validate(request.work)
     if request.adapter_id is not None:
         adapter = session.get(Adapter, request.adapter_id)
         if adapter is None or adapter.tenant_id != request.tenant_id or adapter.deleted_at is not None:
             return None
-        folder = read_result(PeftFolder, adapter.manifest, "files of the adapter (adapters.manifest)")
-        return work.model_copy(update={"adapter": folder.files})
+        return work.model_copy(update={"adapter": adapter.folder.files})
     if request.job_id is not None:
         job = session.get(Job, request.job_id)
-        if job is None or job.tenant_id != request.tenant_id or (file := checkpoint_of(job)) is None:
+        if job is None or job.tenant_id != request.tenant_id or (file := required(job.checkpoint)) is None:
             return None
         weights = CheckpointWeights(file=file, plain_alpha=config_of(job.config).plain_alpha)
         return work.model_copy(update={"checkpoint": weights})

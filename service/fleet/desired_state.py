@@ -9,7 +9,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from contract.job_schedule import JobSchedule
-from contract.messages.adapter_manifest import PeftFolder
 from contract.messages.placement_messages import (
     DesiredState,
     FileRef,
@@ -22,6 +21,7 @@ from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
+from service.database.checked_json import required
 from service.database.engine import clock
 from service.files.models import File
 from service.fleet import answer_sessions
@@ -34,7 +34,6 @@ from service.tasks.curves.curve_reader import values_at
 from service.tasks.lifecycle.task_trace import placement_traceparent
 from service.tasks.milestone_evaluations import boundary_scores, last_of_jobs
 from service.tasks.models import Job, Task
-from service.tasks.stored_results import checkpoint_of, read_result
 from service.tasks.stored_specs import config_of, part, spec_of
 from service.tasks.text_evaluations import base_is_known, scores_to_select_by
 from service.tenants.models import Tenant
@@ -94,9 +93,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         spec=spec,
         jobs=_jobs(session, spec, task),
         base_val_loss=task.base_val_loss,
-        base_scores=read_result(RowScores, task.base_scores, "scores of the base (tasks.base_scores)")
-        if task.base_scores is not None
-        else None,
+        base_scores=required(task.base_scores),
         base_texts_evaluated=spec.evaluation is not None and base_is_known(session, task),
         base_text_scores=scores_to_select_by(session, task, spec.cut_metric).get(None) if spec.cut_metric else None,
         warm_start=warm_start(session, task),
@@ -112,13 +109,16 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
 
 
 def warm_start(session: Session, task: Task) -> WarmStartRef | None:
-    """The adapter that the task starts from, which must belong to the task's tenant; None also if it no longer exists."""
+    """The adapter that the task starts from; None also if it no longer exists. Raises ResultUnreadable."""
+    adapter = starts_from(session, task)
+    return WarmStartRef(adapter_id=adapter.id, files=adapter.folder.files) if adapter is not None else None
+
+
+def starts_from(session: Session, task: Task) -> Adapter | None:
+    """The same as it is stored. It must belong to the task's tenant."""
     wanted = part(task, "warm_start").get("adapter_id")
-    adapter = session.get(Adapter, wanted) if wanted is not None else None
-    if adapter is None or adapter.tenant_id != task.tenant_id:
-        return None
-    found = read_result(PeftFolder, adapter.manifest, "files of the adapter that it starts from (adapters.manifest)")
-    return WarmStartRef(adapter_id=adapter.id, files=found.files)
+    adapter = session.get(Adapter, wanted) if isinstance(wanted, str) else None
+    return adapter if adapter is not None and adapter.tenant_id == task.tenant_id else None
 
 
 def _file(session: Session, file_id: str) -> FileRef:
@@ -140,8 +140,7 @@ def _jobs(session: Session, spec: TaskSpec, task: Task) -> list[JobAssignment]:
     texts: dict[str, RowScores] = {}
     if any(job.status not in JOB_TERMINAL and not job.promoted for job in task.jobs):
         stored = select(Job.id, Job.boundary_scores).where(Job.task_id == task.id, Job.boundary_scores.is_not(None))
-        name = "scores of a job (jobs.boundary_scores)"
-        scores = {job_id: read_result(RowScores, found, name) for job_id, found in session.execute(stored)}
+        scores = {id: found for id, said in session.execute(stored) if (found := required(said)) is not None}
         texts = boundary_scores(session, task, spec.cut_metric) if spec.cut_metric is not None else {}
     asked = spec.evaluation is not None and (spec.evaluation.milestones or spec.cut_metric is not None)
     milestones = last_of_jobs(session, task) if asked else {}
@@ -168,6 +167,6 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job, known: _AtBound
         boundary_text_scores=known.texts,
         rung_losses=rungs,
         promoted=job.promoted,
-        checkpoint=checkpoint_of(job) if not ended else None,
+        checkpoint=required(job.checkpoint, f"job {job.index}: ") if not ended else None,
         milestone=known.milestone,
     )

@@ -15,11 +15,12 @@ from contract.messages.placement_messages import DesiredState
 from contract.messages.report_messages import Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
 from service.app_state import DependenciesDep, ProfileUpdatesDep, Service, State, dependencies_of, state_of
+from service.database.checked_json import readable
 from service.files.models import File
 from service.fleet import answer_sessions, nodes, reports
 from service.fleet.base_models.model_catalog import is_file_of
 from service.fleet.cached_files import unwanted
-from service.fleet.desired_state import desired_state, warm_start
+from service.fleet.desired_state import desired_state, starts_from
 from service.fleet.errors import BaseObjectLost, FenceStale, ObjectUnknown
 from service.fleet.heartbeats.lease_renewal import accept_heartbeat
 from service.fleet.merges import merge_leases, merge_reports
@@ -32,7 +33,6 @@ from service.settings import Settings
 from service.storage.downloads import caller_of, send_object
 from service.storage.granted_uploads import store_granted
 from service.storage.object_store import ObjectMismatch, ObjectMissing
-from service.tasks.stored_results import readable_checkpoint
 from service.tenants.auth_throttle import address_of
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
@@ -187,16 +187,17 @@ def placement_object(
 
 def _served(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> tuple[str, set[str]]:
     """The placement's base, and the objects that are its own: what its jobs have as checkpoints and start from, or what a merge
-    adds; none of a session for answers."""
+    adds, as far as that can be read; none of a session for answers."""
     if merge_leases.is_merge(placement_id):
         merged = merge_leases.own_merge(session, settings, placement_id, bearer)
         return merged.base_model, {str(file["sha256"]) for file in merged.adapter_files}
     if (held := answer_sessions.own_session(session, settings, placement_id, bearer)) is not None:
         return held.base_model, set()
     task, _ = reports.own_placement(session, settings, placement_id, bearer)
-    start = warm_start(session, task)
-    checkpoints = {found.sha256 for job in task.jobs if (found := readable_checkpoint(job)) is not None}
-    return task.base_model, checkpoints | {file.sha256 for file in (start.files if start else [])}
+    start = starts_from(session, task)
+    folder = readable(start.manifest) if start is not None else None
+    checkpoints = {found.sha256 for job in task.jobs if (found := readable(job.checkpoint)) is not None}
+    return task.base_model, checkpoints | {file.sha256 for file in (folder.files if folder is not None else [])}
 
 
 @router.post("/placements/{placement_id}/merge", status_code=204, dependencies=[OF_PLACEMENT])

@@ -21,6 +21,7 @@ from starlette.routing import Match, Route
 
 from contract.values.strict_json import too_many_digits
 from contract.wording import field_mistakes
+from service.database.checked_json import ResultUnreadable
 from service.http.middleware import request_id
 from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, NotFound, Problem, Unavailable, shown, summary
 
@@ -45,6 +46,10 @@ class DatabaseFull(Unavailable):
     code, title = "database_full", "The database has no room"
 
 
+class ValueUnreadable(Problem):
+    status, code, title = 500, "value_unreadable", "A stored value cannot be read"
+
+
 class StorageFull(Problem):
     status, code, title = 507, "storage_full", "There is no room to store this"
 
@@ -62,7 +67,7 @@ def install(app: FastAPI, formats: ErrorFormats, for_browsers: Renderer) -> None
     """Add the exception handlers to the app. Paths with a prefix in `formats` answer errors in another API's format; a browser
     that opens any other address gets the problem from `for_browsers`."""
     app.state.error_formats, app.state.error_page = formats, for_browsers
-    app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
+    app.add_exception_handler(Problem, problem_response)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
     for kind in DATABASE_ERRORS:
@@ -71,6 +76,7 @@ def install(app: FastAPI, formats: ErrorFormats, for_browsers: Renderer) -> None
     app.add_exception_handler(DataError, _unstorable)
     app.add_exception_handler(OSError, _file_system)  # type: ignore[arg-type]
     app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(ResultUnreadable, _unreadable)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -94,8 +100,9 @@ def opened_by_browser(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "")
 
 
-def _problem(request: Request, problem: Problem) -> Response:
-    return problem_response(request, problem)
+def _unreadable(request: Request, error: Exception) -> Response:
+    log.error("request %s: %s", request_id(request.scope), error)
+    return problem_response(request, ValueUnreadable(f"{error}. An operator can write it anew in the database."))
 
 
 def _unforeseen(request: Request, error: Exception) -> Response:

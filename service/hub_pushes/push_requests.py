@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterFile, PeftFolder
+from contract.messages.adapter_manifest import AdapterFile
 from contract.messages.placement_messages import HUB_SCHEME
 from contract.strict import STORABLE, Strict
 from service.adapters.actions import find_adapter
@@ -99,7 +99,7 @@ def card_of(session: Session, principal: Principal, new: NewHubPush) -> bytes | 
     if new.adapter_id is None:
         return None
     adapter = find_adapter(session, principal, new.adapter_id)
-    if any(file["path"] == NAME for file in adapter.manifest["files"]):  # an early worker's own
+    if any(file.path == NAME for file in adapter.folder.files):  # an early worker's own
         return None
     text = additional_files(session, principal, adapter).get(NAME)
     return model_card(adapter, new.base_model or _repository_of(session, adapter), text.decode() if text is not None else None)
@@ -109,7 +109,7 @@ def _files_of(session: Session, principal: Principal, new: NewHubPush) -> list[A
     """The files of what is pushed, which is not deleted before this transaction ends. Raises NotFound, AdapterDeleted,
     NotMergedYet."""
     if new.adapter_id is not None:
-        return PeftFolder.model_validate(find_adapter(session, principal, new.adapter_id, kept=True).manifest).files
+        return find_adapter(session, principal, new.adapter_id, kept=True).folder.files
     merged = find(session, MergedModel, new.merged_model_id or "", principal, "merged model", lock=True)
     if merged.status != READY:
         raise NotMergedYet(f"{merged.id} is {merged.status}; push it once it is ready.", merged_model_status=merged.status)

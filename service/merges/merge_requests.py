@@ -42,11 +42,11 @@ class NewMergedModel(Strict):
 def begin(session: Session, principal: Principal, new: NewMergedModel) -> MergedModel:
     """Queue a merge. Raises NotFound, AdapterDeleted, BaseChanged, QuotaExceeded."""
     adapter = find_adapter(session, principal, new.adapter_id, kept=True)
-    lineage = adapter.manifest["lineage"]
-    base = session.get(BaseModel, lineage["base_model"])
-    if base is None or not base.enabled or base.revision != lineage["base_revision"]:
+    manifest, lineage = adapter.folder, adapter.folder.lineage
+    base = session.get(BaseModel, lineage.base_model)
+    if base is None or not base.enabled or base.revision != lineage.base_revision:
         there = "is not allowed here any more" if base is None or not base.enabled else "has other weights by now"
-        raise BaseChanged(f"{lineage['base_model']}, which the adapter was trained on, {there}; ask an admin to bring it back.")
+        raise BaseChanged(f"{lineage.base_model}, which the adapter was trained on, {there}; ask an admin to bring it back.")
     expected = base.parameters * _BF16_BYTES
     lock_tenant_quota(session, principal)  # admit_bytes takes it only where bytes are limited, and merges are counted, too
     admit_bytes(session, principal, expected)
@@ -57,8 +57,8 @@ def begin(session: Session, principal: Principal, new: NewMergedModel) -> Merged
         id=new_id("merged"),
         tenant_id=principal.tenant_id,
         adapter_id=adapter.id,
-        adapter_files=adapter.manifest["files"],
-        lineage=lineage,
+        adapter_files=[file.model_dump(mode="json") for file in manifest.files],
+        lineage=lineage.model_dump(mode="json"),
         base_model=base.name,
         base_revision=base.revision,
         max_shard_bytes=new.max_shard_bytes,

@@ -10,14 +10,13 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any, get_args
 
-from pydantic import ValidationError
 from sqlalchemy import Integer, and_, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
-from contract.messages.placement_messages import CheckpointRef
 from contract.messages.report_messages import Series
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, TaskStatus
+from service.database.checked_json import readable
 from service.database.engine import Database, clock
 from service.mirrors.mirror_claims import ClaimedMirror, record
 from service.mirrors.models import MirroredRun, TaskMirror
@@ -158,10 +157,8 @@ def _job(job: Job, run: MirroredRun | None) -> MirroredJob:
 
 def _checkpointed(job: Job) -> int:
     """The step of the job's checkpoint; -1 before the first, and where it cannot be read."""
-    try:
-        return CheckpointRef.model_validate(job.checkpoint).step if job.checkpoint is not None else -1
-    except ValidationError:
-        return -1
+    found = readable(job.checkpoint)
+    return found.step if found is not None else -1
 
 
 def _points(session: Session, run: MirroredRun, at: int, through: Mapping[str, int] | None, limit: int = _ALL) -> list[Metric]:

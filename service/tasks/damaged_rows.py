@@ -3,26 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
-from service.database.checked_json import CheckedJson, Unread
+from service.database.checked_json import CheckedJson, ParsedJson, Unread
 from service.http.problems import FieldError
 from service.tasks.models import Task
-from service.tasks.selection import selection_of
+from service.tasks.selection import Selection
 
-CHECKED = {column.name: column.type for column in Task.__table__.columns if isinstance(column.type, CheckedJson)}
-
-
-def unread_columns(task: Any) -> Sequence[str]:
-    """The columns that cannot be read. `task` is any row with a Task's columns."""
-    return [name for name in CHECKED if isinstance(value := getattr(task, name), Unread) or _of_no_selection(task, name, value)]
-
-
-def _of_no_selection(task: Any, name: str, value: Any) -> bool:
-    return name == "selection" and value is not None and selection_of(task) is None
+# those that are shown; what placements go on from is read, and told of, where it is needed
+CHECKED = {
+    column.name: column.type
+    for column in Task.__table__.columns
+    if isinstance(column.type, CheckedJson) and not isinstance(column.type, ParsedJson)
+}
 
 
-def unread_problems(task: Any) -> list[FieldError] | None:
+def unread_columns(task: Any, chosen: Selection | None) -> Sequence[str]:
+    """The columns that cannot be read. `task` is any row with a Task's columns, `chosen` its selection as it was read."""
+    found = [name for name in CHECKED if isinstance(getattr(task, name), Unread)]
+    return [*found, "selection"] if task.selection and chosen is None else found
+
+
+def unread_problems(task: Any, chosen: Selection | None) -> list[FieldError] | None:
     """The same in words; None where all can be read."""
-    return [FieldError(field=name, code="unreadable", message=_words(name)) for name in unread_columns(task)] or None
+    return [FieldError(field=name, code="unreadable", message=_words(name)) for name in unread_columns(task, chosen)] or None
 
 
 def _words(name: str) -> str:

@@ -1,19 +1,25 @@
 """A job as the API shows it: one configuration of a task."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
 from contract.compatibility.lenient_documents import ShownConfig
+from contract.job_config import JobConfig
 from contract.states import ExitReason, JobStatus
-from service.adapters.models import Adapter
+from service.adapters.models import AVERAGED_STEPS, Adapter
+from service.database.checked_json import Unread
+from service.http.problems import FieldError
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
+
+# as it is stored, read by whatever reads rows
+StoredConfig = Annotated[ShownConfig, BeforeValidator(Job.__table__.c.config.type.read)]
 
 
 class Exit(BaseModel):
@@ -54,6 +60,14 @@ class JobResource(BaseModel):
     adapter_id: str | None = Field(description="Null also where it was deleted")
     started_at: datetime | None
     ended_at: datetime | None
+    problems: list[FieldError] | None = Field(default=None, description="What of its stored row cannot be read")
+
+
+_STATUSES = frozenset(JobStatus)
+_WORDS = (
+    "The stored jobs.{0} of this job cannot be read: its page shows 1 for numbers that it lacks. An operator can write it anew "
+    "in the database; or submit the task again."
+)
 
 
 def jobs_of_task(session: Session, principal: Principal, task_id: str) -> list[JobResource]:
@@ -71,7 +85,7 @@ def find_job(session: Session, principal: Principal, job_id: str) -> JobResource
 
 def _jobs(session: Session, principal: Principal, which: Any) -> Iterator[JobResource]:
     kept = case((Adapter.deleted_at.is_(None), Adapter.id))
-    there = select(Job, kept, Adapter.manifest["averaged_steps"]).join(Task, Task.id == Job.task_id)
+    there = select(Job, kept, AVERAGED_STEPS).join(Task, Task.id == Job.task_id)
     adapters = there.where(Task.deleted_at.is_(None)).outerjoin(Adapter, Adapter.job_id == Job.id)
     jobs = scoped(adapters.where(which), Job, principal)
     for job, adapter_id, averaged_steps in session.execute(jobs.order_by(Job.index)):
@@ -88,7 +102,7 @@ def _of(job: Job, adapter_id: str | None, averaged_steps: list[int]) -> JobResou
         index=job.index,
         config=job.config,
         proposed=job.proposed,
-        status=JobStatus(job.status),
+        status=shown_status(job.status),
         step=job.step,
         total_steps=job.total_steps,
         warmup_steps=job.warmup_steps,
@@ -103,4 +117,33 @@ def _of(job: Job, adapter_id: str | None, averaged_steps: list[int]) -> JobResou
         adapter_id=adapter_id,
         started_at=job.started_at,
         ended_at=job.ended_at,
+        problems=list(_unread(job)) or None,
     )
+
+
+def shown_status(said: str) -> JobStatus:
+    """The status as it is shown: one of a newer version as training, since this one sees no end of the job."""
+    return JobStatus(said) if said in _STATUSES else JobStatus.TRAINING
+
+
+def counts_by_status(groups: Iterable[Any]) -> dict[JobStatus, int]:
+    """How many jobs are shown with each status. groups: rows with a stored status and a count."""
+    found = dict.fromkeys(JobStatus, 0)
+    for row in groups:
+        found[shown_status(row.status)] += row.count
+    return found
+
+
+def _unread(job: Job) -> Iterator[FieldError]:
+    if job.status not in _STATUSES:
+        message = f"Its status, {job.status!r}, is of a newer version of Motet; it is shown as training."
+        yield FieldError(field="status", code="unreadable", message=message)
+    if not _is_config(job.config):
+        yield FieldError(field="config", code="unreadable", message=_WORDS.format("config"))
+    if isinstance(job.exit_evidence, Unread):
+        yield FieldError(field="exit_evidence", code="unreadable", message=_WORDS.format("exit_evidence"))
+
+
+def _is_config(document: Mapping[str, Any]) -> bool:
+    """Whether it has at least the fields that every configuration has."""
+    return all(name in document for name, field in JobConfig.model_fields.items() if field.is_required())

@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 from contract.messages.report_messages import TextsEvaluated
 from contract.row_scores import RowScores
 from contract.search_space import MAX_JOBS
+from service.database.checked_json import required
 from service.graders.waiting_texts import left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task
-from service.tasks.stored_results import read_prompt_scores
 from service.tasks.stored_specs import effective
 from service.tasks.text_evaluations import TextEvaluationResource, TextScores, as_stored, scores_in
 from service.tenants.api_keys import Principal
@@ -47,8 +47,8 @@ def boundary_scores(session: Session, task: Task, metric: str) -> dict[str, RowS
     ResultUnreadable."""
     one = MilestoneEvaluation
     asked = select(one.job_id, one.prompt_scores).where(one.task_id == task.id, one.prompt_scores.is_not(None))
-    read = ((job_id, read_prompt_scores(scores, "milestone_evaluations")) for job_id, scores in session.execute(asked))
-    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in read if scores.get(metric)}
+    read = ((job_id, required(scores)) for job_id, scores in session.execute(asked))
+    return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in read if scores and scores.get(metric)}
 
 
 def milestones_page(

@@ -4,9 +4,9 @@
 carries an older fence changes nothing.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -23,12 +23,15 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, MappedColumn, mapped_column, relationship
 
+from contract.messages.placement_messages import CheckpointRef
+from contract.messages.report_messages import TextSample
+from contract.row_scores import MAX_SCORED_ROWS, RowScores
 from contract.states import TASK_TERMINAL, JobStatus, TaskStatus
 from contract.task_spec import Precision
-from service.database.checked_json import CheckedJson, Moment, UnreadDict
+from service.database.checked_json import CheckedJson, Moment, ParsedJson, UnreadDict, UnreadList, UnreadValue
 from service.database.engine import At, Base, Big, Id, Json, Now
 
 
@@ -48,6 +51,12 @@ class _Waiting(BaseModel):
 
 
 _DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(_Waiting)
+_SCORES, _NOTES, _SAMPLES = TypeAdapter(dict[str, float]), TypeAdapter(list[str]), TypeAdapter(list[TextSample])
+PromptScores = dict[str, Annotated[list[FiniteFloat], Field(max_length=MAX_SCORED_ROWS)]]  # by metric, of each prompt
+
+
+def _parsed(of: Any, name: str, deferred: bool = True) -> MappedColumn[Any]:
+    return mapped_column(ParsedJson(TypeAdapter(of), name, none_as_null=True), deferred=deferred)
 
 
 class Task(Base):
@@ -77,7 +86,7 @@ class Task(Base):
     batch_id: Mapped[str | None] = mapped_column(String(40))  # of the batch that it was posted in
     winner_job_id: Mapped[str | None] = mapped_column(String(40))
     base_val_loss: Mapped[float | None] = mapped_column(Double)
-    base_scores: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)  # a RowScores
+    base_scores: Mapped[RowScores | UnreadValue | None] = _parsed(RowScores, "scores of the base (tasks.base_scores)")
     # a service.tasks.selection.Selection, which reads it
     selection: Mapped[dict[str, Any] | None] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict, none_as_null=True))
     trend_rows: Mapped[int | None]  # of the validation rows, those that every evaluation reads
@@ -90,16 +99,13 @@ class Task(Base):
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
     requeue_detail: Mapped[str | None] = mapped_column(Text)  # the same in words
     lost_executors: Mapped[int] = mapped_column("losses", default=0)  # in a row, without a new checkpoint or a job's end
-    faults: Mapped[Json] = mapped_column(
-        default=dict, server_default=text("'{}'")
-    )  # by node: fleet.node_health.node_faults.Fault
+    faults: Mapped[Json] = mapped_column(default=dict, server_default=text("'{}'"))  # by node: node_faults.Fault
     retry_at: Mapped[At | None]  # when the first of the nodes that lost it may take it again
     # training rows that still count as of the last rewind, and those that rewinds discarded; only rewinds write them
     kept_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     request_id: Mapped[str | None] = mapped_column(String(64))  # of the request that created it; logged with all work on it
     traceparent: Mapped[str | None] = mapped_column(String(64))  # of that request's span (W3C trace context); null: not traced
-    # why, its place, expected start and end
     waiting: Mapped[dict[str, Any] | None] = mapped_column(CheckedJson(_WAITING, UnreadDict, none_as_null=True))
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]
@@ -161,25 +167,23 @@ class Job(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"))
     index: Mapped[int]
-    config: Mapped[Json]
+    config: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict))
     proposed: Mapped[bool] = mapped_column(server_default=true())  # false: `config` stands in until one is proposed (tpe)
     status: Mapped[JobStatus] = mapped_column(String(16), default=JobStatus.PENDING)
     step: Mapped[int] = mapped_column(default=0)  # the last reported one
     total_steps: Mapped[int | None]
     warmup_steps: Mapped[int | None]
-    warmup_val_loss: Mapped[float | None] = mapped_column(Double)
-    boundary_scores: Mapped[dict[str, Any] | None] = mapped_column(  # a RowScores, behind that loss; until its task ends
-        JSONB(none_as_null=True), deferred=True
-    )
+    warmup_val_loss: Mapped[float | None] = mapped_column(Double)  # the mean of boundary_scores, kept until its task ends
+    boundary_scores: Mapped[RowScores | UnreadValue | None] = _parsed(RowScores, "scores of a job (jobs.boundary_scores)")
     rung_losses: Mapped[list[float] | None] = mapped_column(ARRAY(Double))  # under asha, once it has ended
     warmup_score: Mapped[float | None] = mapped_column(Double)  # there, by the text metric that the cut goes by
     promoted: Mapped[bool] = mapped_column(default=False)
     exit_reason: Mapped[str | None] = mapped_column(String(16))
-    exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict, none_as_null=True))
     error: Mapped[str | None] = mapped_column(Text)
     best_step: Mapped[int | None]
     best_val_loss: Mapped[float | None] = mapped_column(Double)
-    checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # a CheckpointRef message
+    checkpoint: Mapped[CheckpointRef | UnreadValue | None] = _parsed(CheckpointRef, "checkpoint (jobs.checkpoint)", False)
     started_at: Mapped[At | None]
     ended_at: Mapped[At | None]
 
@@ -243,10 +247,10 @@ class ScoredTexts:
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
     prompts: Mapped[int]
-    scores: Mapped[Json]  # by metric, means over the prompts
-    samples: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+    scores: Mapped[dict[str, float]] = mapped_column(CheckedJson(_SCORES, UnreadDict))  # by metric, means over the prompts
+    samples: Mapped[list[dict[str, Any]]] = mapped_column(CheckedJson(_SAMPLES, UnreadList))
     error: Mapped[str | None] = mapped_column(Text)
-    notes: Mapped[list[str]] = mapped_column(JSONB, server_default="[]")
+    notes: Mapped[list[str]] = mapped_column(CheckedJson(_NOTES, UnreadList), server_default="[]")
     tokens: Mapped[Big]
     seconds: Mapped[float] = mapped_column(Double)
     created_at: Mapped[Now]
@@ -260,7 +264,7 @@ class TextEvaluation(ScoredTexts, Base):
     id: Mapped[Id]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
     step: Mapped[int | None]
-    prompt_scores: Mapped[Json] = mapped_column(deferred=True)  # by metric, of each prompt
+    prompt_scores: Mapped[PromptScores | UnreadValue] = _parsed(PromptScores, "(text_evaluations.prompt_scores)")
 
 
 class MilestoneEvaluation(ScoredTexts, Base):
@@ -273,8 +277,7 @@ class MilestoneEvaluation(ScoredTexts, Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     milestone: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int]
-    # at the end of warmup, by the metric that ranks jobs there, of each prompt
-    prompt_scores: Mapped[dict[str, list[float]] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
+    prompt_scores: Mapped[PromptScores | UnreadValue | None] = _parsed(PromptScores, "(milestone_evaluations.prompt_scores)")
 
 
 class TaskEvent(Base):
@@ -286,7 +289,7 @@ class TaskEvent(Base):
     number: Mapped[Big] = mapped_column(primary_key=True, autoincrement=False)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     kind: Mapped[str] = mapped_column(String(16))
-    data: Mapped[Json]
+    data: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict))
     created_at: Mapped[Now]
 
     __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # inserts do not read back

@@ -10,14 +10,14 @@ from pydantic import BaseModel, Field
 from sqlalchemy import ARRAY, Double, String, and_, any_, case, func, literal, select
 from sqlalchemy.orm import Session, aliased
 
-from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from contract.wording.row_words import cut_sentence, overlap_sentence
-from service.adapters.models import Adapter
+from service.adapters.models import Adapter, StoredSteps
 from service.database.engine import among_ids
 from service.fleet.models import PLACED_ON_TYPE, Node, Placement
 from service.http.problems import AsMade
 from service.tasks.damaged_rows import unread_problems
+from service.tasks.job_resource import StoredConfig, counts_by_status
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
 from service.tasks.selection import Selection, selection_of
@@ -74,12 +74,12 @@ class Winner(BaseModel):
 
     job_id: str
     index: int
-    config: ShownConfig
+    config: StoredConfig
     adapter_id: str
     adapter_deleted_at: datetime | None = Field(description="When its tenant deleted the adapter, if it did")
     val_loss: float
     step: int = Field(description="After which the job's own weights had their lowest validation loss")
-    averaged_steps: list[int] = Field(description="The steps whose weights the adapter is the mean of; none: those of `step`")
+    averaged_steps: StoredSteps = Field(description="The steps whose weights the adapter is the mean of; none: those of `step`")
 
 
 class PlacementResource(BaseModel):
@@ -168,7 +168,7 @@ _WINNERS = (  # columns as Winner names them
         Adapter.deleted_at.label("adapter_deleted_at"),
         Adapter.val_loss,
         Adapter.step,
-        func.coalesce(Adapter.manifest["averaged_steps"], func.jsonb_build_array()).label("averaged_steps"),
+        Adapter.manifest["averaged_steps"].label("averaged_steps"),
     )
     .join(Adapter, Adapter.job_id == Job.id)
     .join(Task, Task.winner_job_id == Job.id)
@@ -274,25 +274,24 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
             skipped=task.skipped_rows,
             overlap=task.overlap_rows,
         ),
-        jobs={status: 0 for status in JobStatus} | {JobStatus(row.status): row.count for row in sums},
+        jobs=counts_by_status(sums),
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
         winner=Winner.model_validate(winner._asdict()) if winner is not None else None,
-        selection=selection_of(task),
+        selection=(chosen := selection_of(task)),
         waiting=waits,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
         placement=PlacementResource.model_validate(placement._asdict()) if placement is not None else None,
-        problems=unread_problems(task),
+        problems=unread_problems(task, chosen),
     )
 
 
 def _count_samples(sums: Sequence[Any]) -> Samples:
     full = _known([row.full for row in sums])
-    saved = sum(row.full - row.trained for row in sums if row.status == JobStatus.EXITED and row.full is not None)
-    trained = sum(int(row.trained) for row in sums)
-    return Samples(trained=trained, full=full, saved_fraction=float(saved) / full if full else None)
+    saved = float(sum(row.full - row.trained for row in sums if row.status == JobStatus.EXITED and row.full is not None))
+    return Samples(trained=sum(int(row.trained) for row in sums), full=full, saved_fraction=saved / full if full else None)
 
 
 def _known(values: Sequence[Any]) -> int | None:

@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 from contract.messages.report_messages import TextsEvaluated
 from contract.row_scores import RowScores
 from contract.search_space import MAX_JOBS
+from service.database.checked_json import Unread, UnreadValue, required
 from service.database.engine import new_id
 from service.graders.waiting_texts import Evaluated, left_to_grade
 from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
 from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
-from service.tasks.stored_results import ResultUnreadable, read_prompt_scores
 from service.tasks.stored_specs import part
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -96,12 +96,17 @@ class TextEvaluationResource(BaseModel):
             scores=row.scores,
             samples=[TextSampleResource.model_validate(sample) for sample in row.samples],
             error=row.error,
-            notes=row.notes,
+            notes=[*row.notes, *(f"the stored {name} of this evaluation cannot be read" for name in unread_of(row))],
             pending=dict(left.get((row.job_id, milestone), {})),
             tokens=row.tokens,
             seconds=row.seconds,
             created_at=row.created_at,
         )
+
+
+def unread_of(row: TextEvaluation | MilestoneEvaluation) -> list[str]:
+    """What of an evaluation's row is read as empty, since it is damaged."""
+    return [name for name in ("scores", "samples", "notes") if isinstance(getattr(row, name), Unread)]
 
 
 def store(session: Session, task: Task, job: Job | None, event: TextsEvaluated) -> None:
@@ -221,7 +226,7 @@ def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str |
     """Of each prompt 1 minus the metric's result, so that lower is better: by job, None: of the base. Jobs without such
     scores are absent. Raises ResultUnreadable."""
     rows = session.execute(select(TextEvaluation.job_id, TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id))
-    read = ((job_id, read_prompt_scores(scores, "text_evaluations")) for job_id, scores in rows)
+    read = ((job_id, required(scores)) for job_id, scores in rows)
     return {job_id: RowScores.of_results(scores[metric]) for job_id, scores in read if scores.get(metric)}
 
 
@@ -229,11 +234,10 @@ def scores_of_prompts(session: Session, task: Task, job_id: str | None) -> dict[
     """By metric, of each prompt: of the job's adapter, None: of the base. Empty where there are none, or none to be read."""
     whose = TextEvaluation.job_id.is_(None) if job_id is None else TextEvaluation.job_id == job_id
     stored = session.scalar(select(TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id, whose))
-    try:
-        return read_prompt_scores(stored or {}, "text_evaluations")
-    except ResultUnreadable as error:
-        log.error("prompts of task %s are compared without them: %s", task.id, error)
+    if isinstance(stored, UnreadValue):
+        log.error("prompts of task %s are compared without them: %s", task.id, stored.why)
         return {}
+    return stored or {}
 
 
 def why_unscored(session: Session, task: Task, metric: str) -> str | None:

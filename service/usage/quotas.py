@@ -3,12 +3,13 @@
 The tenant's row holds the limits; null means no limit. The planner enforces the GPU quota: a task beyond it waits.
 """
 
-from sqlalchemy import BigInteger, bindparam, func, literal_column, select, text
+from sqlalchemy import bindparam, func, literal_column, select, text
 from sqlalchemy.orm import Session
 
 from contract.batch_spec import MOST_TASKS
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
+from service.database.checked_json import number_in
 from service.database.prepared_statements import PreparedStatement
 from service.files.models import ChunkedUpload, File, FileImport
 from service.http.problems import Forbidden
@@ -25,6 +26,7 @@ _MAX_API_PROCESSES = 16  # the bound of settings.api_processes
 # tasks that may be created at once outside the lock (one transaction a process), plus one batch under it
 _NEAR = _MAX_API_PROCESSES * MAX_SHARED_TASKS + MOST_TASKS
 
+_MOST_BYTES = 2**50  # of a checkpoint; what says more is damaged, and its number is none to count
 _FEWER_BYTES = "delete files, adapters and merged models that nobody needs any more"
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as in ix_tasks_open
@@ -104,7 +106,7 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     kept = scoped(select(func.sum(Adapter.bytes)).where(Adapter.deleted_at.is_(None)), Adapter, principal)
     gone = kept.join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_not(None), Task.emptied_at.is_(None))
     adapters = select(func.coalesce(kept.scalar_subquery(), 0) - func.coalesce(gone.scalar_subquery(), 0))
-    held = select(func.sum(Job.checkpoint["bytes"].astext.cast(BigInteger))).join(Task, Task.id == Job.task_id)
+    held = select(func.sum(number_in(Job.checkpoint["bytes"], _MOST_BYTES))).join(Task, Task.id == Job.task_id)
     checkpoints = scoped(held.where(TASK_IS_OPEN, Job.checkpoint.is_not(None)), Task, principal)
     coming = select(func.sum(FileImport.reserved_bytes)).where(FileImport.status == "importing")
     imports = scoped(coming, FileImport, principal)

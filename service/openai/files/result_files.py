@@ -68,7 +68,7 @@ def winners_adapter(session: Session, principal: Principal, task: Task) -> Adapt
 def describe(session: Session, principal: Principal, result: Result, ids: OpenAiIds) -> FileObject:
     """The file object. An archive's size is the sum of its files' sizes."""
     if result.kind == "adapter":
-        size = sum(file["bytes"] for file in winners_adapter(session, principal, result.task).manifest["files"])
+        size = sum(file.bytes for file in winners_adapter(session, principal, result.task).folder.files)
     else:
         size = sum(len(block) for block in text(session, principal, result))
     made = unix(result.task.ended_at or result.task.created_at)

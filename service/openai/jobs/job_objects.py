@@ -6,7 +6,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from contract.compatibility.lenient_documents import read_leniently
-from contract.messages.adapter_manifest import AdapterManifest
 from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
@@ -61,7 +60,7 @@ def accuracy_is_of_tokens(task: Task) -> bool:
 
 
 def checkpoint_object(adapter: Adapter, task: Task, ids: OpenAiIds) -> CheckpointObject:
-    made = AdapterManifest.model_validate(adapter.manifest)
+    made = adapter.trained
     return CheckpointObject(
         id=ids.of(adapter.id),
         created_at=unix(adapter.created_at),

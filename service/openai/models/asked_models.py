@@ -36,7 +36,8 @@ class TunedModel:
     @property
     def name(self) -> str:
         label = self.adapter.name if self.task is None else self.task.name
-        return tuned(str(self.adapter.manifest["lineage"]["base_model"]), label, self.adapter.id)
+        base = self.task.base_model if self.task is not None else self.adapter.folder.lineage.base_model
+        return tuned(base, label, self.adapter.id)
 
     def asked(self, precision: str | None) -> AskedModel:
         """What a request for it asks. Raises Invalid."""

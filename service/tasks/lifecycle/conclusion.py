@@ -13,6 +13,7 @@ from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import VAL_LOSS
 from service.adapters.models import Adapter
+from service.database.checked_json import ResultUnreadable, UnreadValue
 from service.database.engine import clock
 from service.tasks.lifecycle.transitions import enter, enter_job
 from service.tasks.milestone_evaluations import boundary_scores
@@ -20,7 +21,6 @@ from service.tasks.models import Job, Task
 from service.tasks.next_search import Tried, of_no_winner, suggestions
 from service.tasks.pairwise_wins import wins_over
 from service.tasks.selection import Candidate, Selection, choose
-from service.tasks.stored_results import ResultUnreadable, read_result
 from service.tasks.stored_specs import SpecUnreadable, config_of, effective, part
 from service.tasks.text_evaluations import scores_of_prompts, scores_to_select_by, why_unscored
 
@@ -107,7 +107,7 @@ def _chosen(
     if any(job.id in texts for job in jobs.values()):
         scored = [Candidate(index, ranks[index], _validated(kept[job.id]), texts.get(job.id)) for index, job in jobs.items()]
         return scored, *choose(scored, texts.get(None), metric, ranked_out)
-    base = _scores(task.base_scores, "scores of the base (tasks.base_scores)")
+    base = _scores(task.base_scores)
     candidates = [
         Candidate(index, ranks[index], kept[job.id].val_loss, _scores(kept[job.id].scores)) for index, job in jobs.items()
     ]
@@ -129,7 +129,7 @@ def _at_boundary(session: Session, task: Task, selection: Selection) -> dict[int
             return {}
         return {job.index: found[job.id] for job in task.jobs if job.id in found}
     rows = session.execute(select(Job.index, Job.boundary_scores).where(Job.task_id == task.id))
-    read = [(index, _scores(stored, "scores of a job (jobs.boundary_scores)")) for index, stored in rows]
+    read = [(index, _scores(stored)) for index, stored in rows]
     return {index: scores for index, scores in read if scores is not None}
 
 
@@ -140,13 +140,12 @@ def _validated(kept: Any) -> float:
     return scores.mean if scores is not None and scores.metric == "error" else float(kept.val_loss)
 
 
-def _scores(stored: dict[str, Any] | None, name: str = "scores of an adapter (adapters.scores)") -> RowScores | None:
+def _scores(stored: RowScores | UnreadValue | None) -> RowScores | None:
     """None also where they cannot be read: the task ends all the same, compared as where there are none."""
-    try:
-        return read_result(RowScores, stored, name) if stored is not None else None
-    except ResultUnreadable as error:
-        log.error("a task ends without them: %s", error)
+    if isinstance(stored, UnreadValue):
+        log.error("a task ends without them: %s", stored.why)
         return None
+    return stored
 
 
 def _stopped(jobs: Sequence[Job]) -> str | None:

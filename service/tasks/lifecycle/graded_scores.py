@@ -4,6 +4,7 @@ A text without a score is left out of its metric's mean; where more than a tenth
 means over different texts cannot be compared. The notes say both.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
+from service.database.checked_json import UnreadValue
 from service.database.engine import Database, clock
 from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.text_claims import MOST_UNGRADED, is_over
@@ -23,7 +25,9 @@ from service.tasks.lifecycle.event_log import EventBuffer, EventKind
 from service.tasks.models import Job, MilestoneEvaluation, Task, TextEvaluation
 from service.tasks.pairwise_wins import wins_over
 from service.tasks.selection import selection_of
-from service.tasks.text_evaluations import evaluation_of, scores_of_prompts, told_of
+from service.tasks.text_evaluations import evaluation_of, scores_of_prompts, told_of, unread_of
+
+log = logging.getLogger(__name__)
 
 _REASONS = 3  # that a note tells, the most frequent
 
@@ -58,6 +62,11 @@ def _conclude(session: Session, task: Task, grading: TextGrading) -> None:
     evaluation = evaluation_of(session, task, job, grading.milestone)
     if evaluation is None:
         return
+    if unread := unread_of(evaluation):  # what is there would be lost with what is written
+        log.error(
+            "task %s: an evaluation gets no scores of metric %s: its %s cannot be read", task.id, metric, ", ".join(unread)
+        )
+        return
     texts = session.scalars(select(GradedText).where(GradedText.grading_id == grading.id).order_by(GradedText.place)).all()
     graded = tally(metric, texts, clock(session) >= grading.give_up_at)
     if graded.note is not None:
@@ -71,7 +80,11 @@ def _conclude(session: Session, task: Task, grading: TextGrading) -> None:
         for sample, score in zip(evaluation.samples, graded.scores, strict=False)  # samples are of the first prompts
     ]
     if isinstance(evaluation, TextEvaluation) and len(known) == len(graded.scores):
-        evaluation.prompt_scores = evaluation.prompt_scores | {metric: known}
+        held = evaluation.prompt_scores
+        if isinstance(held, UnreadValue):
+            log.error("task %s: scores of metric %s are not kept by prompt: %s", task.id, metric, held.why)
+        else:
+            evaluation.prompt_scores = held | {metric: known}
     session.flush()
     _tell(session, task, job, evaluation)
 

@@ -36,7 +36,7 @@ from contract.messages.report_messages import (
 )
 from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus
-from service.adapters.models import Adapter
+from service.adapters.models import AVERAGED_STEPS, Adapter
 from service.database.engine import clock, new_id
 from service.graders import waiting_texts
 from service.storage.object_store import ObjectMissing, Storage
@@ -49,7 +49,7 @@ from service.tasks.models import Job, Task
 from service.tasks.text_evaluations import store, told_of
 
 _JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs no config
-_AVERAGED = select(Adapter.manifest["averaged_steps"])
+_AVERAGED = select(AVERAGED_STEPS)
 _REACH = text(
     """UPDATE jobs j SET step = greatest(j.step, n.step)
     FROM unnest(CAST(:jobs AS varchar[]), CAST(:steps AS integer[])) AS n(id, step) WHERE j.id = n.id"""
@@ -128,7 +128,7 @@ class ReportReducer:
                 self._events.add(EventKind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
             case BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
-                self._task.base_scores = event.scores.model_dump(mode="json") if event.scores is not None else None
+                self._task.base_scores = event.scores
                 self._events.add(EventKind.BASE, {"val_loss": event.val_loss} | self._overlap())
             case TextsEvaluated():
                 self._texts(event)
@@ -213,7 +213,7 @@ class ReportReducer:
         job.step = max(job.step, event.step)
         if event.warmup_val_loss is not None:
             job.warmup_val_loss = event.warmup_val_loss
-            job.boundary_scores = event.boundary_scores.model_dump(mode="json") if event.boundary_scores is not None else None
+            job.boundary_scores = event.boundary_scores
         self._events.job(job)
 
     def _points(self, event: Points) -> None:
@@ -239,7 +239,7 @@ class ReportReducer:
             if checkpoint.step > job.step:
                 raise EventRefused(f"job {index}'s checkpoint is of step {checkpoint.step}, reported is step {job.step}")
             self._must_hold(checkpoint.sha256, checkpoint.bytes, f"job {index}'s checkpoint")
-            job.checkpoint = checkpoint.model_dump(mode="json")
+            job.checkpoint = checkpoint
         self._task.lost_executors = 0
 
     def _adapter_kept(self, index: int, manifest: AdapterManifest, scores: RowScores | None) -> None:
@@ -260,9 +260,9 @@ class ReportReducer:
             job_id=job.id,
             step=manifest.step,
             val_loss=manifest.val_loss,
-            scores=scores.model_dump(mode="json") if scores is not None else None,
+            scores=scores,
             bytes=sum(file.bytes for file in manifest.files),
-            manifest=manifest.model_dump(mode="json"),
+            manifest=manifest,
         )
         self._session.add(kept)
         told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from contract.states import JOB_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
+from service.database.checked_json import required
 from service.database.engine import clock
 from service.tasks.curves.curve_reader import best_point
 from service.tasks.curves.curve_writer import hide_after
@@ -15,9 +16,8 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import EventKind, record
 from service.tasks.lifecycle.transitions import enter, rewind_job
 from service.tasks.models import Job, Task
-from service.tasks.stored_results import checkpoint_of
 from service.tasks.stored_specs import part
-from service.usage.trained_rows import rows_trained
+from service.usage.trained_rows import batch_size_of, rows_trained
 from service.usage.usage_ledger import take_back
 
 
@@ -46,13 +46,13 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
 
 
 def _rows(task: Task) -> int:
-    """Training rows of all steps that still count."""
-    return sum(rows_trained(job.step, int(job.config["batch_size"]), task.train_rows or 0) for job in task.jobs)
+    """Training rows of all steps that still count; none of a job whose configuration cannot be read."""
+    return sum(rows_trained(job.step, batch_size_of(job.config), task.train_rows or 0) for job in task.jobs)
 
 
 def _back(session: Session, job: Job, has_boundary: bool, fence: int) -> int:
     """Rewind one job. Returns the last step that still counts; -1 if none does."""
-    checkpoint = checkpoint_of(job)
+    checkpoint = required(job.checkpoint, f"job {job.index}: ")
     step = checkpoint.step if checkpoint is not None else None
     status = status_at(job, step, has_boundary)
     rewind_job(job, status)

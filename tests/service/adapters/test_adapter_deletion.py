@@ -94,8 +94,8 @@ def test_another_tenants_is_not_there(won, new_tenant, database):
 def test_its_bytes_go_with_the_next_sweep_and_others_stay(tenant, won, database, storage):
     _, adapter_id = won
     with database.begin() as session:
-        files = session.get_one(Adapter, adapter_id).manifest["files"]
-    own, shared = (next(f["sha256"] for f in files if f["path"] == name) for name in reversed(FILES))
+        files = session.get_one(Adapter, adapter_id).folder.files
+    own, shared = (next(f.sha256 for f in files if f.path == name) for name in reversed(FILES))
     other = tenant.task()["id"]
     with database.begin() as session:
         adapter(session, storage, jobs_of(session, other)[0], {"adapter_config.json": FILES["adapter_config.json"]})

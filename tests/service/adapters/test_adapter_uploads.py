@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, type_coerce, update
+from sqlalchemy.dialects.postgresql import JSONB
 
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.peft_settings import NotPlainLora, PeftSettings
@@ -193,7 +194,7 @@ def test_what_is_wrong_is_named_and_nothing_is_kept(tenant, storage, what):
 def test_processes_of_the_version_before_can_hand_it_to_workers(database, mine):
     """They read every adapter's manifest as that of a trained one."""
     with database.begin() as session:
-        stored = session.get_one(Adapter, mine["id"]).manifest
+        stored = session.scalar(select(type_coerce(Adapter.manifest, JSONB)).where(Adapter.id == mine["id"]))
     read = AdapterManifest.model_validate(stored)
     assert [file.model_dump() for file in read.files] == mine["files"]
     assert (read.lineage.base_model, read.lineage.base_revision) == ("toy", "b" * 64)

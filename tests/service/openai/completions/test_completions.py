@@ -140,13 +140,15 @@ def test_models_are_asked_by_every_name_that_they_have(ask, executor, tenant, se
     refused(ask("chat", messages=USER, model=f"ft:other::{adapter}"), openai.NotFoundError, "not_found")
 
 
-def test_a_damaged_checkpoint_ends_its_request_alone(ask, executor, database) -> None:
+@pytest.mark.parametrize("column", [Job.checkpoint, Job.config, CompletionRequest.work])
+def test_a_damaged_row_ends_its_request_alone(ask, executor, database, column) -> None:
     executor.placement.report(points(0, [1, 2, 3]), executor.placement.checkpoint({0: 3}))
     job = executor.placement.given.jobs[0].job_id
     damaged = ask("chat", messages=USER, model=job)
     waiting(database)
     with database.begin() as session:
-        session.execute(update(Job).where(Job.id == job).values(checkpoint={"n": 3}))
+        whose = CompletionRequest.job_id == job if column is CompletionRequest.work else Job.id == job
+        session.execute(update(column.class_.__table__).where(whose).values({column.key: {"n": 3}}))
     other = ask("chat", messages=USER)
     executor.sends(piece(executor.next(), 1, text("yes", finish_reason="stop"), over=True))
     assert other.result().choices[0].message.content == "yes"

@@ -1,0 +1,120 @@
+"""Damaged values of a task's jobs, adapters, scores and batch: they are told to their owner, and end nothing of others."""
+
+import json
+
+import pytest
+from sqlalchemy import text, update
+
+from service.adapters.models import Adapter
+from service.tasks.models import Job
+from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
+from tests.service.fleet.scripted import completed, points
+from tests.service.scheduler.planned import start, validated
+
+__all__ = ["dependencies", "new_node", "nothing_left", "plan"]
+
+VALUES = [3, [[1]], {"n": 3}, "x"]
+LISTS = [
+    *("/v1/tasks", "/v1/adapters", "/v1/batches", "/v1/quotas", "/v1/usage", "/v1/schedule"),
+    *("/openai/v1/fine_tuning/jobs", "/openai/v1/models"),
+]
+CONFIGS = [*VALUES, {}, {"batch_size": "x"}, {"batch_size": 4.5}, {"batch_size": 0}, {"batch_size": 4, "beta": {}}]
+
+
+@pytest.fixture
+def damage(database):
+    def write(table, column, value, where):
+        with database.begin() as session:
+            session.execute(update(table.__table__).where(where).values({column: value}))
+
+    return write
+
+
+@pytest.fixture
+def node(new_node):
+    return new_node("n")
+
+
+@pytest.fixture
+def ended(tenant, node, plan):
+    task = tenant.task()["id"]
+    plan()
+    running = start(node, task)
+    running.report(running.adapter(0, 1.0), completed(0), running.adapter(1, 1.1), completed(1))
+    return task
+
+
+def failing(tenant, paths):
+    return {path: status for path in paths if (status := tenant.get(path).status_code) != 200}
+
+
+@pytest.mark.parametrize("value", CONFIGS)
+def test_a_configuration(tenant, ended, damage, value):
+    damage(Job, "config", value, Job.task_id == ended)
+    assert failing(tenant, [*LISTS, f"/v1/tasks/{ended}", f"/v1/tasks/{ended}/jobs"]) == {}
+    for job in tenant.get(f"/v1/tasks/{ended}/jobs").json()["data"]:
+        assert [(one["field"], one["code"]) for one in job["problems"]] == [("config", "unreadable")]
+
+
+def test_a_status_of_a_newer_version(tenant, ended, damage):
+    damage(Job, "status", "polishing", Job.task_id == ended)
+    assert failing(tenant, [*LISTS, f"/v1/tasks/{ended}", f"/v1/tasks/{ended}/jobs"]) == {}
+    job = tenant.get(f"/v1/tasks/{ended}/jobs").json()["data"][0]
+    assert job["status"] == "training"
+    assert "'polishing'" in job["problems"][0]["message"]
+    assert tenant.get(f"/v1/tasks/{ended}").json()["jobs"]["training"] == 2
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_manifest(tenant, ended, damage, value):
+    adapter = tenant.get(f"/v1/tasks/{ended}").json()["winner"]["adapter_id"]
+    damage(Adapter, "manifest", value, Adapter.id == adapter)
+    assert failing(tenant, [*LISTS, f"/v1/tasks/{ended}", f"/v1/adapters/{adapter}"]) == {}
+    shown = tenant.get(f"/v1/adapters/{adapter}").json()
+    assert (shown["files"], shown["problems"][0]["field"]) == ([], "manifest")
+    refused = tenant.get(f"/v1/adapters/{adapter}/archive")
+    assert (refused.status_code, refused.json()["code"]) == (500, "value_unreadable")
+    assert "(adapters.manifest) cannot be read" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("value", [3, "x", ["x"], {"n": 3}])
+def test_the_steps_of_a_mean(tenant, ended, database, value):
+    with database.begin() as session:
+        said = text("UPDATE adapters SET manifest = jsonb_set(manifest, '{averaged_steps}', CAST(:v AS jsonb))")
+        session.execute(said, {"v": json.dumps(value)})
+    assert failing(tenant, ["/v1/tasks", "/v1/adapters", f"/v1/tasks/{ended}", f"/v1/tasks/{ended}/jobs"]) == {}
+    assert tenant.get(f"/v1/tasks/{ended}").json()["winner"]["averaged_steps"] == []
+
+
+@pytest.mark.parametrize("value", [{"bytes": "x"}, {"bytes": 4.5}, {"bytes": 10**30}, 3])
+def test_a_checkpoint_in_the_sum_of_bytes(tenant, node, plan, dependencies, damage, value):
+    task = validated(dependencies, tenant)
+    plan()
+    running = start(node, task)
+    running.report(points(0, [1, 2]), running.checkpoint({0: 2}))
+    damage(Job, "checkpoint", value, Job.task_id == task)
+    assert failing(tenant, LISTS) == {}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_the_start_of_a_running_task(tenant, ended, node, plan, dependencies, damage, value):
+    adapter = tenant.get(f"/v1/tasks/{ended}").json()["winner"]["adapter_id"]
+    task = validated(dependencies, tenant, warm_start={"adapter_id": adapter})
+    plan()
+    taken = node.take(task)
+    taken.report(taken.attached())
+    own = taken.upload(b"a checkpoint")
+    damage(Adapter, "manifest", value, Adapter.id == adapter)
+    assert taken.call("GET", f"objects/{own}").status_code == 404
+
+
+@pytest.mark.parametrize("column", ["labels", "plan"])
+@pytest.mark.parametrize("value", VALUES)
+def test_a_batch(tenant, database, column, value):
+    batch = tenant.post("/v1/batches", json={"tasks": [tenant.spec(tenant.file())]}).json()["id"]
+    with database.begin() as session:
+        said = text(f"UPDATE batches SET {column} = CAST(:v AS jsonb) WHERE id = :id")
+        session.execute(said, {"v": json.dumps(value), "id": batch})
+    assert failing(tenant, ["/v1/batches", f"/v1/batches/{batch}"]) == {}
+    (problem,) = tenant.get(f"/v1/batches/{batch}").json()["problems"]
+    assert (problem["field"], problem["code"]) == (column, "unreadable")
