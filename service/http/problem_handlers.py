@@ -179,8 +179,7 @@ def _http(request: Request, error: HTTPException) -> Response:
         detail = f"The body {too_many_digits()}."
     elif error.status_code == 400 and error.__cause__ is not None:
         detail = f"The body cannot be read: {error.__cause__}."
-    problem = _of_status(error.status_code)(detail, headers=dict(error.headers or {}))
-    return problem_response(request, problem)
+    return problem_response(request, _of_status(error.status_code)(detail, headers=dict(error.headers or {})))
 
 
 def _methods_of(request: Request) -> list[str]:
