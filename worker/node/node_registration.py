@@ -69,7 +69,7 @@ def join(
             except Unreachable as error:
                 if why != (why := f"waiting for the service at {shown(settings.api_url)}: {error}"):
                     log.warning("%s", why)
-            except RuntimeError as error:
+            except _ThreadsLacking as error:
                 if why != (why := f"this node does not join yet, since the system starts no more threads: {error}"):
                     log.error("%s", why)
             else:
@@ -113,13 +113,19 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
     )
 
 
+class _ThreadsLacking(Exception):
+    """The system starts no more threads; the message is the system's."""
+
+
 def _check_threads() -> None:
-    """Raises RuntimeError where the system does not start those of a membership: a node that joined without them would be given
-    tasks, and send no heartbeats."""
+    """Raises _ThreadsLacking where the system does not start those of a membership: a node that joined without them would be
+    given tasks, and send no heartbeats."""
     done = threading.Event()
     try:
         for _ in range(_THREADS):
             threading.Thread(target=done.wait, name="trial", daemon=True).start()
+    except RuntimeError as error:
+        raise _ThreadsLacking(str(error)) from None
     finally:
         done.set()
 
