@@ -5,6 +5,7 @@ A ParsedJson, which nothing can stand for, reads as an UnreadValue there: `requi
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -44,11 +45,11 @@ class UnreadDict(Unread, dict[str, Any]):
     pass
 
 
+@dataclass(frozen=True)
 class UnreadValue(Unread):
     """A value that its model cannot read. `why` says so in words, with the column."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    why: str
 
 
 class ResultUnreadable(ValueError):

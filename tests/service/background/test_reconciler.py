@@ -76,9 +76,9 @@ def test_a_task_with_a_damaged_row_keeps_no_other_from_its_turn(database, depend
     plan()
     with database.begin() as session:
         session.execute(update(Placement).values(ended_at=clock(session), end_reason="nobody knows"))
-        session.execute(update(Job).where(Job.task_id == tasks[0]).values(config={}))
+        session.execute(update(Job).where(Job.task_id == tasks[0]).values(checkpoint={"n": 3}))
     reconciler.once(dependencies)
-    assert f"the rewind of task {tasks[0]} failed and will be tried again: 'batch_size'" in caplog.text
+    assert f"the rewind of task {tasks[0]} failed and will be tried again: job 0: the stored checkpoint" in caplog.text
     assert [status_of(database, task)[0] for task in tasks] == ["running", "queued"]
 
 
