@@ -129,7 +129,7 @@ class AdapterStore:
     def keep_apart(self, weights: Tensor) -> WeightsCopy:
         """Keep weights, float32 [rank, W], that their job does not need: it has ended, or trains on while texts are generated
         with these. In main memory within the budget, in a file beyond; waits while they come faster than files are written."""
-        return self._apart.keep(partial(itself, weights), weights.nbytes)
+        return self._apart.keep(partial(itself, weights.contiguous()), weights.nbytes)
 
     def copied_apart(self, key: JobKey) -> WeightsCopy | None:
         """The same of the job's weights as they are now; None where they are lost. Of one job at a time: main memory may not

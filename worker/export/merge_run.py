@@ -15,6 +15,7 @@ from contract.messages.merge_messages import MergeReport
 from contract.messages.placement_messages import MergeWork
 from contract.model_revision import NoWeights, revision_of
 from contract.strict import Message
+from worker.adapters.job_checkpoint import UnreadableWeights
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
@@ -69,6 +70,8 @@ class MergeProcess:
             log.info("merge %s is given up: %s", work.placement_id, error)
         except Refused as error:
             lost, detail = True, f"the service refused a request: {error}"
+        except UnreadableWeights as error:  # another node's disk may give them back
+            lost, detail = True, str(error)
         self._tell(PlacementEnded(placement_id=work.placement_id, lost=lost, detail=detail))
 
 
@@ -87,7 +90,8 @@ class _Run:
         return self._cache.objects(self._work.tenant_id)
 
     def merge(self) -> None:
-        """Store all files, and report each. What can never be merged is reported as the end. Raises LeaseNotHeld, Refused."""
+        """Store all files, and report each. What can never be merged is reported as the end. Raises LeaseNotHeld, Refused, and
+        UnreadableWeights."""
         try:
             model = MergedModel(self._base(), self._adapter(), self._work.max_shard_bytes)
             texts = {**model.texts(), README: self._work.readme.encode()}  # their faults are told before hours of work

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
-from worker.adapters.job_checkpoint import UnreadableWeights
 from worker.adapters.joined_adapters import by_stored_name, joined
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
@@ -50,7 +49,8 @@ class Shard:
 
 
 class MergedModel:
-    """`base`: a model folder. `adapter`: the files of a PEFT folder, by name. Raises MergeError where they do not fit."""
+    """`base`: a model folder. `adapter`: the files of a PEFT folder, by name. Raises MergeError where they do not fit, and
+    UnreadableWeights where the disk does not give the adapter's back."""
 
     def __init__(self, base: Path, adapter: Mapping[str, Path], shard_bytes: int = SHARD_BYTES) -> None:
         self._base = base
@@ -62,7 +62,7 @@ class MergedModel:
             start = read_peft(adapter, Layout(targets_of(config)))
         except (UnsupportedModelError, OSError) as error:
             raise MergeError(f"the base: {error}") from None
-        except (WarmStartError, UnreadableWeights) as error:
+        except WarmStartError as error:
             raise MergeError(f"the adapter {error}") from None
         self._scale = start.scale
         halves = start.layout.split(start.weights)

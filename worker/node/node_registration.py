@@ -29,7 +29,7 @@ from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS, _LONGEST_SECONDS = 1.0, 30.0  # what joins and gives back again and again has the service plan each time
 _THREADS = 3  # of a NodeMembership
 
 
@@ -51,7 +51,11 @@ def join(
 
     Raises SettingsError if the service refuses the node.
     """
-    heartbeat, why = start_heartbeat_process(on_event), ""  # the process imports its modules while we register
+    heartbeat, why, pause = (
+        start_heartbeat_process(on_event),
+        "",
+        _RETRY_SECONDS,
+    )  # the process imports its modules while we register
     try:
         registration = NodeRegistration(
             name=settings.node_name,
@@ -73,14 +77,17 @@ def join(
                 if why != (why := f"this node does not join yet, since the system starts no more threads: {error}"):
                     log.error("%s", why)
             else:
-                log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(hosts.devices))
                 try:
-                    return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
+                    membership = NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
                 except RuntimeError as error:
                     if why != (why := f"this node takes no work yet, since the system starts no more threads: {error}"):
                         log.error("%s", why)
                     _give_back(link, welcome, str(error))
-            if stop_requested(_RETRY_SECONDS):
+                    pause = min(2 * pause, _LONGEST_SECONDS)
+                else:
+                    log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(hosts.devices))
+                    return membership
+            if stop_requested(pause):
                 heartbeat.kill()
                 return None
             heartbeat = heartbeat if heartbeat.alive else start_heartbeat_process(on_event)
