@@ -93,5 +93,5 @@ class JobConfig(Strict):
                 return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-# what is displayed where a stored configuration lacks a value
+# what stands for the values of a displayed configuration that it lacks, or that cannot be read
 STAND_IN = JobConfig(learning_rate=1.0, rank=1, alpha=1.0, batch_size=1, seed=1)

@@ -46,8 +46,8 @@ def sent(document: BaseModel) -> dict[str, Any]:
 
 def _and_kept(value: Any, dumped: Any) -> Any:
     if isinstance(value, BaseModel):
-        known = {name: _and_kept(getattr(value, name), said) for name, said in dumped.items()}
-        return known | (value.model_extra or {})
+        kept = value.model_extra or {}
+        return {name: _and_kept(getattr(value, name), said) for name, said in dumped.items() if name not in kept} | kept
     if isinstance(value, list | tuple):
         return [_and_kept(item, said) for item, said in zip(value, dumped, strict=True)]
     return dumped
@@ -87,34 +87,68 @@ def _lenient(model: type[M]) -> BeforeValidator:
     return BeforeValidator(lambda said: read_leniently(model, said) if isinstance(said, Mapping) else said)
 
 
+def unread_fields(config: JobConfig) -> list[str]:
+    """The fields of a ShownConfig that are not readable."""
+    return [name for name in JobConfig.model_fields if not is_readable(config, name)]
+
+
+def is_readable(config: JobConfig, name: str) -> bool:
+    """Whether a ShownConfig has this field from its document. STAND_IN stands for a required one that the document lacks, and
+    for a value of a kind that cannot be displayed."""
+    given = name in config.model_fields_set or not JobConfig.model_fields[name].is_required()
+    return given and name not in (config.model_extra or ())
+
+
+def value_of(config: JobConfig, name: str) -> Any:
+    """The field of a ShownConfig; None where it is not readable."""
+    return getattr(config, name) if is_readable(config, name) else None
+
+
+_MOST = 1e100  # of a displayed number, so that ratios and sums of several are finite too
+
+
 def _is_number(said: Any) -> bool:
-    return isinstance(said, int | float) and not isinstance(said, bool)
+    return isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= _MOST
 
 
-# what code that displays a field can take, by the kind of its value in STAND_IN
+def _is_texts(said: Any) -> bool:
+    return isinstance(said, list | tuple) and len(said) > 0 and all(isinstance(one, str) for one in said)
+
+
+# what code that displays a field can take beyond this version's limits, by the kind of its value in STAND_IN
 _KINDS: dict[type, Callable[[Any], bool]] = {
     float: _is_number,
-    int: _is_number,
+    int: lambda said: isinstance(said, int) and _is_number(said),
     str: lambda said: isinstance(said, str),
     bool: lambda said: isinstance(said, bool),
-    tuple: lambda said: isinstance(said, list | tuple) and all(isinstance(one, str) for one in said),
-    type(None): lambda said: said is None or _is_number(said),
+    tuple: _is_texts,
+    type(None): _is_number,  # a number that may be left out
 }
 _LIKE = {name: _KINDS[type(value)] for name, value in STAND_IN.__dict__.items()}
 
 
 def _shown(document: Any) -> Any:
-    """A configuration for code that only displays it or passes it on: values of a newer version are preserved. STAND_IN has
-    what a damaged one lacks, which is not passed on."""
+    """A configuration for code that only displays it or passes it on. Attributes are what a newer version may mean, or else
+    those of STAND_IN, as `unread_fields` tells. `sent` gives the document as it came: a value that STAND_IN replaces is kept
+    under its name among the unknown fields."""
     if not isinstance(document, Mapping):
         return document
     try:
         return read_leniently(JobConfig, document)
-    except ValidationError:
-        known = {name: said for name, said in document.items() if name in _LIKE and _LIKE[name](said)}
-        made = JobConfig.model_construct(set(known), **STAND_IN.__dict__ | known)
-        object.__setattr__(made, "__pydantic_extra__", {k: v for k, v in document.items() if k not in JobConfig.model_fields})
-        return made
+    except ValidationError as error:
+        wrong = {str(one["loc"][0]) for one in error.errors(include_context=False, include_input=False)}
+    refused = {name: said for name, said in document.items() if name in wrong}
+    rest = {name: said for name, said in document.items() if name not in wrong}
+    newer = {name: _hashable(said) for name, said in refused.items() if _LIKE[name](said)}
+    read = read_leniently(JobConfig, {**STAND_IN.__dict__, **rest})
+    made = JobConfig.model_construct(JobConfig.model_fields.keys() & (rest.keys() | newer.keys()), **read.__dict__ | newer)
+    replaced = {name: said for name, said in refused.items() if name not in newer}
+    object.__setattr__(made, "__pydantic_extra__", (read.model_extra or {}) | replaced)
+    return made
+
+
+def _hashable(said: Any) -> Any:
+    return tuple(said) if isinstance(said, list) else said
 
 
 class _OwnSchema:

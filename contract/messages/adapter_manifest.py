@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from contract.compatibility.lenient_documents import ShownConfig
+from contract.compatibility.lenient_documents import ShownConfig, unread_fields
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, PeftSettings
 from contract.strict import Message, Sha256
 from contract.wording.step_words import listed
@@ -70,8 +70,10 @@ class AdapterManifest(PeftFolder):
 
     @property
     def settings(self) -> PeftSettings:
-        """What its adapter_config.json says."""
+        """What its adapter_config.json says. Raises ValueError where its lineage's configuration cannot be read."""
         config = self.lineage.config
+        if unread := [name for name in PeftSettings.model_fields if name in unread_fields(config)]:
+            raise ValueError(f"the {listed(unread)} of its lineage.config cannot be read")
         modules = [str(module) for module in config.target_modules]
         return PeftSettings(rank=config.rank, alpha=config.alpha, rslora=config.rslora, target_modules=modules)
 

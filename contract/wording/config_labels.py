@@ -5,6 +5,7 @@ The command line, the adapter's README and charts share them, so that a field of
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from contract.compatibility.lenient_documents import is_readable, value_of
 from contract.job_config import JobConfig
 
 HEADINGS: Mapping[str, str] = {
@@ -32,14 +33,16 @@ def varying(configs: Iterable[JobConfig]) -> list[str]:
     Always includes the learning rate; alpha only if its ratio to the rank varies.
     """
     known = list(configs)
-    names = {name for name in JobConfig.model_fields if len({getattr(config, name) for config in known}) > 1}
+    names = {name for name in JobConfig.model_fields if len({value_of(config, name) for config in known}) > 1}
     if len({config.alpha / config.rank for config in known}) <= 1:
         names.discard("alpha")
     return [name for name in JobConfig.model_fields if name in names or name == "learning_rate"]
 
 
 def cell(config: JobConfig, name: str) -> str:
-    """The value of one field as the text of a table cell."""
+    """The value of one field as the text of a table cell; `?` where a stored configuration's cannot be read."""
+    if not is_readable(config, name):
+        return "?"
     value = getattr(config, name)
     match name:
         case "target_modules":

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 
-def listed(steps: Sequence[int]) -> str:
-    """`5, 6 and 8`."""
-    *first, last = map(str, steps)
+def listed(named: Sequence[int | str]) -> str:
+    """`5, 6 and 8`: steps, or names."""
+    *first, last = map(str, named)
     return f"{', '.join(first)} and {last}" if first else last
 
 

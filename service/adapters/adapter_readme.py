@@ -6,6 +6,7 @@ Rendered from rows on request, and only for a task that has ended, so it never c
 import re
 from collections.abc import Mapping, Sequence
 
+from contract.compatibility.lenient_documents import value_of
 from contract.states import JobStatus
 from contract.task_spec import Precision
 from contract.wording.config_labels import HEADINGS, label, varying
@@ -50,7 +51,7 @@ def readme(
     manifest = adapter.trained
     lineage = manifest.lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
-    rank, precision = lineage.config.rank, task.precision
+    rank, precision = value_of(lineage.config, "rank"), task.precision
     base_loss = f"{task.base_val_loss:.4f}" if task.base_val_loss is not None else "not measured"
     title = f"# {task.name or task.id}, configuration {own.index}"
     facts = [
@@ -87,7 +88,7 @@ def _chosen(selection: Selection, winner: bool) -> str:
     return "\n".join([*lines, *(tips if selection.suggestions else [])])
 
 
-def _loading(base: str, folder: str, rank: int, precision: Precision, rows: str) -> str:
+def _loading(base: str, folder: str, rank: int | None, precision: Precision, rows: str) -> str:
     if precision in ("bf16", "fp8"):
         imports, load = "AutoModelForCausalLM, AutoTokenizer", "AutoModelForCausalLM.from_pretrained(BASE)"
     else:
@@ -116,8 +117,10 @@ print(tokenizer.decode(model.generate(**asked, max_new_tokens=100)[0][asked["inp
 {served(folder, rank)}"""
 
 
-def served(folder: str, rank: int) -> str:
-    """How vLLM serves an adapter of this rank, as Markdown."""
+def served(folder: str, rank: int | None) -> str:
+    """How vLLM serves an adapter of this rank, as Markdown. rank: None where it is not known."""
+    if rank is None:
+        return "The rank in its lineage cannot be read: give vLLM the `r` of its adapter_config.json (docs/SERVING.md)."
     if rank > _VLLM_RANKS[-1]:
         return f"vLLM serves no adapter of rank {rank}, only up to {_VLLM_RANKS[-1]}; take a merged model (docs/SERVING.md)."
     return f"""```bash

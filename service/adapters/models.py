@@ -7,6 +7,7 @@ from sqlalchemy import BigInteger, ColumnElement, Double, ForeignKey, Index, Str
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.messages.adapter_manifest import AdapterManifest, UploadedManifest
+from contract.messages.peft_settings import PeftSettings
 from contract.row_scores import RowScores
 from service.database.checked_json import CheckedJson, ParsedJson, ResultUnreadable, UnreadList, UnreadValue, required
 from service.database.engine import At, Base, Id, Now
@@ -50,6 +51,15 @@ class Adapter(Base):
     def folder(self) -> Manifest:
         """The manifest. Raises ResultUnreadable."""
         return cast(Manifest, required(self.manifest, f"{self.id}: "))
+
+    @property
+    def settings(self) -> PeftSettings:
+        """Those of its folder. Raises ResultUnreadable."""
+        folder = self.folder
+        try:
+            return folder.settings
+        except ValueError as error:
+            raise ResultUnreadable(f"{self.id}: the stored adapters.manifest is damaged: {error}") from None
 
     @property
     def trained(self) -> AdapterManifest:

@@ -5,8 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from contract.compatibility.lenient_documents import unread_fields
 from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage, UploadedManifest
 from contract.messages.peft_settings import PeftSettings
+from contract.wording.step_words import listed
 from service.adapters.models import Adapter
 from service.database.checked_json import UnreadValue, readable
 from service.http.problems import FieldError
@@ -34,6 +36,9 @@ class AdapterResource(BaseModel):
         manifest, problems = readable(adapter.manifest), None
         if isinstance(adapter.manifest, UnreadValue):
             problems = [FieldError(field="manifest", code="unreadable", message=_shown_without(adapter.manifest.why))]
+        elif isinstance(manifest, AdapterManifest) and (unread := unread_fields(manifest.lineage.config)):
+            why = f"the {listed(unread)} in the lineage.config of the stored adapters.manifest cannot be read"
+            problems = [FieldError(field="lineage.config", code="unreadable", message=_shown_without(why))]
         return cls(
             id=adapter.id,
             name=adapter.name,
@@ -53,4 +58,5 @@ class AdapterResource(BaseModel):
 
 
 def _shown_without(why: str) -> str:
-    return f"{why}; the adapter is shown without it. An operator can write it anew in the database; or delete the adapter."
+    told = f"{why[:1].upper()}{why[1:]}; the adapter is shown without it."
+    return f"{told} An operator can write it anew in the database; or delete the adapter."

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from contract.compatibility.lenient_documents import unread_fields
+from contract.job_config import JobConfig
 from service.database.checked_json import CheckedJson, ParsedJson, Unread
 from service.http.problems import FieldError
+from service.tasks.job_resource import config_words
 from service.tasks.models import Task
 from service.tasks.selection import Selection
 
@@ -22,9 +25,12 @@ def unread_columns(task: Any, chosen: Selection | None) -> Sequence[str]:
     return [*found, "selection"] if task.selection and chosen is None else found
 
 
-def unread_problems(task: Any, chosen: Selection | None) -> list[FieldError] | None:
-    """The same in words; None where all can be read."""
-    return [FieldError(field=name, code="unreadable", message=_words(name)) for name in unread_columns(task, chosen)] or None
+def unread_problems(task: Any, chosen: Selection | None, winner: JobConfig | None) -> list[FieldError] | None:
+    """The same in words, and what of its winner's configuration cannot be read; None where all can be."""
+    found = {name: _words(name) for name in unread_columns(task, chosen)}
+    if winner is not None and (unread := unread_fields(winner)):
+        found["winner.config"] = config_words("its winner", unread)
+    return [FieldError(field=name, code="unreadable", message=said) for name, said in found.items()] or None
 
 
 def _words(name: str) -> str:

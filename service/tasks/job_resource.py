@@ -1,16 +1,17 @@
 """A job as the API shows it: one configuration of a task."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
-from contract.compatibility.lenient_documents import ShownConfig
+from contract.compatibility.lenient_documents import ShownConfig, unread_fields
 from contract.job_config import JobConfig
 from contract.states import ExitReason, JobStatus
+from contract.wording.step_words import listed
 from service.adapters.models import AVERAGED_STEPS, Adapter
 from service.database.checked_json import Unread
 from service.http.problems import FieldError
@@ -64,10 +65,9 @@ class JobResource(BaseModel):
 
 
 _STATUSES = frozenset(JobStatus)
-_WORDS = (
-    "The stored jobs.{0} of this job cannot be read: its page shows 1 for numbers that it lacks. An operator can write it anew "
-    "in the database; or submit the task again."
-)
+_CONFIG: TypeAdapter[JobConfig] = TypeAdapter(ShownConfig)
+_WAY_OUT = "An operator can write it anew in the database; or submit the task again."
+_EVIDENCE = f"The stored jobs.exit_evidence of this job cannot be read and is shown as empty. {_WAY_OUT}"
 
 
 def jobs_of_task(session: Session, principal: Principal, task_id: str) -> list[JobResource]:
@@ -96,11 +96,12 @@ def _of(job: Job, adapter_id: str | None, averaged_steps: list[int]) -> JobResou
     verdict = None
     if job.exit_reason is not None:
         verdict = Exit(reason=ExitReason(job.exit_reason), step=job.step, evidence=job.exit_evidence or {})
+    config = _CONFIG.validate_python(job.config)
     return JobResource(
         id=job.id,
         task_id=job.task_id,
         index=job.index,
-        config=job.config,
+        config=config,
         proposed=job.proposed,
         status=shown_status(job.status),
         step=job.step,
@@ -117,7 +118,7 @@ def _of(job: Job, adapter_id: str | None, averaged_steps: list[int]) -> JobResou
         adapter_id=adapter_id,
         started_at=job.started_at,
         ended_at=job.ended_at,
-        problems=list(_unread(job)) or None,
+        problems=list(_unread(job, config)) or None,
     )
 
 
@@ -134,16 +135,16 @@ def counts_by_status(groups: Iterable[Any]) -> dict[JobStatus, int]:
     return found
 
 
-def _unread(job: Job) -> Iterator[FieldError]:
+def _unread(job: Job, config: JobConfig) -> Iterator[FieldError]:
     if job.status not in _STATUSES:
         message = f"Its status, {job.status!r}, is of a newer version of Motet; it is shown as training."
         yield FieldError(field="status", code="unreadable", message=message)
-    if not _is_config(job.config):
-        yield FieldError(field="config", code="unreadable", message=_WORDS.format("config"))
+    if unread := unread_fields(config):
+        yield FieldError(field="config", code="unreadable", message=config_words("this job", unread))
     if isinstance(job.exit_evidence, Unread):
-        yield FieldError(field="exit_evidence", code="unreadable", message=_WORDS.format("exit_evidence"))
+        yield FieldError(field="exit_evidence", code="unreadable", message=_EVIDENCE)
 
 
-def _is_config(document: Mapping[str, Any]) -> bool:
-    """Whether it has at least the fields that every configuration has."""
-    return all(name in document for name, field in JobConfig.model_fields.items() if field.is_required())
+def config_words(whose: str, unread: list[str]) -> str:
+    """That these fields of a job's stored configuration cannot be read, and the way out."""
+    return f'The {listed(unread)} in the stored jobs.config of {whose} cannot be read and is labelled "?". {_WAY_OUT}'

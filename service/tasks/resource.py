@@ -277,14 +277,14 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
         jobs=counts_by_status(sums),
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
-        winner=Winner.model_validate(winner._asdict()) if winner is not None else None,
+        winner=(won := Winner.model_validate(winner._asdict()) if winner is not None else None),
         selection=(chosen := selection_of(task)),
         waiting=waits,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
         placement=PlacementResource.model_validate(placement._asdict()) if placement is not None else None,
-        problems=unread_problems(task, chosen),
+        problems=unread_problems(task, chosen, won.config if won is not None else None),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from contract.compatibility.lenient_documents import read_leniently
+from contract.compatibility.lenient_documents import read_leniently, value_of
 from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
@@ -131,11 +131,12 @@ def _space(task: Task) -> SearchSpace | None:
 
 
 def _found(task: Task, space: SearchSpace | None, shown: TaskResource) -> dict[str, Any]:
-    """The hyperparameters. A searched value is `auto` until there is a winner, then the winner's."""
+    """The hyperparameters. A searched value is `auto` until there is a winner, then the winner's, or null where
+    that cannot be read."""
     rate, batch = _only(_tried(space, "learning_rate")), _only(_tried(space, "batch_size"))
     if shown.winner is not None:
-        rate, batch = shown.winner.config.learning_rate, shown.winner.config.batch_size
-    multiplier = rate if rate == "auto" else round(rate / BASE_LEARNING_RATE, 9)
+        rate, batch = (value_of(shown.winner.config, name) for name in ("learning_rate", "batch_size"))
+    multiplier = rate if rate in (None, "auto") else round(rate / BASE_LEARNING_RATE, 9)
     return {
         "n_epochs": part(task, "training").get("epochs", "auto"),
         "batch_size": batch,

@@ -78,8 +78,8 @@ def tuned_start(session: Session, principal: Principal, name: str) -> TunedStart
         found = tuned_adapter(session, principal, name)
     except NotFound as error:
         raise SpecRefused([FieldError(field="base_model", code="model_unknown", message=error.detail)]) from None
-    folder, precision = found.adapter.folder, found.task.precision if found.task is not None else "bf16"
-    return TunedStart(found.adapter.id, folder.lineage.base_model, precision, folder.settings)
+    adapter, precision = found.adapter, found.task.precision if found.task is not None else "bf16"
+    return TunedStart(adapter.id, adapter.folder.lineage.base_model, precision, adapter.settings)
 
 
 def as_of_model(refused: SpecRefused) -> SpecRefused:

@@ -41,12 +41,11 @@ def warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, mo
     if maker is not None and maker.status not in JOB_TERMINAL:  # an older worker reports the adapter before the job's end
         message = f"is of job {maker.id}, which has not ended and may be rewound, its adapter with it; wait for the job's end"
         yield FieldError(field=FIELD, code="adapter_unfinished", message=message)
-    folder = adapter.folder
-    lineage = folder.lineage
+    lineage = adapter.folder.lineage
     if lineage.base_revision != model.revision:
         message = f"is for {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
         yield FieldError(field=FIELD, code="adapter_of_other_base", message=message)
-    yield from _shape_errors(spec.search_space, folder.settings)
+    yield from _shape_errors(spec.search_space, adapter.settings)
 
 
 def _shape_errors(space: SearchSpace, start: PeftSettings) -> Iterator[FieldError]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from contract.compatibility.lenient_documents import value_of
 from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.wording.config_labels import HEADINGS, MAIN, TO_BE_PROPOSED, cell, label, varying, winner_label
@@ -81,7 +82,7 @@ def _row(job: JobResource, names: Sequence[str], leads: bool) -> JobRow:
         "best": job.best_val_loss,
         "leads": leads,
         "best_step": job.best_step,
-        "config": {name: _plain(getattr(config, name), cell(config, name)) for name in names},
+        "config": {name: _plain(value_of(config, name), cell(config, name)) for name in names},
     }
     why = exit_sentence(job.exit.reason, job.exit.evidence) if job.exit is not None else ""
     return JobRow(job, said, [cell(config, name) if job.proposed else "" for name in names], facts, why)
@@ -102,7 +103,7 @@ def _key(job: JobResource, sort: str) -> tuple[Any, ...]:
             return (-job.step, job.index)
         case "exit":
             return (job.exit is None, job.exit.reason.value if job.exit is not None else "", job.index)
-    value = getattr(job.config, sort)
+    value = value_of(job.config, sort)
     number = isinstance(value, int | float)
     return (value is None, not number, value if number else str(value), job.index)
 
@@ -168,9 +169,9 @@ def saved_by_reason(task: TaskResource, jobs: Sequence[JobResource]) -> list[Sav
     for reason, words in EXIT_WORDS.items():
         stopped = [job for job in jobs if job.exit is not None and job.exit.reason == reason]
         spared = sum(
-            rows_trained(job.total_steps or job.step, job.config.batch_size, rows)
-            - rows_trained(job.step, job.config.batch_size, rows)
+            rows_trained(job.total_steps or job.step, batch, rows) - rows_trained(job.step, batch, rows)
             for job in stopped
+            if (batch := value_of(job.config, "batch_size")) is not None
         )
         if stopped:
             found.append(Saved(reason.value, words, len(stopped), spared / task.samples.full if task.samples.full else 0.0))

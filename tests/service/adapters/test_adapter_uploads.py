@@ -198,7 +198,7 @@ def test_processes_of_the_version_before_can_hand_it_to_workers(database, mine):
     read = AdapterManifest.model_validate(stored)
     assert [file.model_dump() for file in read.files] == mine["files"]
     assert (read.lineage.base_model, read.lineage.base_revision) == ("toy", "b" * 64)
-    assert (read.lineage.config.rank, read.lineage.config.target_modules) == (2, ["q_proj", "v_proj", "down_proj"])
+    assert (read.lineage.config.rank, read.lineage.config.target_modules) == (2, ("q_proj", "v_proj", "down_proj"))
 
 
 CHANGES_THE_BASE = ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "mica", {}, 2)

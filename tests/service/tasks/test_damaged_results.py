@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import text, update
 
 from service.adapters.models import Adapter
@@ -19,6 +20,32 @@ LISTS = [
     *("/openai/v1/fine_tuning/jobs", "/openai/v1/models"),
 ]
 CONFIGS = [*VALUES, {}, {"batch_size": "x"}, {"batch_size": 4.5}, {"batch_size": 0}, {"batch_size": 4, "beta": {}}]
+
+
+DAMAGED_FIELDS = [
+    *(("batch_size", value) for value in ("x", "4", -4, 4.5)),
+    *(("rank", value) for value in ("8", 0, {"of": 8}, 10**400)),
+    *(("alpha", value) for value in (10**400, "x", 0)),
+    *(("target_modules", value) for value in ("all-linear", [3], [])),
+    ("schedule", {"kind": "wsd"}),
+    ("beta", "auto"),
+    ("learning_rate", None),
+]
+
+
+def write_field(database, name, value):
+    """In every job's configuration and every adapter's lineage."""
+    with database.begin() as session:
+        for table, column, path in (("jobs", "config", [name]), ("adapters", "manifest", ["lineage", "config", name])):
+            said = text(f"UPDATE {table} SET {column} = jsonb_set({column}, :path, CAST(:v AS jsonb))")
+            session.execute(said, {"path": path, "v": json.dumps(value)})
+
+
+@pytest.fixture
+def browser(client, tenant):
+    made = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False)
+    made.cookies = made.post("/sign-in", data={"key": tenant.key}).cookies
+    return made
 
 
 @pytest.fixture
@@ -54,6 +81,57 @@ def test_a_configuration(tenant, ended, damage, value):
     assert failing(tenant, [*LISTS, f"/v1/tasks/{ended}", f"/v1/tasks/{ended}/jobs"]) == {}
     for job in tenant.get(f"/v1/tasks/{ended}/jobs").json()["data"]:
         assert [(one["field"], one["code"]) for one in job["problems"]] == [("config", "unreadable")]
+
+
+@pytest.mark.parametrize(("name", "value"), DAMAGED_FIELDS, ids=[f"{name} {value!s:.9}" for name, value in DAMAGED_FIELDS])
+def test_a_field_of_a_configuration(tenant, ended, database, browser, name, value):
+    adapter = f"/v1/adapters/{tenant.get('/v1/adapters').json()['data'][0]['id']}"  # the task itself would be cached
+    write_field(database, name, value)
+    of_adapter = [adapter, f"{adapter}/archive", f"{adapter}/files/README.md"]
+    assert failing(tenant, [*LISTS, f"/v1/tasks/{ended}", f"/v1/tasks/{ended}/jobs", *of_adapter]) == {}
+    assert browser.get(f"/tasks/{ended}").status_code == 200
+    assert f" {name} " in tenant.get(f"/v1/tasks/{ended}").json()["problems"][0]["message"]
+    for job in tenant.get(f"/v1/tasks/{ended}/jobs").json()["data"]:
+        assert job["config"][name] == value
+        assert [(one["field"], one["code"]) for one in job["problems"]] == [("config", "unreadable")]
+        assert f" {name} " in job["problems"][0]["message"]
+    shown = tenant.get(adapter).json()
+    assert (shown["lineage"]["config"][name], shown["problems"][0]["field"]) == (value, "lineage.config")
+    hyperparameters = tenant.get("/openai/v1/fine_tuning/jobs").json()["data"][0]["hyperparameters"]
+    assert (hyperparameters["batch_size"] is None) == (name == "batch_size")
+    assert (hyperparameters["learning_rate_multiplier"] is None) == (name == "learning_rate")
+
+
+@pytest.mark.parametrize(("name", "value"), [("rank", 512), ("schedule", "wsd"), ("target_modules", ["q_proj", "router"])])
+def test_a_value_of_a_newer_version(tenant, ended, database, browser, name, value):
+    adapter = tenant.get(f"/v1/tasks/{ended}").json()["winner"]["adapter_id"]
+    write_field(database, name, value)
+    assert failing(tenant, [*LISTS, f"/v1/tasks/{ended}", f"/v1/adapters/{adapter}/archive"]) == {}
+    assert browser.get(f"/tasks/{ended}").status_code == 200
+    for job in tenant.get(f"/v1/tasks/{ended}/jobs").json()["data"]:
+        assert (job["config"][name], job["problems"]) == (value, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("rank", "16"), ("target_modules", "all-linear")])
+def test_a_start_whose_shape_cannot_be_read(tenant, ended, database, name, value):
+    adapter = tenant.get(f"/v1/tasks/{ended}").json()["winner"]["adapter_id"]
+    write_field(database, name, value)
+    refused = tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), warm_start={"adapter_id": adapter}))
+    assert (refused.status_code, refused.json()["code"]) == (500, "value_unreadable")
+    assert f"the {name} of its lineage.config cannot be read" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("target_modules", "all-linear"), ("schedule", {"kind": "wsd"}), ("beta", "auto")])
+def test_what_a_newer_worker_says_is_stored_as_it_came(tenant, node, plan, database, name, value):
+    task = tenant.task()["id"]
+    plan()
+    running = start(node, task)
+    kept = running.adapter(0, 1.0)
+    kept["manifest"]["lineage"]["config"][name] = value
+    running.report(kept, completed(0))
+    with database.begin() as session:
+        stored = session.scalar(text("SELECT manifest->'lineage'->'config' FROM adapters"))
+    assert stored == kept["manifest"]["lineage"]["config"]
 
 
 def test_a_status_of_a_newer_version(tenant, ended, damage):
