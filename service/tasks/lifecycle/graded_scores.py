@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
-from service.database.checked_json import UnreadValue
+from service.database.checked_json import Unread, UnreadValue
 from service.database.engine import Database, clock
 from service.graders.models import EndpointGrader, GradedText, TextGrading
 from service.graders.text_claims import MOST_UNGRADED, is_over
@@ -62,23 +62,24 @@ def _conclude(session: Session, task: Task, grading: TextGrading) -> None:
     evaluation = evaluation_of(session, task, job, grading.milestone)
     if evaluation is None:
         return
-    if unread := unread_of(evaluation):  # what is there would be lost with what is written
-        log.error(
-            "task %s: an evaluation gets no scores of metric %s: its %s cannot be read", task.id, metric, ", ".join(unread)
-        )
-        return
+    if unread := unread_of(evaluation):
+        left = ", ".join(unread)
+        log.error("task %s: an evaluation's %s cannot be read and get nothing of metric %s", task.id, left, metric)
     texts = session.scalars(select(GradedText).where(GradedText.grading_id == grading.id).order_by(GradedText.place)).all()
     graded = tally(metric, texts, clock(session) >= grading.give_up_at)
-    if graded.note is not None:
-        evaluation.notes = [*evaluation.notes, graded.note]
+    _note(evaluation, graded.note)
     if not graded.scores:
         return
     known = [score for score in graded.scores if score is not None]
-    evaluation.scores = evaluation.scores | {metric: fmean(known)}
-    evaluation.samples = [
-        sample if score is None else sample | {"scores": sample["scores"] | {metric: score}}
-        for sample, score in zip(evaluation.samples, graded.scores, strict=False)  # samples are of the first prompts
-    ]
+    if isinstance(evaluation.scores, Unread):
+        _note(evaluation, f"metric '{metric}' has the mean {fmean(known):.6g}, which cannot be kept with the stored scores")
+    else:
+        evaluation.scores = evaluation.scores | {metric: fmean(known)}
+    if not isinstance(evaluation.samples, Unread):
+        evaluation.samples = [
+            sample if score is None else sample | {"scores": sample["scores"] | {metric: score}}
+            for sample, score in zip(evaluation.samples, graded.scores, strict=False)  # samples are of the first prompts
+        ]
     if isinstance(evaluation, TextEvaluation) and len(known) == len(graded.scores):
         held = evaluation.prompt_scores
         if isinstance(held, UnreadValue):
@@ -87,6 +88,12 @@ def _conclude(session: Session, task: Task, grading: TextGrading) -> None:
             evaluation.prompt_scores = held | {metric: known}
     session.flush()
     _tell(session, task, job, evaluation)
+
+
+def _note(evaluation: TextEvaluation | MilestoneEvaluation, note: str | None) -> None:
+    """Add a note where those that are there can be read, else what is there would be lost."""
+    if note is not None and not isinstance(evaluation.notes, Unread):
+        evaluation.notes = [*evaluation.notes, note]
 
 
 def tally(metric: str, texts: Sequence[GradedText], time_is_up: bool) -> GradedMetric:
