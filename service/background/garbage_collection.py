@@ -8,7 +8,8 @@ import itertools
 import logging
 from collections.abc import Iterable, Iterator
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import or_, select, type_coerce, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL
@@ -116,10 +117,13 @@ def references(session: Session) -> Iterator[str]:
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
     for one in (files, checkpoints, stored_objects()):
         yield from session.scalars(one.execution_options(yield_per=_ROWS))
+    # as they are stored: while one cannot be read, whose objects are not known, none are deleted
     adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
-    merged = select(MergedModel.files).where(MergedModel.deleted_at.is_(None))
-    sources = select(MergedModel.adapter_files).where(MergedModel.deleted_at.is_(None), MergedModel.status.in_(OPEN))
-    pushed = select(HubPush.files).where(HubPush.status == PUSH_OPEN)
+    merged = select(type_coerce(MergedModel.files, JSONB)).where(MergedModel.deleted_at.is_(None))
+    sources = select(type_coerce(MergedModel.adapter_files, JSONB)).where(
+        MergedModel.deleted_at.is_(None), MergedModel.status.in_(OPEN)
+    )
+    pushed = select(type_coerce(HubPush.files, JSONB)).where(HubPush.status == PUSH_OPEN)
     for of_folders in (adapters, merged, sources, pushed):
         for listed in session.scalars(of_folders.execution_options(yield_per=_ROWS)):
             yield from (file["sha256"] for file in listed)

@@ -112,7 +112,7 @@ def _dumped(value: BaseModel) -> Any:
 
 class ParsedJson(CheckedJson):
     """JSON that reads as what `of` makes of it, without fields of a newer version, or as an UnreadValue. `name` says what it is
-    in words. Models are written as `dump` says."""
+    in words. Models, and those in lists, are written as `dump` says."""
 
     cache_ok = True
 
@@ -123,6 +123,8 @@ class ParsedJson(CheckedJson):
         self.name, self.dump = name, dump
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        if isinstance(value, list):
+            return [self.process_bind_param(one, dialect) for one in value]
         return self.dump(value) if isinstance(value, BaseModel) else value
 
     def read(self, value: Any) -> Any:

@@ -1,12 +1,16 @@
 """The tables of files: immutable JSONL with one training example a row, stored under its sha256; and of those to come, imported
 or uploaded in parts."""
 
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
 from sqlalchemy import ForeignKey, Index, String, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from service.database.checked_json import ParsedJson, UnreadValue
 from service.database.claimed_rows import TenantsRow
-from service.database.engine import At, Base, Big, Id, Json, Now
+from service.database.engine import At, Base, Big, Id, Now
 
 
 class File(Base):
@@ -28,9 +32,18 @@ class File(Base):
     __table_args__ = (Index("ix_files_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)
 
 
+@dataclass(frozen=True)
+class Pins:
+    """What a source said of a file's bytes, as far as it did. `etag` is a strong one."""
+
+    sha256: str | None = None
+    blob_id: str | None = None  # git's: sha1 over "blob <size>\\0" and the bytes
+    etag: str | None = None
+
+
 class FileImport(TenantsRow, Base):
     """A file that is fetched from a named source. Once it is `ready`, a File has the same id. `status`: importing, ready or
-    failed. `sealed`: the URL and the token."""
+    failed. `pins`: what the bytes must be. `sealed`: the URL and the token."""
 
     __tablename__ = "file_imports"
 
@@ -42,7 +55,7 @@ class FileImport(TenantsRow, Base):
     commit: Mapped[str | None] = mapped_column(String(40))
     license: Mapped[str | None] = mapped_column(String(128))
     gated: Mapped[bool] = mapped_column(default=False, server_default=text("false"))
-    pins: Mapped[Json]  # what the bytes must be: sha256, git blob id, ETag, as far as the source told them
+    pins: Mapped[Pins | UnreadValue] = mapped_column(ParsedJson(TypeAdapter(Pins), "pins of the import (file_imports.pins)"))
     total_bytes: Mapped[Big | None]  # null: the source does not tell
     received_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")
     reserved_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")  # of the tenant's quota, while it is importing

@@ -190,7 +190,7 @@ def _served(session: Session, settings: Settings, placement_id: str, bearer: str
     adds, as far as that can be read; none of a session for answers."""
     if merge_leases.is_merge(placement_id):
         merged = merge_leases.own_merge(session, settings, placement_id, bearer)
-        return merged.base_model, {str(file["sha256"]) for file in merged.adapter_files}
+        return merged.base_model, {file.sha256 for file in readable(merged.adapter_files) or ()}
     if (held := answer_sessions.own_session(session, settings, placement_id, bearer)) is not None:
         return held.base_model, set()
     task, _ = reports.own_placement(session, settings, placement_id, bearer)

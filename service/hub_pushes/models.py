@@ -1,11 +1,11 @@
 """The table of pushes to the hub: from the request to the commit. It keeps what it needs of an adapter or a merged model."""
 
-from typing import Any
-
+from pydantic import TypeAdapter
 from sqlalchemy import ForeignKey, Index, String, Text, text
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from contract.messages.adapter_manifest import AdapterFile
+from service.database.checked_json import ParsedJson, UnreadValue
 from service.database.claimed_rows import TenantsRow
 from service.database.engine import Base, Big
 
@@ -26,7 +26,9 @@ class HubPush(TenantsRow, Base):
     revision: Mapped[str] = mapped_column(String(255))  # a branch
     private: Mapped[bool]
     message: Mapped[str] = mapped_column(Text)
-    files: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)  # an AdapterFile each, as they are stored
+    files: Mapped[list[AdapterFile] | UnreadValue] = mapped_column(
+        ParsedJson(TypeAdapter(list[AdapterFile]), "files of the push (hub_pushes.files)")
+    )  # as they are stored
     bytes: Mapped[Big]  # of the files,
     sent_bytes: Mapped[Big] = mapped_column(default=0, server_default="0")  # of which the hub has so many
     parent: Mapped[str | None] = mapped_column(String(40))

@@ -1,14 +1,19 @@
 """Pushes in their table: claimed, renewed, ended. Each step is a short transaction; a claim that was lost changes nothing."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from contract.messages.adapter_manifest import AdapterFile
+from service.database.checked_json import UnreadValue
 from service.database.claimed_rows import ClaimedRows
 from service.database.engine import Database
+from service.http.problem_handlers import ValueUnreadable
 from service.http.problems import Problem, Unavailable
 from service.hub_pushes.models import FAILED, OPEN, SUCCEEDED, HubPush
+
+log = logging.getLogger(__name__)
 
 HELD = timedelta(minutes=5)  # longer than a hub may be silent, and than any request that sends no large file
 _ROWS = ClaimedRows(HubPush, unended=OPEN, done=SUCCEEDED, failed=FAILED, held=HELD)
@@ -43,10 +48,14 @@ class PushClaims:
                 row = _ROWS.due(session, one_a_tenant=True)
                 if row is None:
                     return None
+                if isinstance(row.files, UnreadValue):
+                    log.error("push %s fails: %s", row.id, row.files.why)
+                    _ROWS.fail(session, row, error_of(ValueUnreadable(f"{row.id}: {row.files.why}; push it again.")))
+                    continue
                 died = Unavailable("The process that pushed it died each time; push it again.")
                 claim = _ROWS.take(session, row, error_of(died))
             if claim is not None:
-                return _claimed(row, claim)  # the attempt is counted by now, should its row be unreadable
+                return _claimed(row, row.files, claim)
 
     def renew(self, claimed: ClaimedPush) -> None:
         """Note the progress. Raises Lost."""
@@ -99,7 +108,7 @@ def error_of(why: Problem) -> dict[str, object]:
     return {"code": why.code, "detail": why.detail}
 
 
-def _claimed(row: HubPush, claim: str) -> ClaimedPush:
+def _claimed(row: HubPush, files: Sequence[AdapterFile], claim: str) -> ClaimedPush:
     return ClaimedPush(
         id=row.id,
         claim=claim,
@@ -108,7 +117,7 @@ def _claimed(row: HubPush, claim: str) -> ClaimedPush:
         branch=row.revision,
         private=row.private,
         message=row.message,
-        files=[AdapterFile.model_validate(file) for file in row.files],
+        files=files,
         parent=row.parent,
         committing=row.committing,
         sealed=row.sealed or b"",

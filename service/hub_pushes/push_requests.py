@@ -16,6 +16,7 @@ from service.adapters.actions import find_adapter
 from service.adapters.adapter_readme import NAME
 from service.adapters.additional_files import additional_files
 from service.adapters.models import Adapter
+from service.database.checked_json import required
 from service.database.engine import new_id
 from service.fleet.models import BaseModel
 from service.http.problems import Conflict, check_credential, invalid_field
@@ -113,7 +114,7 @@ def _files_of(session: Session, principal: Principal, new: NewHubPush) -> list[A
     merged = find(session, MergedModel, new.merged_model_id or "", principal, "merged model", lock=True)
     if merged.status != READY:
         raise NotMergedYet(f"{merged.id} is {merged.status}; push it once it is ready.", merged_model_status=merged.status)
-    return [AdapterFile.model_validate(file) for file in merged.files]
+    return required(merged.files, f"{merged.id}: ")
 
 
 def begin(
@@ -137,7 +138,7 @@ def begin(
         revision=new.revision,
         private=new.private,
         message=new.message or f"Upload {new.adapter_id or new.merged_model_id}",
-        files=[file.model_dump(mode="json") for file in files],
+        files=files,
         bytes=sum(file.bytes for file in files),
         status=OPEN,
         sealed=box.seal(new.token.get_secret_value()),

@@ -6,6 +6,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 
 from contract.messages.adapter_manifest import AdapterFile
+from service.database.checked_json import UnreadValue, readable
+from service.http.problems import FieldError
 from service.hub_pushes.models import FAILED, OPEN, HubPush
 
 Status = Literal["queued", "running", "succeeded", "failed"]
@@ -38,6 +40,7 @@ class HubPushResource(BaseModel):
     error: HubPushError | None
     created_at: datetime
     ended_at: datetime | None
+    problems: list[FieldError] | None = Field(default=None, description="What of its stored row cannot be read")
 
     @classmethod
     def of(cls, push: HubPush) -> Self:
@@ -52,7 +55,7 @@ class HubPushResource(BaseModel):
             url=f"{push.endpoint}/{push.repository}/tree/{push.revision}",
             message=push.message,
             status=_status(push),
-            files=[AdapterFile.model_validate(file) for file in push.files],
+            files=readable(push.files) or [],
             bytes=push.bytes,
             sent_bytes=push.sent_bytes,
             commit=push.commit,
@@ -61,6 +64,7 @@ class HubPushResource(BaseModel):
             error=None if push.error is None else HubPushError.model_validate(push.error),
             created_at=push.created_at,
             ended_at=push.ended_at,
+            problems=[_problem(push.files.why)] if isinstance(push.files, UnreadValue) else None,
         )
 
 
@@ -68,3 +72,7 @@ def _status(push: HubPush) -> Status:
     if push.status == OPEN:
         return "queued" if push.claim is None else "running"
     return "failed" if push.status == FAILED else "succeeded"
+
+
+def _problem(why: str) -> FieldError:
+    return FieldError(field="files", code="unreadable", message=f"{why}. The push is shown without them; push it again.")

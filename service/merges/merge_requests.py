@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from contract.strict import STORABLE, Strict
 from service.adapters.actions import find_adapter
+from service.database.checked_json import required
 from service.database.engine import clock, new_id
 from service.fleet.models import BaseModel
 from service.http.problems import Conflict, NotFound
@@ -57,7 +58,7 @@ def begin(session: Session, principal: Principal, new: NewMergedModel) -> Merged
         id=new_id("merged"),
         tenant_id=principal.tenant_id,
         adapter_id=adapter.id,
-        adapter_files=[file.model_dump(mode="json") for file in manifest.files],
+        adapter_files=manifest.files,
         lineage=lineage.model_dump(mode="json"),
         base_model=base.name,
         base_revision=base.revision,
@@ -84,8 +85,8 @@ def find_merged(session: Session, principal: Principal, merged_id: str) -> Merge
 
 
 def file_of(merged: MergedModel, path: str) -> str:
-    """The sha256 of a file. Raises NotFound."""
-    held = {file["path"]: str(file["sha256"]) for file in merged.files}
+    """The sha256 of a file. Raises NotFound, ResultUnreadable."""
+    held = {file.path: file.sha256 for file in required(merged.files, f"{merged.id}: ")}
     if path not in held:
         which = f"it has {', '.join(sorted(held))}" if held else "none is stored yet"
         raise NotFound(f"The merged model has no file {path!r}; {which}.")

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from contract.compatibility.capabilities import MERGES
 from contract.model_revision import content_key
+from service.database.checked_json import UnreadValue
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_refs import fetch_capabilities
@@ -81,6 +82,9 @@ def _start(dependencies: Dependencies, merged_id: str) -> None:
 
 def _node_for(session: Session, dependencies: Dependencies, merged: MergedModel) -> Node | _Wait:
     """A node that may merge it now, or why there is none. Nothing is locked."""
+    for stored in (merged.adapter_files, merged.files):
+        if isinstance(stored, UnreadValue):
+            return _Wait(f"{stored.why}; delete it, and merge the adapter again", _UNABLE)
     base = session.get(BaseModel, merged.base_model)
     if base is None or not base.enabled or base.revision != merged.base_revision:
         why = f"base model {merged.base_model} is not the one that the adapter was trained on; an admin can bring it back"

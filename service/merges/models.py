@@ -2,14 +2,17 @@
 
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import ForeignKey, Index, String, Text, text
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.engine import At, Base, Big, Id, Json, Now
+from contract.messages.adapter_manifest import AdapterFile
+from service.database.checked_json import CheckedJson, ParsedJson, UnreadDict, UnreadValue
+from service.database.engine import At, Base, Big, Id, Now
 
 QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
 OPEN = (QUEUED, RUNNING)
+_FILES, _LINEAGE = TypeAdapter(list[AdapterFile]), TypeAdapter(dict[str, Any])
 
 
 class MergedModel(Base):
@@ -21,13 +24,17 @@ class MergedModel(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     adapter_id: Mapped[str] = mapped_column(String(40))
-    adapter_files: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)  # an AdapterFile each
-    lineage: Mapped[Json]  # of the adapter's manifest
+    adapter_files: Mapped[list[AdapterFile] | UnreadValue] = mapped_column(
+        ParsedJson(_FILES, "files of its adapter (merged_models.adapter_files)")
+    )
+    lineage: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_LINEAGE, UnreadDict))  # of the adapter's manifest
     base_model: Mapped[str] = mapped_column(String(128))
     base_revision: Mapped[str] = mapped_column(String(64))
     max_shard_bytes: Mapped[Big]
     status: Mapped[str] = mapped_column(String(16), default=QUEUED)
-    files: Mapped[list[dict[str, Any]]] = mapped_column(JSONB, default=list)  # an AdapterFile each, as they are stored
+    files: Mapped[list[AdapterFile] | UnreadValue] = mapped_column(
+        ParsedJson(_FILES, "files of the merged model (merged_models.files)"), default=list
+    )  # as they are stored
     bytes: Mapped[Big]  # counts towards the stored-bytes quota: as estimated until it is ready, 0 once it failed
     node_id: Mapped[str | None] = mapped_column(String(40))
     fence: Mapped[Big] = mapped_column(default=0)

@@ -6,6 +6,8 @@ from typing import Literal, Self, cast
 from pydantic import BaseModel, Field
 
 from contract.messages.adapter_manifest import AdapterFile
+from service.database.checked_json import UnreadValue, readable
+from service.http.problems import FieldError
 from service.merges.models import FAILED, MergedModel
 
 Status = Literal["queued", "running", "ready", "failed"]
@@ -26,16 +28,19 @@ class MergedModelResource(BaseModel):
     created_at: datetime
     ended_at: datetime | None
     expires_at: datetime | None = Field(description="When its files are deleted, unless it is deleted before")
+    problems: list[FieldError] | None = Field(default=None, description="What of its stored row cannot be read")
 
     @classmethod
     def of(cls, merged: MergedModel) -> Self:
+        stored = {"adapter_files": merged.adapter_files, "files": merged.files}
+        unread = {name: value for name, value in stored.items() if isinstance(value, UnreadValue)}
         return cls(
             id=merged.id,
             adapter_id=merged.adapter_id,
             base_model=merged.base_model,
             base_revision=merged.base_revision,
             status=cast(Status, merged.status),
-            files=[] if merged.status == FAILED else [AdapterFile.model_validate(file) for file in merged.files],
+            files=[] if merged.status == FAILED else readable(merged.files) or [],
             bytes=merged.bytes,
             max_shard_bytes=merged.max_shard_bytes,
             waits_for=merged.waits_for,
@@ -43,4 +48,10 @@ class MergedModelResource(BaseModel):
             created_at=merged.created_at,
             ended_at=merged.ended_at,
             expires_at=merged.expires_at,
+            problems=[_problem(name, value.why) for name, value in unread.items()] or None,
         )
+
+
+def _problem(name: str, why: str) -> FieldError:
+    said = f"{why}. An operator can write it anew in the database; or delete the merged model, and merge the adapter again."
+    return FieldError(field=name, code="unreadable", message=said)

@@ -1,21 +1,25 @@
 """Imports in their table: claimed, renewed, ended. Each step is a short transaction; a claim that was lost changes nothing."""
 
 import json
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
+from service.database.checked_json import UnreadValue
 from service.database.claimed_rows import ClaimedRows
 from service.database.engine import Database
 from service.files import actions as files
 from service.files.dataset_intake import CheckedDataSet
 from service.files.imports.actions import FAILED, IMPORTING, READY
 from service.files.imports.s3_object import S3Object
-from service.files.imports.sources import Pins
-from service.files.models import FileImport
+from service.files.models import FileImport, Pins
+from service.http.problem_handlers import ValueUnreadable
 from service.http.problems import Problem, Unavailable
 from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 from service.usage.quotas import admit_bytes
+
+log = logging.getLogger(__name__)
 
 _CLAIMED = timedelta(minutes=2)  # longer than a source may be silent
 _COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
@@ -56,12 +60,17 @@ class Claims:
                 row = _ROWS.due(session)
                 if row is None:
                     return None
+                if isinstance(row.pins, UnreadValue):
+                    log.error("import %s fails: %s", row.id, row.pins.why)
+                    why = f"{row.id}: {row.pins.why}; import it again, or upload it."
+                    _ROWS.fail(session, row, ValueUnreadable(why).kept())
+                    continue
                 died = Unavailable("The process that fetched it died each time; import it again, or upload it.")
                 claim = _ROWS.take(session, row, died.kept())
                 if claim is not None:
                     row.received_bytes = 0
             if claim is not None:
-                return _claimed(row, claim)  # the attempt is counted by now, should its row be unreadable
+                return _claimed(row, row.pins, claim)
 
     def renew(self, claimed: Claimed, committing: bool = False) -> None:
         """Note the progress, and reserve what has come beyond the announced size. Raises Lost, QuotaExceeded."""
@@ -102,13 +111,13 @@ class Claims:
             _ROWS.release(session, claimed.id, claimed.claim)
 
 
-def _claimed(row: FileImport, claim: str) -> Claimed:
+def _claimed(row: FileImport, pins: Pins, claim: str) -> Claimed:
     return Claimed(
         id=row.id,
         tenant_id=row.tenant_id,
         claim=claim,
         source=row.source,
-        pins=Pins(**row.pins),
+        pins=pins,
         total=row.total_bytes,
         sealed=row.sealed or b"",
     )

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from service.files.imports.sources import IDENTITY, Pins, SourceUnavailable, check_encoding, status_refusal, strong_etag
+from service.files.imports.sources import IDENTITY, SourceUnavailable, check_encoding, status_refusal, strong_etag
+from service.files.models import Pins
 from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, invalid_field
 

@@ -15,6 +15,7 @@ from huggingface_hub.hf_api import RepoSibling
 from service.files.dataset_intake import FileTooLarge
 from service.files.imports.hub_files import check_choice, chosen_file, license_of
 from service.files.imports.s3_object import SCHEME, S3Object, bucket_and_key
+from service.files.models import Pins
 from service.files.source_formats import refuse_format
 from service.http.outbound import Failed, Outbound, Refused, StreamedResponse
 from service.http.problems import Invalid, Unavailable, invalid_field, shown
@@ -30,15 +31,6 @@ IDENTITY = {"User-Agent": "motet", "Accept-Encoding": "identity"}  # what is sto
 
 class SourceUnavailable(Unavailable):
     code, title = "source_unavailable", "The source does not answer"
-
-
-@dataclass(frozen=True)
-class Pins:
-    """What the source said of the bytes, as far as it did. `etag` is a strong one."""
-
-    sha256: str | None = None
-    blob_id: str | None = None  # git's: sha1 over "blob <size>\\0" and the bytes
-    etag: str | None = None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.messages.adapter_manifest import AdapterFile
 from contract.messages.node_messages import LeaseGrant, Pulse
 from contract.messages.placement_messages import MergeWork
+from service.database.checked_json import required
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.base_models.base_refs import base_ref
@@ -48,27 +48,28 @@ def wanted(session: Session, settings: Settings, node: Node) -> list[MergeWork]:
     live = select(MergedModel, BaseModel).join(BaseModel, BaseModel.name == MergedModel.base_model)
     for merged, base in session.execute(live.where(MergedModel.node_id == node.id, *_LIVE).order_by(MergedModel.id)):
         try:
-            ref = base_ref(session, base, merged.base_revision, "bf16")
-        except ValueError as error:  # a source of a newer version
-            log.warning("merge %s ends on its node, since this version cannot read its base: %s", merged.id, error)
-            continue
-        assert merged.lease_until is not None
-        told.append(
-            MergeWork(
-                placement_id=merged.id,
-                fence=merged.fence,
-                token=placement_token(settings, merged.id, merged.fence),
-                lease_seconds=max(0.0, (merged.lease_until - now).total_seconds()),
-                device_indexes=[],
-                base=ref,
-                tenant_id=merged.tenant_id,
-                adapter=[AdapterFile.model_validate(file) for file in merged.adapter_files],
-                max_shard_bytes=merged.max_shard_bytes,
-                stored=[AdapterFile.model_validate(file) for file in merged.files],
-                readme=readme(merged, base),
-            )
-        )
+            told.append(_work(session, settings, merged, base, now))
+        except ValueError as error:  # of a newer version, or damaged
+            log.warning("merge %s ends on its node, since this version cannot describe it: %s", merged.id, error)
     return told
+
+
+def _work(session: Session, settings: Settings, merged: MergedModel, base: BaseModel, now: datetime) -> MergeWork:
+    """Raises ValueError where its base, or what is stored of it, cannot be read."""
+    assert merged.lease_until is not None
+    return MergeWork(
+        placement_id=merged.id,
+        fence=merged.fence,
+        token=placement_token(settings, merged.id, merged.fence),
+        lease_seconds=max(0.0, (merged.lease_until - now).total_seconds()),
+        device_indexes=[],
+        base=base_ref(session, base, merged.base_revision, "bf16"),
+        tenant_id=merged.tenant_id,
+        adapter=required(merged.adapter_files),
+        max_shard_bytes=merged.max_shard_bytes,
+        stored=required(merged.files),
+        readme=readme(merged, base),
+    )
 
 
 def renew(session: Session, settings: Settings, node_id: str, pulses: Collection[Pulse], now: datetime) -> list[LeaseGrant]:

@@ -13,7 +13,7 @@ from contract.messages.placement_messages import BaseFile
 from service.database.claimed_rows import Lost
 from service.database.engine import Database
 from service.files.imports.download import Download
-from service.files.imports.sources import Pins
+from service.files.models import Pins
 from service.fleet.base_models.copies.copy_claims import ClaimedCopy, CopyClaims
 from service.http.outbound import Outbound
 from service.http.problems import Problem, Unavailable
