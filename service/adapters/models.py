@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 from sqlalchemy import BigInteger, ColumnElement, Double, ForeignKey, Index, String, text, type_coerce
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -16,15 +16,21 @@ _STEPS = CheckedJson(TypeAdapter(list[int]), UnreadList, none_as_null=True)
 # as they are stored, read by whatever reads rows
 StoredSteps = Annotated[list[int], BeforeValidator(lambda said: _STEPS.read(said) or [])]
 Manifest = AdapterManifest | UploadedManifest
-_OF_UPLOAD = Discriminator(lambda said: "uploaded" if isinstance(said, dict) and "settings" in said else "trained")
-_MANIFEST = TypeAdapter[Manifest](
-    Annotated[Annotated[AdapterManifest, Tag("trained")] | Annotated[UploadedManifest, Tag("uploaded")], _OF_UPLOAD]
-)
+_TRAINED, _UPLOADED = TypeAdapter(AdapterManifest), TypeAdapter(UploadedManifest)
 _ROW_SCORES = TypeAdapter(RowScores)
 
 
 def _stored(manifest: Manifest) -> dict[str, Any]:
     return manifest.stored() if isinstance(manifest, UploadedManifest) else manifest.model_dump(mode="json")
+
+
+class _ManifestJson(ParsedJson):
+    """A union with tags would name them in the words for an owner."""
+
+    cache_ok = True
+
+    def of_value(self, value: Any) -> TypeAdapter[Any]:
+        return _UPLOADED if isinstance(value, dict) and "settings" in value else _TRAINED
 
 
 class Adapter(Base):
@@ -38,7 +44,7 @@ class Adapter(Base):
     val_loss: Mapped[float | None] = mapped_column(Double)
     name: Mapped[str | None] = mapped_column(String(128))  # as its uploader calls it
     manifest: Mapped[Manifest | UnreadValue] = mapped_column(
-        ParsedJson(_MANIFEST, "files of the adapter (adapters.manifest)", dump=_stored)
+        _ManifestJson(_TRAINED, "files of the adapter (adapters.manifest)", dump=_stored)
     )
     scores: Mapped[RowScores | UnreadValue | None] = mapped_column(
         ParsedJson(_ROW_SCORES, "scores of an adapter (adapters.scores)", none_as_null=True), deferred=True

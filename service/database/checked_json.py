@@ -122,6 +122,10 @@ class ParsedJson(CheckedJson):
         super().__init__(of, UnreadValue, none_as_null)
         self.name, self.dump = name, dump
 
+    def of_value(self, value: Any) -> TypeAdapter[Any]:
+        """What reads this value."""
+        return self.of
+
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         if isinstance(value, list):
             return [self.process_bind_param(one, dialect) for one in value]
@@ -131,6 +135,6 @@ class ParsedJson(CheckedJson):
         if value is None and self.none_as_null:
             return None
         try:
-            return self.of.validate_python(value)
+            return self.of_value(value).validate_python(value)
         except ValidationError as error:
             return UnreadValue(f"the stored {self.name} cannot be read ({why_unreadable(error)})")

@@ -22,7 +22,8 @@ CHECKED = {
 def unread_columns(task: Any, chosen: Selection | None) -> Sequence[str]:
     """The columns that cannot be read. `task` is any row with a Task's columns, `chosen` its selection as it was read."""
     found = [name for name in CHECKED if isinstance(getattr(task, name), Unread)]
-    return [*found, "selection"] if task.selection and chosen is None else found
+    damaged = task.selection is not None and chosen is None and "selection" not in found
+    return [*found, "selection"] if damaged else found
 
 
 def unread_problems(task: Any, chosen: Selection | None, winner: JobConfig | None) -> list[FieldError] | None:

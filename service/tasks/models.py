@@ -53,6 +53,7 @@ class _Waiting(BaseModel):
 _DOCUMENT, _LABELS, _WAITING = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, str]), TypeAdapter(_Waiting)
 _SCORES, _NOTES, _SAMPLES = TypeAdapter(dict[str, float]), TypeAdapter(list[str]), TypeAdapter(list[TextSample])
 PromptScores = dict[str, Annotated[list[FiniteFloat], Field(max_length=MAX_SCORED_ROWS)]]  # by metric, of each prompt
+_TEXTS = "scores of texts ({}.prompt_scores)"
 
 
 def _parsed(of: Any, name: str, deferred: bool = True) -> MappedColumn[Any]:
@@ -264,20 +265,19 @@ class TextEvaluation(ScoredTexts, Base):
     id: Mapped[Id]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
     step: Mapped[int | None]
-    prompt_scores: Mapped[PromptScores | UnreadValue] = _parsed(PromptScores, "(text_evaluations.prompt_scores)")
+    prompt_scores: Mapped[PromptScores | UnreadValue] = _parsed(PromptScores, _TEXTS.format("text_evaluations"))
 
 
 class MilestoneEvaluation(ScoredTexts, Base):
     """How the texts were scored that a job generated in the midst of its training, with its weights after `step`: at the step
-    `milestone`, or, where it resumed past that, after its next one. The end of warmup is one where a text metric ranks jobs
-    there."""
+    `milestone`, or, where it resumed past that, after its next one. Warmup's end is one where a text metric ranks jobs."""
 
     __tablename__ = "milestone_evaluations"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     milestone: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int]
-    prompt_scores: Mapped[PromptScores | UnreadValue | None] = _parsed(PromptScores, "(milestone_evaluations.prompt_scores)")
+    prompt_scores: Mapped[PromptScores | UnreadValue | None] = _parsed(PromptScores, _TEXTS.format("milestone_evaluations"))
 
 
 class TaskEvent(Base):

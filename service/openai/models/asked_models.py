@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from service.adapters.actions import AdapterDeleted
 from service.adapters.models import Adapter
 from service.completions.requests import AskedModel
+from service.database.checked_json import ResultUnreadable, readable
 from service.fleet.models import BaseModel
 from service.http.openai_ids import own_id
 from service.http.problems import FieldError, Invalid, NotFound, invalid_field
@@ -20,9 +21,11 @@ from service.tasks.adapter_queries import undeleted_tasks_adapters
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import effective, part
 from service.tasks.submission.spec_checks import SpecRefused
-from service.tasks.submission.warm_start_checks import FIELD
+from service.tasks.submission.warm_start_checks import FIELD, unreadable
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
+
+_UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,12 @@ class TunedModel:
 
     @property
     def name(self) -> str:
-        label = self.adapter.name if self.task is None else self.task.name
-        base = self.task.base_model if self.task is not None else self.adapter.folder.lineage.base_model
-        return tuned(base, label, self.adapter.id)
+        """Its base's part is "unreadable" where the manifest of an upload cannot be read."""
+        if self.task is not None:
+            return tuned(self.task.base_model, self.task.name, self.adapter.id)
+        manifest = readable(self.adapter.manifest)
+        base = manifest.lineage.base_model if manifest is not None else _UNREADABLE
+        return tuned(base, self.adapter.name, self.adapter.id)
 
     def asked(self, precision: str | None) -> AskedModel:
         """What a request for it asks. Raises Invalid."""
@@ -79,7 +85,11 @@ def tuned_start(session: Session, principal: Principal, name: str) -> TunedStart
     except NotFound as error:
         raise SpecRefused([FieldError(field="base_model", code="model_unknown", message=error.detail)]) from None
     adapter, precision = found.adapter, found.task.precision if found.task is not None else "bf16"
-    return TunedStart(adapter.id, adapter.folder.lineage.base_model, precision, adapter.settings)
+    try:
+        return TunedStart(adapter.id, adapter.folder.lineage.base_model, precision, adapter.settings)
+    except ResultUnreadable as error:
+        why = FieldError(field="base_model", code="adapter_unreadable", message=unreadable(error))
+        raise SpecRefused([why]) from None
 
 
 def as_of_model(refused: SpecRefused) -> SpecRefused:

@@ -13,6 +13,7 @@ from contract.search_space import SearchSpace
 from contract.states import JOB_TERMINAL
 from contract.task_spec import TaskSpec
 from service.adapters.models import Adapter
+from service.database.checked_json import ResultUnreadable
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError
 from service.tasks.adapter_queries import deletion_of, undeleted_tasks_adapters
@@ -41,11 +42,20 @@ def warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, mo
     if maker is not None and maker.status not in JOB_TERMINAL:  # an older worker reports the adapter before the job's end
         message = f"is of job {maker.id}, which has not ended and may be rewound, its adapter with it; wait for the job's end"
         yield FieldError(field=FIELD, code="adapter_unfinished", message=message)
-    lineage = adapter.folder.lineage
+    try:
+        lineage, settings = adapter.folder.lineage, adapter.settings
+    except ResultUnreadable as error:
+        yield FieldError(field=FIELD, code="adapter_unreadable", message=unreadable(error))
+        return
     if lineage.base_revision != model.revision:
         message = f"is for {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
         yield FieldError(field=FIELD, code="adapter_of_other_base", message=message)
-    yield from _shape_errors(spec.search_space, adapter.settings)
+    yield from _shape_errors(spec.search_space, settings)
+
+
+def unreadable(why: ResultUnreadable) -> str:
+    """Why nothing starts from an adapter whose row cannot be read."""
+    return f"cannot be started from: {why}; start from another one"
 
 
 def _shape_errors(space: SearchSpace, start: PeftSettings) -> Iterator[FieldError]:

@@ -9,6 +9,7 @@ from contract.states import ExitReason
 from contract.wording.exit_sentences import exit_sentence
 from contract.wording.row_words import overlap_told
 from contract.wording.step_words import goes_on_from
+from service.database.checked_json import Unread
 from service.tasks.lifecycle.event_log import EventKind
 from service.tasks.models import TaskEvent
 from service.tasks.plan_status.plan_history import PlanChangeResource
@@ -33,7 +34,7 @@ def happenings(events: Sequence[TaskEvent], plans: Sequence[PlanChangeResource])
 
 def _events(events: Sequence[TaskEvent]) -> Iterator[Happening]:
     for event in events:
-        said = _words(event.kind, event.data)
+        said = _words(event.kind, event.data) if not isinstance(event.data, Unread) else None
         if said is not None:
             yield Happening(event.created_at, *said)
 

@@ -10,6 +10,7 @@ from service.adapters.models import Adapter
 from service.tasks.models import Job
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 from tests.service.fleet.scripted import completed, points
+from tests.service.http.problems import problem_of
 from tests.service.scheduler.planned import start, validated
 
 __all__ = ["dependencies", "new_node", "nothing_left", "plan"]
@@ -117,8 +118,9 @@ def test_a_start_whose_shape_cannot_be_read(tenant, ended, database, name, value
     adapter = tenant.get(f"/v1/tasks/{ended}").json()["winner"]["adapter_id"]
     write_field(database, name, value)
     refused = tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), warm_start={"adapter_id": adapter}))
-    assert (refused.status_code, refused.json()["code"]) == (500, "value_unreadable")
-    assert f"the {name} of its lineage.config cannot be read" in refused.json()["detail"]
+    (error,) = problem_of(refused, 422, "invalid")["errors"]
+    assert (error["field"], error["code"]) == ("warm_start.adapter_id", "adapter_unreadable")
+    assert f"the {name} of its lineage.config cannot be read" in error["message"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("target_modules", "all-linear"), ("schedule", {"kind": "wsd"}), ("beta", "auto")])
