@@ -1,6 +1,7 @@
 """The internal API that worker daemons and their executors call. Not part of the public API or its schema."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request, Response
@@ -69,8 +70,19 @@ class _NodeGate(Gate):
         state, bearer = state_of(request), await _bearer(request.headers.get("authorization"))
         if bearer is not None and state.throttle.trusts(bearer):
             return
-        async with state.throttle.attempt(address_of(request), bearer or ""):
+        async with state.throttle.attempt(address_of(request), bearer or ""), self.among(state):
             await run_in_threadpool(_require_node, state, request.path_params["node_id"], bearer)
+
+    def among(self, state: State) -> AbstractAsyncContextManager[Any]:
+        """What bounds how many are looked up at once."""
+        return nullcontext()
+
+
+class _HeartbeatGate(_NodeGate):
+    """Once the API has started it trusts nobody yet, and all nodes beat at once: they may not take every thread."""
+
+    def among(self, state: State) -> AbstractAsyncContextManager[Any]:
+        return state.semaphores["heartbeats"]
 
 
 class _PlacementGate(Gate):
@@ -84,7 +96,7 @@ class _PlacementGate(Gate):
         check_placement(state_of(request).settings, placement_id, await _bearer(request.headers.get("authorization")))
 
 
-OF_NODE, OF_PLACEMENT = Depends(_NodeGate()), Depends(_PlacementGate())
+OF_NODE, OF_BEATING, OF_PLACEMENT = Depends(_NodeGate()), Depends(_HeartbeatGate()), Depends(_PlacementGate())
 
 
 def _require_node(state: State, node_id: str, bearer: str | None) -> None:
@@ -122,7 +134,11 @@ def heartbeat(node_id: str, said: Whole, bearer: Bearer, state: Service) -> byte
 
 
 router.add_api_route(
-    "/nodes/{node_id}/heartbeats", heartbeat, methods=["POST"], route_class_override=_HeartbeatRoute, dependencies=[OF_NODE]
+    "/nodes/{node_id}/heartbeats",
+    heartbeat,
+    methods=["POST"],
+    route_class_override=_HeartbeatRoute,
+    dependencies=[OF_BEATING],
 )
 
 
