@@ -118,7 +118,7 @@ def test_a_start_whose_shape_cannot_be_read(tenant, ended, database, name, value
     adapter = tenant.get(f"/v1/tasks/{ended}").json()["winner"]["adapter_id"]
     write_field(database, name, value)
     refused = tenant.post("/v1/tasks", json=tenant.spec(tenant.file(), warm_start={"adapter_id": adapter}))
-    (error,) = problem_of(refused, 422, "invalid")["errors"]
+    (error,) = problem_of(refused, 422, "task_refused")["errors"]
     assert (error["field"], error["code"]) == ("warm_start.adapter_id", "adapter_unreadable")
     assert f"the {name} of its lineage.config cannot be read" in error["message"]
 
