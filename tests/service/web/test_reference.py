@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from contract.states import TaskStatus
+from service.database.checked_json import required
 from service.database.engine import Database, clock, new_id
 from service.fleet.models import BaseModel, Node
 from service.merges.models import MergedModel
@@ -122,7 +123,7 @@ class Things:
         merged = _made(self.owner, "/v1/merged-models", adapter_id=self._task(operation)["ADAPTER_ID"])["id"]
         with self._database.begin() as session:
             row = session.get_one(MergedModel, merged)
-            row.files = [row.adapter_files[0] | {"path": "config.json"}]
+            row.files = [required(row.adapter_files)[0].model_copy(update={"path": "config.json"})]
         return {"MERGED_ID": merged}
 
     def _push(self) -> dict[str, str]:
