@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, event, select
 
+from service.database.checked_json import required
 from service.database.engine import clock
 from service.fleet.models import Placement
 from service.tasks.models import Job
@@ -30,7 +31,7 @@ def opened(database, placement):
     file_id, fence = placement.given.train_file.file_id, placement.given.fence
     with database.begin() as session:
         job = session.scalars(select(Job).where(Job.task_id == placement.given.task_id).order_by(Job.index)).first()
-        checkpoint = job.checkpoint["sha256"]
+        checkpoint = required(job.checkpoint).sha256
 
     def ask() -> dict[str, str]:
         asked = {
