@@ -1,6 +1,8 @@
-"""The queue that tests of tasks hand to what validates them."""
+"""What tests of tasks share: the queue that is handed to what validates them, damages to rows, a browser that is signed in."""
 
 import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from service.messaging.queue import Queue
 
@@ -8,3 +10,21 @@ from service.messaging.queue import Queue
 @pytest.fixture
 def queue(settings):
     return Queue(settings.redis_url)
+
+
+@pytest.fixture
+def damage(database):
+    """Writes a value to a column, past all that checks it."""
+
+    def write(model, column, value, where):
+        with database.begin() as session:
+            session.execute(update(model.__table__).where(where).values({column: value}))
+
+    return write
+
+
+@pytest.fixture
+def browser(client, tenant):
+    made = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False)
+    made.cookies = made.post("/sign-in", data={"key": tenant.key}).cookies
+    return made

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from fastapi.testclient import TestClient
-from sqlalchemy import text, update
+from sqlalchemy import text
 
 from service.adapters.models import Adapter
 from service.tasks.models import Job
@@ -40,22 +39,6 @@ def write_field(database, name, value):
         for table, column, path in (("jobs", "config", [name]), ("adapters", "manifest", ["lineage", "config", name])):
             said = text(f"UPDATE {table} SET {column} = jsonb_set({column}, :path, CAST(:v AS jsonb))")
             session.execute(said, {"path": path, "v": json.dumps(value)})
-
-
-@pytest.fixture
-def browser(client, tenant):
-    made = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False)
-    made.cookies = made.post("/sign-in", data={"key": tenant.key}).cookies
-    return made
-
-
-@pytest.fixture
-def damage(database):
-    def write(table, column, value, where):
-        with database.begin() as session:
-            session.execute(update(table.__table__).where(where).values({column: value}))
-
-    return write
 
 
 @pytest.fixture

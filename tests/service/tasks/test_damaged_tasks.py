@@ -2,7 +2,6 @@
 
 import pytest
 from sqlalchemy import update
-from starlette.testclient import TestClient
 
 from contract.states import TaskStatus
 from service.background.reconciler import replan_elapsed_delays, replan_newly_readable_tasks
@@ -37,22 +36,6 @@ PAGES = [
 
 
 @pytest.fixture
-def damage(database):
-    def write(id, column, value):
-        with database.begin() as session:
-            session.execute(update(Task.__table__).where(Task.__table__.c.id == id).values({column: value}))
-
-    return write
-
-
-@pytest.fixture
-def browser(client, tenant):
-    made = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False)
-    made.cookies = made.post("/sign-in", data={"key": tenant.key}).cookies
-    return made
-
-
-@pytest.fixture
 def failing(tenant, admin, browser):
     """Of every list and every answer about a task to its owner, and of the lists of admins, those that fail."""
 
@@ -71,7 +54,7 @@ def test_it_is_told_and_others_are_listed(tenant, database, browser, damage, fai
     good, bad = tenant.task(labels={"a": "b"})["id"], tenant.task(labels={"a": "b"})["id"]
     with database.begin() as session:
         session.execute(update(Task).where(Task.id == bad).values(status=status))
-    damage(bad, column, value)
+    damage(Task, column, value, Task.id == bad)
     assert failing(bad) == {}
     listed = {task["id"]: task for task in tenant.get("/v1/tasks").json()["data"]}
     assert set(listed) == {good, bad}
@@ -89,7 +72,7 @@ def test_it_is_told_and_others_are_listed(tenant, database, browser, damage, fai
 def test_others_are_planned(dependencies, tenant, new_node, plan, damage, failing, caplog, column, value):
     node = new_node("n", slots=2)
     bad, sound = validated(dependencies, tenant), validated(dependencies, tenant)
-    damage(bad, column, value)
+    damage(Task, column, value, Task.id == bad)
     replan_elapsed_delays(dependencies)
     replan_newly_readable_tasks(dependencies)
     assert plan() == 1
@@ -112,14 +95,14 @@ def test_a_running_one_ends_with_its_adapter(tenant, new_node, plan, damage, fai
     node, task = new_node("n"), tenant.task()["id"]
     plan()
     running = start(node, task)
-    damage(task, column, value)
+    damage(Task, column, value, Task.id == task)
     assert [lease.placement_id for lease in node.leases(running.pulse()).leases] == [running.id]
     assert [placement.placement_id for placement in told(node.desired())] == [running.id]
     running.report(running.adapter(0, 1.0), completed(0), running.adapter(1, 1.1), completed(1))
     assert tenant.get(f"/v1/tasks/{task}").json()["status"] == "succeeded"
     assert tenant.get(f"/v1/tasks/{task}/adapter").status_code == 200
     assert failing(task) == {}
-    damage(task, column, value)
+    damage(Task, column, value, Task.id == task)
     assert tenant.get(f"/v1/tasks/{task}/adapter").status_code == 200
 
 

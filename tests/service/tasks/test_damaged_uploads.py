@@ -1,7 +1,6 @@
 """An uploaded adapter whose manifest is damaged, and an event without data: they are told, and end nothing of others."""
 
 import pytest
-from sqlalchemy import update
 
 from service.adapters.models import Adapter
 from service.tasks.models import Task, TaskEvent
@@ -10,15 +9,6 @@ from service.web.views.task_history import happenings
 from tests.service.adapters.adapter_uploads import safetensors, tensors, upload
 
 VALUES = [3, [[1]], {"n": 3}, {"settings": 3}]
-
-
-@pytest.fixture
-def damage(database):
-    def write(table, column, value, where):
-        with database.begin() as session:
-            session.execute(update(table.__table__).where(where).values({column: value}))
-
-    return write
 
 
 @pytest.fixture
