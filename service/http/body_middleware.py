@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contract.values.strict_json import NotStrict, object_of
+from service.http.middleware import dependants
 from service.http.problems import TooLarge, invalid_field, shown
 
 MAX_BODY_BYTES = 16 * 2**20
@@ -139,12 +140,11 @@ class Admission:
 def _gates(scope: Scope) -> Iterator[Gate]:
     """Those of the request's route."""
     route = scope.get("route")
-    within = [route.dependant] if isinstance(route, APIRoute) else []
-    while within:
-        one = within.pop()
+    if not isinstance(route, APIRoute):
+        return
+    for one in dependants(route):
         if isinstance(one.call, Gate):
             yield one.call
-        within += one.dependencies
 
 
 class JsonCheck:

@@ -4,11 +4,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from urllib.parse import quote
 
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -129,9 +130,13 @@ class IgnoredParameters:
 
 def _parameters(route: APIRoute) -> frozenset[str]:
     """The names of the query's parameters that the route, or what it depends on, reads."""
-    unread, names = [route.dependant], set[str]()
+    return frozenset(field.alias for one in dependants(route) for field in one.query_params)
+
+
+def dependants(route: APIRoute) -> Iterator[Dependant]:
+    """The route's own, and those of all that it depends on."""
+    unread = [route.dependant]
     while unread:
         one = unread.pop()
-        names.update(field.alias for field in one.query_params)
+        yield one
         unread += one.dependencies
-    return frozenset(names)
