@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.precision import CHOSEN, Winner, figures_of, kept
@@ -24,6 +25,18 @@ def test_ratios_are_over_the_winner_in_bf16_with_the_same_seed() -> None:
     assert found["bf16_loss_spread_max"] == pytest.approx(2**0.5 * 0.1 / 2.1)
     assert found["bf16_loss_spread_mean_unseen"] == pytest.approx(2**0.5 * 0.05 / 2.1)
     assert len(found) == 12
+
+
+def test_a_precision_of_fewer_seeds_is_held_beside_the_same_seeds_of_bf16() -> None:
+    losses = {"bf16": (2.0, 4.0, 8.0), "nf4": (2.2, 4.0)}
+    rows = [
+        {"pair": "a", "precision": precision, "seed": seed, "peft_val_loss": loss, "peft_unseen_loss": loss}
+        for precision, of_seeds in losses.items()
+        for seed, loss in enumerate(of_seeds)
+    ]
+    found = figures_of(rows)
+    assert found["nf4_loss_ratio_mean"] == pytest.approx((1.1 + 1.0) / 2)
+    assert found["bf16_loss_spread_max"] == pytest.approx(np.std([2, 4, 8], ddof=1) / (14 / 3))
 
 
 def test_a_search_spans_every_rate_under_the_asked_precision() -> None:
