@@ -1,7 +1,8 @@
 """Claim courier: claims due rows and works each off in a thread of its own, in the background. Knows no tables.
 
 What is due, how many may be in flight, and what an outcome means is the subclass's; so any number of couriers may run. A retry
-waits in the table, so a courier looks again when it is woken, when a row is done, and when its subclass says.
+waits in the table, so a courier looks again when it is woken, when a row is done, and when its subclass says. Where an
+unforeseen exception breaks an attempt off, its claim runs out, and the table has counted it (poison_rows.py).
 """
 
 import itertools
@@ -40,6 +41,7 @@ class ClaimCourier(ABC, Generic[Claimed]):
 
     name: ClassVar[str]
     slots: ClassVar[int]  # rows of a process in flight
+    daemon: ClassVar[bool] = True  # False: the end of the process waits for rows in flight, which need no release
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -133,7 +135,8 @@ class ClaimCourier(ABC, Generic[Claimed]):
         with self._changed:
             self._in_flight[number] = claimed
         try:
-            threading.Thread(target=self._run, args=(number, claimed), name=f"{self.name} call", daemon=True).start()
+            name, daemon = f"{self.name} call", self.daemon
+            threading.Thread(target=self._run, args=(number, claimed), name=name, daemon=daemon).start()
         except RuntimeError as error:  # there is room for no other thread
             log.warning("%s works off one row at a time: %s", self.name, error)
             self._run(number, claimed)
@@ -146,6 +149,8 @@ class ClaimCourier(ABC, Generic[Claimed]):
                 self.release(claimed)
         except SQLAlchemyError as error:
             log.error("%s: %s may have no outcome, and is then due again: %s", self.name, claimed, error)
+        except Exception:  # what one tenant's row brings about may not end a process that works for all: it has no outcome
+            log.critical("%s: an attempt of %s broke off", self.name, claimed, exc_info=True)
         finally:
             with self._changed:
                 del self._in_flight[number]

@@ -1,4 +1,4 @@
-"""Poison rows: those whose attempts end the process that makes them, so that no outcome is recorded. Knows no tables.
+"""Poison rows: those whose attempts break off, or end the process that makes them, so no outcome is recorded. Knows no tables.
 
 A claim counts its attempt as unrecorded before the attempt is made, and an outcome resets the count, so a crash keeps it. A row
 with unrecorded attempts is tried beside no other such row, so that those in flight beside a poison row are not failed with it.

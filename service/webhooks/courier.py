@@ -10,16 +10,15 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, select, text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database, clock
 from service.http.outbound import Failed, Outbound, Refused
+from service.messaging.claim_courier import ClaimCourier, Taken
 from service.messaging.poison_rows import GIVEN_UP, MOST_UNRECORDED
 from service.secret_box import SecretBox, Unsealable
 from service.webhooks.actions import MAILTO, give_up_waiting
@@ -66,128 +65,90 @@ _FIRST_DUE = text(
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """One message to send, with its webhook's URL, format and secrets.
+    """One message to send, with its webhook's URL, format and secrets. Its repr is of a log line, which holds none of these.
 
     held_until: the end of its visibility timeout, by which the row tells this attempt from others.
     suspect: its last attempt has no outcome.
     """
 
     due: Due
-    url: str
+    url: str = field(repr=False)
     format: str
-    payload: str
-    sealed: tuple[bytes, ...]  # secrets of the format `standard`
+    payload: str = field(repr=False)
+    sealed: tuple[bytes, ...] = field(repr=False)  # secrets of the format `standard`
     held_until: datetime
     suspect: bool
 
 
-class Courier:
-    """Delivers due messages in a background thread and a pool; `wake` returns at once."""
+class Courier(ClaimCourier[DueDelivery]):
+    """Delivers due messages."""
+
+    name, slots = "courier", SLOTS
+    daemon = False  # a call that is cut has no outcome, so the end of the process waits for it, about 30 s at most
 
     def __init__(
         self, db: Database, outbound: Outbound, box: SecretBox, mailer: Mailer | None = None, public_url: str | None = None
     ) -> None:
+        super().__init__()
         self._db, self._outbound, self._box = db, outbound, box
         self._mailer, self._public_url = mailer, public_url
-        self._pool = ThreadPoolExecutor(SLOTS, thread_name_prefix="courier")
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()  # guards all below
-        self._slots = DeliverySlots()
+        self._lock = threading.Lock()  # guards all below
+        self._limits = DeliverySlots()
         self._suspect = False  # whether one is in flight: it is alone among its like
-        self._stopping = False
-        self._look = False  # since the last query a message may be due or a slot free
 
-    def wake(self) -> None:
-        """Start delivering due messages in the background thread."""
-        self._look_again()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Take no more messages; returns at once."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Stop, and wait for those in flight. The end of the process waits for what is left, as long as a call may take."""
-        self.stop()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._slots, timeout=seconds)
-
-    def _look_again(self) -> None:
-        with self._changed:
-            self._look = True
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._look or self._stopping)
-                if self._stopping:
-                    return
-            try:
-                self.deliver_due()
-            except SQLAlchemyError as error:
-                log.error("messages are delivered later, the database does not answer: %s", error)
-
-    def deliver_due(self) -> int:
-        """Attempt every due message once, also those that become due meanwhile; returns the number of attempts."""
-        done = 0
-        self._look_again()
-        while self._something_to_do():
-            due_deliveries = self._take()
-            for due_delivery in due_deliveries:
-                self._pool.submit(self._run, due_delivery).add_done_callback(_show_unforeseen)
-            if due_deliveries:
-                self._look_again()
-            done += len(due_deliveries)
-        return done
-
-    def _something_to_do(self) -> bool:
-        """Wait until the table should be queried again; False once no delivery is in flight and nothing has changed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._look or self._stopping or not self._slots)
-            due, self._look = self._look and not self._stopping, False
-        return due
-
-    def _take(self) -> list[DueDelivery]:
+    def take(self, most: int) -> Taken[DueDelivery]:
         """Take due messages that get a slot, hiding them from other couriers."""
         given: dict[str, Due] = {}
-        due_deliveries: list[DueDelivery] = []
+        hidden = Taken[DueDelivery]([])
         try:
             with self._db.begin() as session:
                 now = clock(session)
                 wanted = self._candidates(session, now)
-                with self._changed:
-                    given = {one.id: one for one in self._slots.take(wanted)}
-                due_deliveries = self._hide(session, given, now)
-        except SQLAlchemyError:
-            due_deliveries = []
-            raise
+                with self._lock:
+                    given = {one.id: one for one in self._limits.take(wanted, most)}
+                found = self._hide(session, given, now)
+            hidden = found  # and committed
         finally:
-            with self._changed:
-                self._suspect |= any(due_delivery.suspect for due_delivery in due_deliveries)
-                for id in given.keys() - {
-                    due_delivery.due.id for due_delivery in due_deliveries
-                }:  # taken by another courier, or no longer due
-                    self._slots.leave(given[id])
-        return due_deliveries
+            with self._lock:
+                self._suspect |= any(one.suspect for one in hidden.rows)
+                for id in given.keys() - {one.due.id for one in hidden.rows}:  # another courier's, or no longer due
+                    self._limits.leave(given[id])
+        return hidden
 
-    def _hide(self, session: Session, given: Mapping[str, Due], now: datetime) -> list[DueDelivery]:
+    def work_off(self, claimed: DueDelivery) -> None:
+        """Attempt one delivery."""
+        began, status, error = time.monotonic(), None, None
+        try:
+            try:
+                status = self._send(claimed)
+            except (Refused, Failed) as failure:
+                error = str(failure)
+            except Unsealable as failure:
+                log.error("webhook %s: %s", claimed.due.webhook, failure)
+                error = "the webhook's secret cannot be read on our side; rotate it"
+            with self._db.begin() as session:
+                _note(session, claimed, status, error)
+        finally:
+            slow = time.monotonic() - began > _SLOW_SECONDS
+            with self._lock:
+                self._limits.give_back(claimed.due, slow)
+                self._suspect &= not claimed.suspect
+
+    def release(self, claimed: DueDelivery) -> None:
+        """Nothing: its call ends in this process."""
+
+    def _hide(self, session: Session, given: Mapping[str, Due], now: datetime) -> Taken[DueDelivery]:
         """Take the messages that no other courier has taken, and set their visibility timeout."""
         own = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
         own = own.where(Delivery.id.in_(given), _is_due(now)).with_for_update(skip_locked=True, of=Delivery)
-        due_deliveries = []
-        held_until = now + _HELD
-        with self._changed:
+        hidden, held_until, behind = list[DueDelivery](), now + _HELD, False
+        with self._lock:
             suspects = int(self._suspect)
         for delivery, webhook in session.execute(own):
             if delivery.unrecorded >= MOST_UNRECORDED:
                 delivery.status, delivery.last_status, delivery.last_error = "failed", None, GIVEN_UP
                 log.error("message %s of webhook %s: %s", delivery.id, webhook.id, GIVEN_UP)
-                self._look_again()  # others may be due behind it
+                behind = True
                 continue
             suspect = delivery.unrecorded > 0
             if suspect and suspects:
@@ -198,37 +159,16 @@ class Courier:
             delivery.unrecorded += 1
             sealed = _sealed(webhook, now) if webhook.format == "standard" else ()
             due, payload = given[delivery.id], delivery.payload
-            due_deliveries.append(DueDelivery(due, webhook.url, webhook.format, payload, sealed, held_until, suspect))
-        return due_deliveries
+            hidden.append(DueDelivery(due, webhook.url, webhook.format, payload, sealed, held_until, suspect))
+        return Taken(hidden, seconds=0.0 if hidden or behind else None)  # others may be due behind them
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
         """Due messages of webhooks that may get a slot, in round-robin order over the webhooks."""
-        with self._changed:
-            (tenants, webhooks), no_slow = self._slots.closed(), self._slots.no_slow
+        with self._lock:
+            (tenants, webhooks), no_slow = self._limits.closed(), self._limits.no_slow
         closed = {"tenants": tenants, "webhooks": webhooks, "no_slow": no_slow}
         rows = session.execute(_FIRST_DUE, {"now": now, "each": OF_WEBHOOK, "most": _LOOKED_AT} | closed)
         return [Due(row.id, row.tenant_id, row.webhook_id, row.failed) for row in rows]
-
-    def _run(self, due_delivery: DueDelivery) -> None:
-        began, status, error = time.monotonic(), None, None
-        try:
-            try:
-                status = self._send(due_delivery)
-            except (Refused, Failed) as failure:
-                error = str(failure)
-            except Unsealable as failure:
-                log.error("webhook %s: %s", due_delivery.due.webhook, failure)
-                error = "the webhook's secret cannot be read on our side; rotate it"
-            with self._db.begin() as session:
-                _note(session, due_delivery, status, error)
-        except SQLAlchemyError as failure:
-            log.error("result of delivery %s could not be stored; it will be sent again: %s", due_delivery.due.id, failure)
-        finally:
-            slow = time.monotonic() - began > _SLOW_SECONDS
-            with self._changed:
-                self._slots.give_back(due_delivery.due, slow)
-                self._suspect &= not due_delivery.suspect
-            self._look_again()
 
     def _send(self, one: DueDelivery) -> int:
         """The receiver's status. Raises Refused, Failed or Unsealable."""
@@ -249,12 +189,6 @@ def _sealed(webhook: Webhook, now: datetime) -> tuple[bytes, ...]:
     if webhook.secret_before is not None and webhook.secret_before_until is not None and webhook.secret_before_until > now:
         return webhook.secret, webhook.secret_before
     return (webhook.secret,)
-
-
-def _show_unforeseen(attempt: "Future[None]") -> None:
-    """Log what ended an attempt that nobody waits for. It has no outcome, so it counts as if it had ended its process."""
-    if (error := attempt.exception()) is not None:
-        log.critical("an attempt to deliver a message broke off", exc_info=error)
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:

@@ -8,6 +8,7 @@ receivers that answer, and for other tenants' messages that are tried again.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 SLOTS = 32
 OF_TENANT, OF_WEBHOOK = 8, 4  # at most, of these slots
@@ -36,9 +37,9 @@ class DeliverySlots:
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, wanted: Iterable[Due]) -> list[Due]:
-        """Give slots, in this order, to the messages that the limits allow; returns those."""
-        return [one for one in wanted if self._take(one)]
+    def take(self, wanted: Iterable[Due], most: int) -> list[Due]:
+        """Give slots, at most so many, in this order, to the messages that the limits allow; returns those."""
+        return list(islice((one for one in wanted if self._take(one)), most))
 
     def give_back(self, one: Due, slow: bool) -> None:
         """Free the slot after an attempt. `slow`: the receiver took long, whether it answered or not."""
@@ -67,7 +68,7 @@ class DeliverySlots:
 
     def _take(self, one: Due) -> bool:
         tenants, webhooks = self.closed()
-        if len(self._held) >= SLOTS or one.id in self._held or one.tenant in tenants or one.webhook in webhooks:
+        if one.id in self._held or one.tenant in tenants or one.webhook in webhooks:
             return False
         slow = one.failed or one.webhook in self._slow
         beside = [held for held, is_slow in self._held.values() if is_slow and held.tenant == one.tenant] if slow else []

@@ -99,7 +99,7 @@ def test_a_courier_asks_a_database_that_is_away_once_for_each_time_that_it_is_wo
 def courier(settings, database) -> Iterator[Courier]:
     made = Courier(database, Outbound(settings.webhook_networks, seconds=2 * PATIENCE), box_of(settings))
     yield made
-    until(lambda: not made._slots)
+    until(lambda: not made._in_flight)
 
 
 def test_a_stopped_courier_takes_no_more_messages(new_tenant, black_hole, courier):
@@ -111,13 +111,13 @@ def test_a_stopped_courier_takes_no_more_messages(new_tenant, black_hole, courie
     courier.stop()
     messages(other, hook(other, black_hole.url), 1)
     courier.wake()
-    assert courier.deliver_due() == 0
+    assert courier.work_off_due() == 0
     courier._thread.join(PATIENCE)
     assert not courier._thread.is_alive()
     assert len(black_hole.taken) == 1
     black_hole.let_go()
     courier.close(PATIENCE)
-    assert not courier._slots
+    assert not courier._in_flight
 
 
 def test_a_queue_worker_that_is_stopped_waits_for_what_is_in_flight(settings, new_tenant, black_hole, courier, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_queue_worker_that_is_stopped_waits_for_what_is_in_flight(settings, ne
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def answered() -> None:
-        until(lambda: courier._stopping)
+        until(lambda: courier._stopping.is_set())
         black_hole.let_go()
 
     class Stopped(queue_worker._Worker):
@@ -145,6 +145,6 @@ def test_a_queue_worker_that_is_stopped_waits_for_what_is_in_flight(settings, ne
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert not courier._slots, "the call in flight has ended"
+    assert not courier._in_flight, "the call in flight has ended"
     messages(one, hook(one, url), 1)
-    assert courier.deliver_due() == 0
+    assert courier.work_off_due() == 0

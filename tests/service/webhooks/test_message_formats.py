@@ -66,13 +66,13 @@ def test_an_email_arrives_and_is_tried_again_until_it_is_taken(tenant, courier, 
     task = tenant.task(name="voices <a>\u2028")["id"]
     smtp.answers = [b"451 later"]
     assert tenant.post(f"/v1/tasks/{task}/cancel").status_code == 200
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
     first = sent(tenant, hook)
     assert (first["status"], first["attempts"]) == ("pending", 1)
     assert "451" in first["last_error"]
     with database.begin() as session:
         session.execute(update(Delivery).where(Delivery.id == first["id"]).values(next_at=func.clock_timestamp()))
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
     assert (sent(tenant, hook)["status"], sent(tenant, hook)["last_status"]) == ("delivered", 250)
     (_, before), (commands, content) = smtp.got[-2:]
     assert {"mail FROM:<motet@here.example>", "rcpt TO:<team@example.com>"} <= {one.partition(" size")[0] for one in commands}
@@ -111,7 +111,7 @@ def test_the_winner_is_told_by_what_it_was_trained_with(tenant, courier, smtp, d
         job.best_val_loss, row.winner_job_id, row.status = 0.5, job.id, TaskStatus.SUCCEEDED
         config = job.config
         bump_version_and_notify(session, row)
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
     assert sent(tenant, hook)["status"] == "delivered"
     said = message_from_bytes(smtp.got[-1][1], policy=policy.default).get_content()
     told = f"lr {config['learning_rate']:g}, rank {config['rank']}, batch {config['batch_size']}"

@@ -28,7 +28,7 @@ from service.dependencies import Dependencies
 from service.settings import Settings
 from service.webhooks.factories import courier_of
 settings = Settings.load()
-courier_of(settings, Dependencies.of(settings).db).deliver_due()
+courier_of(settings, Dependencies.of(settings).db).work_off_due()
 """
 
 
@@ -163,8 +163,8 @@ def test_an_unforeseen_exception_counts_and_is_logged(tenant, receiver, due, set
     messages(tenant, webhook_id, 1)
     courier = Courier(database, Broken(settings.webhook_networks), box_of(settings))
     for _ in range(MOST_UNRECORDED):
-        assert courier.deliver_due() == 1
+        assert courier.work_off_due() == 1
         due()
-    assert courier.deliver_due() == 0
+    assert courier.work_off_due() == 0
     assert shown(tenant, webhook_id) == [("failed", MOST_UNRECORDED, GIVEN_UP)]
     assert caplog.text.count("broke off") == MOST_UNRECORDED

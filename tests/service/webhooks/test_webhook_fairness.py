@@ -70,7 +70,7 @@ def courier(settings, database, black_hole) -> Iterator[Courier]:
     with database.begin() as session:
         session.execute(update(Webhook).values(disabled="by_hand"))
     black_hole.let_go()
-    until(lambda: not made._slots)
+    until(lambda: not made._in_flight)
 
 
 def hook(tenant, url: str) -> str:
@@ -102,7 +102,7 @@ def test_slow_webhooks_of_many_tenants_leave_seats_for_the_others(new_tenant, bl
         tenant = new_tenant()
         webhook_id = hook(tenant, black_hole.url)
         messages(tenant, webhook_id, 3)
-        courier._slots._slow.add(webhook_id)  # as after a try that timed out
+        courier._limits._slow.add(webhook_id)  # as after a try that timed out
     courier.wake()
     until(lambda: len(black_hole.taken) == OF_SLOW)
     other = new_tenant()
@@ -191,7 +191,7 @@ def test_limits_hold_and_whoever_answers_is_served(data: st.DataObject) -> None:
             webhook = f"d{tenant[1:]}" if tenant[1:] else data.draw(st.sampled_from(["dead0", "dead1", f"{tenant}-well"]))
             number += 1
             asked.append(Due(str(number), tenant, webhook))
-        on_way += slots.take(asked)
+        on_way += slots.take(asked, SLOTS - len(slots))
         assert len(on_way) == len(slots) <= SLOTS
         assert max(Counter(one.tenant for one in on_way).values(), default=0) <= OF_TENANT
         assert max(Counter(one.webhook for one in on_way).values(), default=0) <= OF_WEBHOOK
@@ -201,22 +201,22 @@ def test_limits_hold_and_whoever_answers_is_served(data: st.DataObject) -> None:
     for one in on_way:
         slots.give_back(one, slow=one.webhook in slow)
     crowd = [Due(f"x{n}-{m}", f"t{n}", f"d{n}", failed=True) for n in range(12) for m in range(SLOTS)]
-    held = slots.take(crowd)
+    held = slots.take(crowd, SLOTS)
     assert len(held) == OF_SLOW
-    assert slots.take([Due("last", "new", "well")]), "a webhook that answers finds a slot"
+    assert slots.take([Due("last", "new", "well")], SLOTS), "a webhook that answers finds a slot"
 
 
 def test_slow_webhooks_of_one_tenant_leave_slots_for_what_others_try_again() -> None:
     slots = DeliverySlots()
-    held = slots.take(Due(f"x{n}", "t", f"d{n}", failed=True) for n in range(OF_SLOW))
+    held = slots.take((Due(f"x{n}", "t", f"d{n}", failed=True) for n in range(OF_SLOW)), SLOTS)
     assert len(held) == OF_TENANTS_SLOW
-    assert slots.take([Due("again", "other", "well", failed=True)])
+    assert slots.take([Due("again", "other", "well", failed=True)], SLOTS)
     slots.give_back(held[0], slow=True)
-    assert slots.take([Due("next", "t", "d0")]), "a slot that is free is the tenant's again"
+    assert slots.take([Due("next", "t", "d0")], SLOTS), "a slot that is free is the tenant's again"
 
 
 def test_a_message_is_never_on_its_way_twice() -> None:
     slots, one = DeliverySlots(), Due("m", "t", "w")
-    assert slots.take([one, one]) == [one]
+    assert slots.take([one, one], SLOTS) == [one]
     slots.leave(one)
-    assert slots.take([one]) == [one]
+    assert slots.take([one], SLOTS) == [one]

@@ -82,7 +82,7 @@ def sent(tenant, hook) -> list[dict]:
 
 def test_both_libraries_verify_what_is_sent(tenant, hook, receiver, courier):
     task_id = cancelled(tenant)
-    assert courier.deliver_due() == 2
+    assert courier.work_off_due() == 2
     types = set()
     for headers, body in receiver.got:
         said = Standard(hook["secret"]).verify(body, headers)
@@ -96,14 +96,14 @@ def test_both_libraries_verify_what_is_sent(tenant, hook, receiver, courier):
             Standard(hook["secret"]).verify(body + b" ", headers)
     assert types == {"task.cancelled", "fine_tuning.job.cancelled"}
     assert {(one["status"], one["last_status"], one["attempts"]) for one in sent(tenant, hook)} == {("delivered", 200, 1)}
-    assert courier.deliver_due() == 0
+    assert courier.work_off_due() == 0
 
 
 def test_slacks_format_is_text_without_a_signature(tenant, receiver, courier):
     said = {"url": receiver.url, "events": ["task.cancelled"], "format": "slack"}
     hook = tenant.post("/v1/webhooks", json=said).json()
     task_id = cancelled(tenant)
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
     ((headers, body),) = receiver.got
     assert json.loads(body) == {"text": f"*{task_id} was cancelled*"}
     assert "webhook-signature" not in headers
@@ -138,14 +138,14 @@ def test_after_a_rotation_both_secrets_verify_for_a_day(tenant, hook, receiver, 
     rotated = tenant.post(f"/v1/webhooks/{hook['id']}/rotate").json()
     assert rotated["secret"] != hook["secret"]
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
-    courier.deliver_due()
+    courier.work_off_due()
     headers, body = receiver.got[-1]
     for secret in (hook["secret"], rotated["secret"]):
         assert Standard(secret).verify(body, headers)["type"] == "webhook.test"
     with database.begin() as session:
         session.get_one(Webhook, hook["id"]).secret_before_until = clock(session) - timedelta(seconds=1)
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
-    courier.deliver_due()
+    courier.work_off_due()
     headers, body = receiver.got[-1]
     Standard(rotated["secret"]).verify(body, headers)
     with pytest.raises(WebhookVerificationError):
@@ -156,13 +156,13 @@ def test_a_failed_try_is_repeated_for_three_days_with_the_same_id(tenant, hook, 
     receiver.answers = [500] * (len(WAITS) + 1)
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
     for tried in range(1, len(WAITS) + 2):
-        assert courier.deliver_due() == 1
-        assert courier.deliver_due() == 0  # not before its time
+        assert courier.work_off_due() == 1
+        assert courier.work_off_due() == 0  # not before its time
         (delivery,) = sent(tenant, hook)
         assert (delivery["attempts"], delivery["last_status"]) == (tried, 500)
         assert delivery["status"] == ("pending" if tried <= len(WAITS) else "failed")
         due(hook["id"])
-    assert courier.deliver_due() == 0
+    assert courier.work_off_due() == 0
     assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
     assert len({body for _, body in receiver.got}) == 1
     assert timedelta(hours=70) < sum(WAITS, timedelta()) <= timedelta(days=3)
@@ -170,11 +170,11 @@ def test_a_failed_try_is_repeated_for_three_days_with_the_same_id(tenant, hook, 
 
 def test_a_message_is_replayed(tenant, hook, receiver, courier):
     cancelled(tenant)
-    courier.deliver_due()
+    courier.work_off_due()
     delivery = sent(tenant, hook)[0]
     again = tenant.post(f"/v1/webhooks/{hook['id']}/deliveries/{delivery['id']}/replay")
     assert (again.status_code, again.json()["status"], again.json()["attempts"]) == (202, "pending", 0)
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
     assert receiver.got[-1][0]["webhook-id"] == delivery["id"]
     assert tenant.post(f"/v1/webhooks/{hook['id']}/deliveries/msg_0/replay").status_code == 404
 
@@ -183,7 +183,7 @@ def test_410_disables_the_webhook_until_it_is_enabled_again(tenant, hook, receiv
     receiver.answers = [410]
     for _ in range(2):
         tenant.post(f"/v1/webhooks/{hook['id']}/test")
-    courier.deliver_due()
+    courier.work_off_due()
     shown = tenant.get(f"/v1/webhooks/{hook['id']}").json()
     assert (shown["enabled"], shown["disabled_because"]) == (False, "gone")
     before = len(sent(tenant, hook))
@@ -192,24 +192,24 @@ def test_410_disables_the_webhook_until_it_is_enabled_again(tenant, hook, receiv
     changed = tenant.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": True, "events": ["task.cancelled"]}).json()
     assert (changed["enabled"], changed["events"], changed["url"]) == (True, ["task.cancelled"], receiver.url)
     cancelled(tenant)
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
 
 
 def test_a_disabled_webhook_keeps_what_waits(tenant, hook, receiver, courier):
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
     tenant.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": False})
-    assert courier.deliver_due() == 0
+    assert courier.work_off_due() == 0
     tenant.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": True})
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
 
 
 def test_what_a_dead_courier_had_in_hand_is_tried_again(tenant, hook, receiver, courier, due, database, settings):
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
     other = Courier(database, outbound_of(settings), box_of(settings))
-    assert len(other._take()) == 1  # and then nothing more is heard of it
-    assert courier.deliver_due() == 0  # it could still be at it
+    assert len(other.take(2).rows) == 1  # and then nothing more is heard of it
+    assert courier.work_off_due() == 0  # it could still be at it
     due(hook["id"])  # its time is over
-    assert courier.deliver_due() == 1
+    assert courier.work_off_due() == 1
     assert sent(tenant, hook)[0]["attempts"] == 2
 
 
@@ -217,7 +217,7 @@ def test_couriers_at_once_send_each_message_once(tenant, hook, receiver, courier
     for _ in range(20):
         tenant.post(f"/v1/webhooks/{hook['id']}/test")
     others = [courier, *(Courier(database, outbound_of(settings), box_of(settings)) for _ in range(3))]
-    threads = [threading.Thread(target=one.deliver_due) for one in others]
+    threads = [threading.Thread(target=one.work_off_due) for one in others]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -230,7 +230,7 @@ def test_one_that_cannot_be_reached_is_told_so(tenant, receiver, courier, hook):
     receiver.shutdown()
     receiver.server_close()
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
-    courier.deliver_due()
+    courier.work_off_due()
     (delivery,) = sent(tenant, hook)
     assert (delivery["status"], delivery["last_status"]) == ("pending", None)
     assert "ConnectError" in delivery["last_error"]
@@ -279,7 +279,7 @@ def test_a_deleted_webhook_takes_its_messages_along(tenant, hook, database):
 
 def test_bodies_are_json_with_a_stable_text(tenant, hook, receiver, courier):
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
-    courier.deliver_due()
+    courier.work_off_due()
     headers, body = receiver.got[0]
     assert headers["content-type"] == "application/json"
     assert set(json.loads(body)) == {"id", "object", "type", "created_at", "timestamp", "data"}
