@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from contract.task_spec import TaskSpec
+from contract.wording.duration_words import duration
 from service.dependencies import Dependencies
 from service.http.problems import FieldError
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN
-from service.scheduler.explain.waiting_sentences import duration_words
 from service.storage.object_store import Storage
 from service.tasks.submission.spec_checks import ResolvedRefs, deadline_over
 
@@ -38,7 +38,8 @@ def missed_deadline(spec: TaskSpec, now: datetime, end: datetime | None) -> Iter
         return
     yield from deadline_over(spec.deadline, now)
     if spec.deadline > now and end is not None and end > spec.deadline:
-        late = f"would be missed: the task is expected to end {duration_words((end - spec.deadline).total_seconds())} after it"
+        after = duration((end - spec.deadline).total_seconds())
+        late = f"would be missed: the task is expected to end about {after} after it"
         yield FieldError(field="deadline", code="deadline_missed", message=late)
 
 

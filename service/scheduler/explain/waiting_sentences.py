@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from contract.gpu_counts import device_word, devices
+from contract.wording.duration_words import duration
 from contract.wording.size_words import gigabytes
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.explain.reason_codes import Code, Reason
@@ -71,7 +72,7 @@ def explain(
     if reason.task in scene.downloads:
         sentence += f" {scene.downloads[reason.task]}"
     if late is not None:
-        sentence += f" It is expected to end {duration_words(late)} after its deadline."
+        sentence += f" It is expected to end about {duration(late)} after its deadline."
     return {
         "code": reason.code.value,
         "sentence": sentence,
@@ -91,7 +92,7 @@ def explain(
 
 def downloads_first(node: str, base: str, size: int, seconds: float) -> str:
     """That a node has to fetch a base before the task can train there."""
-    return f"Node {node} downloads {gigabytes(size)} of base model {base} first, {duration_words(seconds)}."
+    return f"Node {node} downloads {gigabytes(size)} of base model {base} first, about {duration(seconds)}."
 
 
 def _capacity(reason: Reason, scene: Scene) -> str:
@@ -278,14 +279,6 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def duration_words(seconds: float) -> str:
-    """About how long, in one unit."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 1.5 * size:
-            return f"about {seconds / size:.0f} {unit}"
-    return f"about {seconds:.0f} s"
 
 
 def _moment(at: datetime, seconds: float | None) -> str | None:

@@ -9,7 +9,6 @@ from sqlalchemy import func, update
 
 from service.fleet.models import Placement
 from service.scheduler.core.decision import ShortPreemption
-from service.scheduler.explain.waiting_sentences import duration_words
 from service.scheduler.models import ThroughputProfile
 from service.scheduler.planner import replan
 from service.scheduler.state import snapshot
@@ -142,8 +141,8 @@ def test_another_tenants_owner_reads_no_names(new_tenant, new_node, plan, slow_s
 
 def test_an_owner_is_told_how_long_the_task_takes_and_how_much_longer_it_would_have_waited():
     tasks = {id: SimpleNamespace(id=id, name=None, tenant_id="ada") for id in ("t", "v")}
-    said = notice(SimpleNamespace(tasks=tasks), ShortPreemption("t", "n", ("v",), seconds=600, sooner=7200), "v")
-    assert f"takes {duration_words(600)} and would have waited for {duration_words(7200)} longer" in said
+    said = notice(SimpleNamespace(tasks=tasks), ShortPreemption("t", "n", ("v",), seconds=600, sooner=7800), "v")
+    assert "takes about 10 min and would have waited for about 2 h 10 min longer" in said
 
 
 def test_the_estimate_counts_on_it(new_tenant, new_node, plan, slow_steps, dependencies):

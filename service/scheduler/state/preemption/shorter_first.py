@@ -3,10 +3,11 @@
 Their GPUs are reserved for the preemptor, as those that fair share takes back are. Decides nothing.
 """
 
+from contract.wording.duration_words import duration
 from service.dependencies import Dependencies
 from service.scheduler.core.decision import Decision, ShortPreemption
 from service.scheduler.core.preemption.shortest_remaining import shorter_first
-from service.scheduler.explain.waiting_sentences import duration_words, task_words
+from service.scheduler.explain.waiting_sentences import task_words
 from service.scheduler.state.preemption.gpu_reservations import GpuReservation
 from service.scheduler.state.preemption.leaving import leave_for
 from service.scheduler.state.snapshot import Snapshot
@@ -35,6 +36,6 @@ def notice(seen: Snapshot, made: ShortPreemption, victim: str) -> str:
     same = preemptor.tenant_id == seen.tasks[victim].tenant_id
     whom = task_words(preemptor.name, preemptor.id) if same else "another tenant's task"
     return (
-        f"Paused for {whom}, which takes {duration_words(made.seconds)} and would have waited for "
-        f"{duration_words(made.sooner)} longer. It goes on from its checkpoint after that."
+        f"Paused for {whom}, which takes about {duration(made.seconds)} and would have waited for "
+        f"about {duration(made.sooner)} longer. It goes on from its checkpoint after that."
     )
