@@ -7,9 +7,9 @@ that may have been committed finds it.
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from contract.messages.adapter_manifest import AdapterFile
 from service.http.problems import Problem
@@ -18,12 +18,12 @@ from service.hub.hub_refusals import BranchMoved, HubRefused, NoRepository, NoRe
 from service.hub.hub_writer import SAMPLE, HubWriter, LargeFile, OfferedFile, UploadMode
 from service.hub.lfs_upload import LfsUpload
 from service.hub_pushes.push_claims import ClaimedPush, PushClaims
+from service.messaging.progress_notes import ProgressNotes
 from service.storage.object_store import BLOCK, ObjectMissing, Storage
 
 log = logging.getLogger(__name__)
 
 MAIN = "main"
-_NOTE_SECONDS = 1.0  # between two notes of the progress
 _MOVES = 5  # commits of others in a row that come between
 _MOST_SMALL = 32 * 2**20  # bytes of all files within a commit, which are held in memory
 
@@ -47,8 +47,8 @@ class PushRun:
         self, claims: PushClaims, claimed: ClaimedPush, writer: HubWriter, storage: Storage, wait: Callable[[float], None]
     ) -> None:
         self._claims, self._claimed, self._writer, self._storage = claims, claimed, writer, storage
-        self._wait, self._noted = wait, time.monotonic()
-        self._upload = LfsUpload(writer, claimed.branch, self._pause)
+        self._notes = ProgressNotes(wait, partial(claims.renew, claimed))
+        self._upload = LfsUpload(writer, claimed.branch, self._notes.pause)
 
     def run(self) -> str:
         """The commit that has all files. Raises Lost, Unavailable or another OSError where another attempt may succeed, Problem
@@ -85,7 +85,7 @@ class PushRun:
         if self._claimed.private and not private:
             why = f"{self._claimed.repository} is public on the hub, and the push was to be private"
             raise HubRefused("repository_public", f'{why}; push it with "private": false, or to another repository.')
-        self._renew()
+        self._notes.note()
         try:
             return writer.head(branch)
         except NoRevision:
@@ -105,7 +105,7 @@ class PushRun:
         """What the branch lacks of the files."""
         files, found = self._claimed.files, _Missing()
         modes = self._writer.modes(self._claimed.branch, [OfferedFile(f.path, f.bytes, self._first(f)) for f in files])
-        self._renew()
+        self._notes.note()
         there = 0
         for file in files:
             mode = modes[file.path]
@@ -134,7 +134,7 @@ class PushRun:
             claimed.sent = before + first
             return self._blocks(file, first, count, noted=True)
 
-        self._renew()
+        self._notes.note()
         sent = self._upload.send(file.sha256, file.bytes, blocks)
         claimed.sent = before + file.bytes
         (self._claims.note_stored if sent else self._claims.renew)(claimed)
@@ -157,23 +157,9 @@ class PushRun:
                 count -= len(block)
                 if noted:
                     self._claimed.sent += len(block)
-                    self._note()
+                    self._notes.moved()
         if count > 0:
             raise gone
-
-    def _note(self) -> None:
-        self._wait(0.0)
-        if time.monotonic() - self._noted >= _NOTE_SECONDS:
-            self._renew()
-
-    def _renew(self) -> None:
-        self._wait(0.0)
-        self._claims.renew(self._claimed)
-        self._noted = time.monotonic()
-
-    def _pause(self, seconds: float) -> None:
-        self._renew()
-        self._wait(seconds)
 
 
 def _is_there(file: AdapterFile, mode: UploadMode, content: bytes | None) -> bool:

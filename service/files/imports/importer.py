@@ -5,8 +5,7 @@ from the beginning, and what was written is swept with other partial objects. No
 """
 
 import logging
-import time
-from collections.abc import Callable
+from functools import partial
 
 from service.database.claimed_rows import Lost
 from service.dependencies import Dependencies
@@ -17,12 +16,12 @@ from service.files.imports.download import Download
 from service.http.outbound import Outbound
 from service.http.problems import Problem, Unavailable
 from service.messaging.claim_courier import ClaimCourier, Taken
+from service.messaging.progress_notes import ProgressNotes
 from service.secret_box import Unsealable
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_NOTE_SECONDS = 1.0  # between two notes of the progress
 _SILENT_SECONDS = 30.0  # after which a source that sends nothing is asked again
 
 
@@ -65,6 +64,13 @@ class Importer(ClaimCourier[Claimed]):
     def _received(self, claimed: Claimed) -> CheckedDataSet:
         url, token, trusted = self._claims.opened(claimed, self._settings.import_seconds + _SILENT_SECONDS)
         intake = Intake(self._storage.receive(), IntakeLimits.of(self._settings))
+        notes = ProgressNotes(self.pause, partial(self._claims.renew, claimed))
+
+        def sink(block: bytes) -> None:
+            intake.feed(block)
+            claimed.received += len(block)
+            notes.moved()
+
         download = Download(
             outbound=outbound_of(self._settings, on_hub=bool(trusted)),
             url=url,
@@ -73,29 +79,14 @@ class Importer(ClaimCourier[Claimed]):
             total=claimed.total,
             trusted=trusted,
             seconds=self._settings.import_seconds,
-            pause=self.pause,
+            pause=notes.pause,
         )
         try:
-            download.run(self._noting(claimed, intake.feed))
+            download.run(sink)
             self._claims.renew(claimed, committing=True)
             return intake.finish()
         finally:
             intake.abandon()
-
-    def _noting(self, claimed: Claimed, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """`feed`, with a note of the progress each second."""
-        noted = time.monotonic()
-
-        def sink(block: bytes) -> None:
-            nonlocal noted
-            self.pause(0.0)
-            feed(block)
-            claimed.received += len(block)
-            if time.monotonic() - noted >= _NOTE_SECONDS:
-                self._claims.renew(claimed)
-                noted = time.monotonic()
-
-        return sink
 
 
 def _problem(error: Exception) -> Problem:

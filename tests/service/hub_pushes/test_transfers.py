@@ -183,7 +183,7 @@ def test_a_process_that_dies_each_time_ends_it(tenant, courier, pushable, due_no
 @pytest.fixture
 def slowly(monkeypatch, hub):
     """The hub takes 20 ms for each kB; progress is noted at once."""
-    monkeypatch.setattr("service.hub_pushes.push_run._NOTE_SECONDS", 0.0)
+    monkeypatch.setattr("service.messaging.progress_notes._NOTE_SECONDS", 0.0)
     monkeypatch.setattr("service.hub_pushes.push_run.BLOCK", 1000)
     hub.faults(block=1000, slow_put=0.02)
 

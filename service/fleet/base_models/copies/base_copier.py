@@ -5,8 +5,6 @@ compared with its pinned sha256. No transaction is open during a download.
 """
 
 import logging
-import time
-from collections.abc import Callable
 from functools import partial
 
 from contract.messages.placement_messages import BaseFile
@@ -19,12 +17,12 @@ from service.http.outbound import Outbound
 from service.http.problems import Problem, Unavailable
 from service.hub.hub_client import Hub
 from service.messaging.claim_courier import ClaimCourier, Taken
+from service.messaging.progress_notes import ProgressNotes
 from service.settings import Settings
 from service.storage.object_store import ObjectMismatch, Storage
 
 log = logging.getLogger(__name__)
 
-_NOTE_SECONDS = 1.0  # between two notes of the progress
 _SILENT_SECONDS = 30.0  # after which a hub that sends nothing is asked again
 _FILE_SECONDS = 24 * 3600.0  # for one file
 
@@ -72,6 +70,13 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
         """Fetch and store one file. Raises Problem, OSError and Lost."""
         url = self._hub.repository(claimed.repository).url(claimed.commit, file.path)
         before, incoming = claimed.received, self._storage.receive()
+        notes = ProgressNotes(self.pause, partial(self._claims.renew, claimed))
+
+        def sink(block: bytes) -> None:
+            incoming.write(block)
+            claimed.received += len(block)
+            notes.moved()
+
         try:
             Download(
                 outbound=self._outbound,
@@ -81,8 +86,8 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
                 total=file.bytes,
                 trusted=self._hub.endpoint,
                 seconds=_FILE_SECONDS,
-                pause=partial(self._renew_and_pause, claimed),
-            ).run(self._noting(claimed, incoming.write))
+                pause=notes.pause,
+            ).run(sink)
             self._claims.renew(claimed, committing=True)
             incoming.commit(file.sha256, file.bytes)
         except BaseException:
@@ -90,22 +95,3 @@ class BaseCopier(ClaimCourier[ClaimedCopy]):
             raise
         finally:
             incoming.abandon()
-
-    def _noting(self, claimed: ClaimedCopy, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """`write`, with a note of the progress each second."""
-        noted = time.monotonic()
-
-        def sink(block: bytes) -> None:
-            nonlocal noted
-            self.pause(0.0)
-            write(block)
-            claimed.received += len(block)
-            if time.monotonic() - noted >= _NOTE_SECONDS:
-                self._claims.renew(claimed)
-                noted = time.monotonic()
-
-        return sink
-
-    def _renew_and_pause(self, claimed: ClaimedCopy, seconds: float) -> None:
-        self._claims.renew(claimed)
-        self.pause(seconds)

@@ -120,7 +120,7 @@ def test_an_idempotency_key_imports_once(tenant):
 
 
 def test_an_import_that_is_deleted_meanwhile_leaves_nothing(tenant, importer, hub, database, settings, monkeypatch):
-    monkeypatch.setattr("service.files.imports.importer._NOTE_SECONDS", 0.0)
+    monkeypatch.setattr("service.messaging.progress_notes._NOTE_SECONDS", 0.0)
     made = named(tenant, split="train")
     hub.faults(block=200, seconds=0.3)  # ten seconds in all
     fetching = threading.Thread(target=importer.work_off_due)
@@ -141,6 +141,23 @@ def progress(caller: Caller, file_id: str) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("nothing came")
+
+
+def test_an_import_whose_source_sends_nothing_for_long_stays_its_own(tenant, importer, hub, database, monkeypatch):
+    """Five answers may each be silent for half a minute, and a claim lasts for two."""
+    made, held = named(tenant, split="train"), list[bool]()
+
+    def pause(seconds: float) -> None:
+        if seconds:
+            with database.begin() as session:
+                row, now = session.get_one(FileImport, made["id"]), clock(session)
+                held.append(row.claimed_until > now)
+                row.claimed_until = now
+
+    hub.faults(cut_after=0)
+    monkeypatch.setattr(importer, "pause", pause)
+    importer.work_off(importer._claims.take())
+    assert held == [True] * 4
 
 
 def test_an_import_whose_process_died_is_begun_anew_by_another(tenant, importer, dependencies, database):
@@ -168,7 +185,7 @@ def test_an_import_whose_process_died_each_time_is_failed_and_the_others_go_on(t
 
 
 def test_a_stopping_process_gives_back_what_it_fetches(tenant, dependencies, hub, monkeypatch):
-    monkeypatch.setattr("service.files.imports.importer._NOTE_SECONDS", 0.0)
+    monkeypatch.setattr("service.messaging.progress_notes._NOTE_SECONDS", 0.0)
     made = named(tenant, split="train")
     hub.faults(block=200, seconds=0.3)  # ten seconds in all
     stopping = Importer(dependencies)

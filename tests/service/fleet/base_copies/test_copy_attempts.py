@@ -107,7 +107,7 @@ def test_a_copy_of_a_base_that_is_no_repository_any_more_fails(admin, copier, da
 
 
 def test_a_stopping_process_gives_back_what_it_copies(admin, copier, hub, dependencies, monkeypatch):
-    monkeypatch.setattr("service.fleet.base_models.copies.base_copier._NOTE_SECONDS", 0.0)
+    monkeypatch.setattr("service.messaging.progress_notes._NOTE_SECONDS", 0.0)
     add(admin, store=True)
     hub.faults(block=2**14, seconds=0.05)  # a minute or more in all
     copier.wake()
