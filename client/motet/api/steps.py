@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
@@ -30,6 +31,7 @@ _IN_HAND_SECONDS = 75.0  # the service drops a request whose process died after 
 _IN_HAND = "idempotency_in_flight"
 _SECONDS = 30.0  # of one request
 _IGNORED = "motet-ignored-parameters"
+_LOOK_PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds between two looks at what is followed, the last again and again
 _WAITING_ANSWERS = {502, 503, 504}
 
 Query = Mapping[str, Any]
@@ -182,6 +184,16 @@ def gathered(listing: Listing[T]) -> Operation[list[T]]:
             answer = None
         else:
             answer = yield step
+
+
+def followed(look: Callable[[], Operation[T]], ended: Callable[[T], bool]) -> Listing[T]:
+    """What a `look` finds now, and at each further one until that has ended."""
+    for pause in chain(_LOOK_PAUSES, repeat(_LOOK_PAUSES[-1])):
+        found = yield from look()
+        yield Emit(found)
+        if ended(found):
+            return
+        yield Sleep(pause)
 
 
 def awaited(listing: Listing[T], done: Callable[[T], bool], timeout: float | None) -> Operation[tuple[T, bool]]:

@@ -6,10 +6,9 @@ from typing import Any
 
 from motet.api.errors import ApiError, FileNotReady, MotetError, NotMotet
 from motet.api.resources import File, FileImport, FoundFile, Preview
-from motet.api.steps import Emit, Listing, Operation, Sleep, ask, at, awaited, entries, get, make, one, remove
+from motet.api.steps import Listing, Operation, ask, at, awaited, entries, followed, get, make, one, remove
 
 _SOURCE_SECONDS = 60.0  # longer than the service waits for a source
-_PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks at an import, the last again and again
 
 
 @dataclass(frozen=True)
@@ -84,19 +83,12 @@ def imports(status: str = "importing") -> Listing[FileImport]:
 
 def follow(file_id: str) -> Listing[FileImport]:
     """The import now and at each look, until it is ready or has failed."""
-    looks = 0
-    while True:
-        found = yield from imported(file_id)
-        yield Emit(found)
-        if found.status != "importing":
-            return
-        yield Sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
-        looks += 1
+    return followed(lambda: imported(file_id), _ended)
 
 
 def wait(file_id: str, timeout: float | None = None) -> Operation[File]:
     """The file once its import is ready. Raises FileNotReady where it failed, or after `timeout` seconds."""
-    found, ended = yield from awaited(follow(file_id), lambda seen: seen.status != "importing", timeout)
+    found, ended = yield from awaited(follow(file_id), _ended, timeout)
     if not ended:
         raise FileNotReady(f"{file_id} is still imported after {timeout:g} s, {found.received_bytes} bytes so far")
     if found.status == "failed":
@@ -128,3 +120,7 @@ def preview(file_id: str, base_model: str, **more: Any) -> Operation[Preview]:
 def delete_file(file_id: str) -> Operation[None]:
     """Delete the file. Raises ApiError (`file_in_use`) while a task that has not ended needs it."""
     yield from remove(at("/v1/files/{}", file_id))
+
+
+def _ended(found: FileImport) -> bool:
+    return found.status != "importing"

@@ -4,10 +4,7 @@ from typing import Any
 
 from motet.api.errors import HubPushFailed
 from motet.api.resources import HubPush
-from motet.api.steps import Emit, Listing, Operation, Sleep, at, awaited, entries, get, make, one, remove
-
-_PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks, the last again and again
-_ENDED = ("succeeded", "failed")
+from motet.api.steps import Listing, Operation, at, awaited, entries, followed, get, make, one, remove
 
 
 def create(
@@ -43,19 +40,12 @@ def hub_pushes() -> Listing[HubPush]:
 
 def follow(push_id: str) -> Listing[HubPush]:
     """The push now and at each look, until it has succeeded or failed."""
-    looks = 0
-    while True:
-        found = yield from hub_push(push_id)
-        yield Emit(found)
-        if found.status in _ENDED:
-            return
-        yield Sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
-        looks += 1
+    return followed(lambda: hub_push(push_id), _ended)
 
 
 def wait(push_id: str, timeout: float | None = None) -> Operation[HubPush]:
     """The push once it is on the hub. Raises HubPushFailed where it failed, or after `timeout` seconds."""
-    found, ended = yield from awaited(follow(push_id), lambda seen: seen.status in _ENDED, timeout)
+    found, ended = yield from awaited(follow(push_id), _ended, timeout)
     why = f": {found.error.detail}" if found.error is not None else ""
     if not ended:
         raise HubPushFailed(f"{push_id} is {found.status} after {timeout:g} s, {found.sent_bytes} bytes so far{why}")
@@ -67,3 +57,7 @@ def wait(push_id: str, timeout: float | None = None) -> Operation[HubPush]:
 def delete_hub_push(push_id: str) -> Operation[None]:
     """Forget the push; one that has not ended is given up. What was committed stays on the hub."""
     yield from remove(at("/v1/hub-pushes/{}", push_id))
+
+
+def _ended(push: HubPush) -> bool:
+    return push.status in ("succeeded", "failed")

@@ -5,10 +5,7 @@ from pathlib import Path
 from motet.api.errors import MergedModelNotReady
 from motet.api.operations.adapters import fetch_folder
 from motet.api.resources import MergedModel
-from motet.api.steps import Emit, Listing, Operation, Sleep, at, awaited, entries, get, make, one, remove
-
-_PAUSES = (0.5, 1.0, 2.0, 5.0)  # between two looks, the last again and again
-_ENDED = ("ready", "failed")
+from motet.api.steps import Listing, Operation, at, awaited, entries, followed, get, make, one, remove
 
 
 def create(adapter_id: str, max_shard_bytes: int | None = None) -> Operation[MergedModel]:
@@ -29,19 +26,12 @@ def merged_models() -> Listing[MergedModel]:
 
 def follow(merged_id: str) -> Listing[MergedModel]:
     """The merge now and at each look, until it is ready or has failed."""
-    looks = 0
-    while True:
-        found = yield from merged_model(merged_id)
-        yield Emit(found)
-        if found.status in _ENDED:
-            return
-        yield Sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
-        looks += 1
+    return followed(lambda: merged_model(merged_id), _ended)
 
 
 def wait(merged_id: str, timeout: float | None = None) -> Operation[MergedModel]:
     """The model once it is ready. Raises MergedModelNotReady where it failed, or after `timeout` seconds."""
-    found, ended = yield from awaited(follow(merged_id), lambda seen: seen.status in _ENDED, timeout)
+    found, ended = yield from awaited(follow(merged_id), _ended, timeout)
     if not ended:
         why = f": {found.waits_for}" if found.waits_for else f", {len(found.files)} files so far"
         raise MergedModelNotReady(f"{merged_id} is {found.status} after {timeout:g} s{why}")
@@ -65,3 +55,7 @@ def download(merged_id: str, folder: str | Path) -> Operation[Path]:
 def delete_merged_model(merged_id: str) -> Operation[None]:
     """Delete the model's files for good, or give up its merge. The adapter stays."""
     yield from remove(at("/v1/merged-models/{}", merged_id))
+
+
+def _ended(merged: MergedModel) -> bool:
+    return merged.status in ("ready", "failed")
