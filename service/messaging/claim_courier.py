@@ -10,12 +10,14 @@ import logging
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
+
+from service.messaging.woken_thread import WokenThread
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +38,18 @@ class Taken(Generic[Claimed]):
     seconds: float | None = None
 
 
-class ClaimCourier(ABC, Generic[Claimed]):
+class ClaimCourier(WokenThread, Generic[Claimed]):
     """`wake` returns at once; `work_off_due` works in the calling thread and those that it starts."""
 
-    name: ClassVar[str]
+    put_off = "what is due is worked off later"
     slots: ClassVar[int]  # rows of a process in flight
     daemon: ClassVar[bool] = True  # False: the end of the process waits for rows in flight, which need no release
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        super().__init__()
         self._numbers = itertools.count()
-        self._changed = threading.Condition()  # guards all below
         self._in_flight: dict[int, Claimed] = {}
-        self._look = False  # a row may be due or a slot free
-        self._stopping = threading.Event()
+        self._landed = threading.Condition()  # guards it; notified as rows leave it
 
     @abstractmethod
     def take(self, most: int) -> Taken[Claimed]:
@@ -71,25 +71,12 @@ class ClaimCourier(ABC, Generic[Claimed]):
     def sweep(self) -> None:
         """Finish what a process that died left behind; called at times."""
 
-    def wake(self) -> None:
-        """Look for due rows in the background; a thread that died is replaced."""
-        self._look_again()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Claim no more rows; returns at once."""
-        with self._changed:
-            self._stopping.set()
-            self._changed.notify_all()
-
     def close(self, seconds: float = 5.0) -> None:
         """Stop; rows that are not done within so many seconds are released."""
         until = time.monotonic() + seconds
         self.stop()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._in_flight, timeout=max(0.0, until - time.monotonic()))
+        with self._landed:
+            self._landed.wait_for(lambda: not self._in_flight, timeout=max(0.0, until - time.monotonic()))
             left = list(self._in_flight.values())
         try:
             for claimed in left:
@@ -97,42 +84,33 @@ class ClaimCourier(ABC, Generic[Claimed]):
         except SQLAlchemyError as error:
             log.warning("%s: what is in flight is due after its timeout, the database does not answer: %s", self.name, error)
 
+    def run_due(self) -> int:
+        return self.work_off_due()
+
     def work_off_due(self) -> int:
         """Work off every due row, also those that become due meanwhile; returns how many."""
         done, swept = 0, -math.inf
         while True:
-            with self._changed:
-                self._look = False  # before the database is asked: whoever finds none waits to be woken
+            self._due.clear()  # before the database is asked: whoever finds none waits to be woken
             if time.monotonic() - swept >= _SWEEP_SECONDS:
                 self.sweep()
                 swept = time.monotonic()
-            with self._changed:
-                if self._stopping.is_set():
-                    return done
+            if self._stopping.is_set():
+                return done
+            with self._landed:
                 free = self.slots - len(self._in_flight)
             taken = self.take(free) if free > 0 else Taken[Claimed]([])
             for claimed in taken.rows:
                 self._start(claimed)
                 done += 1
-            with self._changed:
-                if not (self._in_flight or self._look or taken.seconds is not None):
+            with self._landed:
+                if not (self._in_flight or self._due.is_set() or taken.seconds is not None):
                     return done
-                self._changed.wait_for(lambda: self._look or self._stopping.is_set(), timeout=taken.seconds)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._look or self._stopping.is_set())
-                if self._stopping.is_set():
-                    return
-            try:
-                self.work_off_due()
-            except SQLAlchemyError as error:
-                log.error("%s goes on later, the database does not answer: %s", self.name, error)
+            self._due.wait(taken.seconds)
 
     def _start(self, claimed: Claimed) -> None:
         number = next(self._numbers)
-        with self._changed:
+        with self._landed:
             self._in_flight[number] = claimed
         try:
             name, daemon = f"{self.name} call", self.daemon
@@ -152,11 +130,7 @@ class ClaimCourier(ABC, Generic[Claimed]):
         except Exception:  # what one tenant's row brings about may not end a process that works for all: it has no outcome
             log.critical("%s: an attempt of %s broke off", self.name, claimed, exc_info=True)
         finally:
-            with self._changed:
+            with self._landed:
                 del self._in_flight[number]
-            self._look_again()
-
-    def _look_again(self) -> None:
-        with self._changed:
-            self._look = True
-            self._changed.notify_all()
+                self._due.set()  # others may be due now: whoever finds none in flight finds this
+                self._landed.notify_all()

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 class WokenThread(ABC):
     name: ClassVar[str]
-    put_off: ClassVar[str]  # said where `run_due` fails, before the reason: "tasks are validated later"
+    put_off: ClassVar[str]  # said where `run_due` fails, between name and reason: "tasks are validated later"
 
     def __init__(self) -> None:
         self._due, self._stopping = threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ class WokenThread(ABC):
             self._thread.join(seconds)
 
     def _work(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             self._due.wait()
             self._due.clear()
             if self._stopping.is_set():
@@ -49,4 +49,4 @@ class WokenThread(ABC):
             try:
                 self.run_due()
             except (SQLAlchemyError, OSError) as error:  # storage's errors are among the latter
-                log.error("%s: %s", self.put_off, error)
+                log.error("%s: %s: %s", self.name, self.put_off, error)
