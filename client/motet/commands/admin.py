@@ -134,7 +134,7 @@ def remove_member(
     output = Output(json)
     with Client() as client:
         gone = client.admin.remove_member(_tenant(client, tenant), user)
-    output.give(gone, lambda: f"{gone.email or gone.name or gone.user_id} is no member any more")
+    output.give(gone, lambda: f"{gone.called} is no member any more")
 
 
 @admin.command()

@@ -80,7 +80,7 @@ def role(member: Who, role: Annotated[str, typer.Argument(help="viewer, editor o
     output = Output(json)
     with Client() as client:
         changed = client.members.change_role(_user(client, member), role)
-    output.give(changed, lambda: f"{changed.email or changed.name or changed.user_id} is {changed.role}")
+    output.give(changed, lambda: f"{changed.called} is {changed.role}")
 
 
 @members.command()
@@ -89,7 +89,7 @@ def remove(member: Who, json: Json = False) -> None:
     output = Output(json)
     with Client() as client:
         gone = client.members.remove(_user(client, member))
-    output.give(gone, lambda: f"{gone.email or gone.name or gone.user_id} is no member any more")
+    output.give(gone, lambda: f"{gone.called} is no member any more")
 
 
 @accounts.callback()

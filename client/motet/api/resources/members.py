@@ -42,6 +42,11 @@ class Member(Message):
     created_at: datetime
     signed_in_at: datetime
 
+    @property
+    def called(self) -> str:
+        """What tells who it is: the address, else the name, else the id."""
+        return self.email or self.name or self.user_id
+
 
 class Invitation(Message):
     """A one-time link into a tenant; `url` is shown in the answer that makes it alone."""
