@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pydantic import BaseModel
 
 from contract.wording.duration_words import duration
+from contract.wording.size_words import gibibytes
 from service.completions.errors import NoExecutor, TooManyCompletions
 from service.http.problems import Problem
 
@@ -55,7 +56,7 @@ def unfit(base: str, precision: str, memory_bytes: float, fits: int, ready: int)
         again = _UNKNOWN
     else:
         why = (
-            f"none of the nodes that are ready ({ready}) holds it: it needs a device with {memory_bytes / 2**30:.1f} GiB, and "
+            f"none of the nodes that are ready ({ready}) holds it: it needs a device with {gibibytes(memory_bytes)}, and "
             "a worker of this version. Ask it in nf4, or while a task trains on it"
         )
         again = MOST

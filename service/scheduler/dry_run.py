@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from contract.gpu_counts import gpu_count
 from contract.states import JobStatus, TaskStatus
 from contract.task_spec import TaskSpec
+from contract.wording.size_words import gibibytes
 from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.fleet.base_models.gpu_fit import memory_of
@@ -183,7 +184,7 @@ class DraftPlan:
     def _sharding(self, task: Task, gpus: int, node: Node | None) -> str | None:
         if node is None or not self._seen.work.fit(task).sharded(shape_of(node), gpus):
             return None
-        copy, memory = (f"{size / 2**30:.1f} GiB" for size in (self._seen.work.bytes_per_gpu(task), memory_of(node)))
+        copy, memory = gibibytes(self._seen.work.bytes_per_gpu(task)), gibibytes(memory_of(node))
         shared = f"{gpu_count(gpus, node.device_type)} share the layers that do not fit, and gather each as passes need it"
         return f"A copy of the base takes {copy}, and each has {memory} for it and for passes: {shared}."
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.wording.size_words import gigabytes
+from contract.wording.size_words import gibibytes, gigabytes
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,7 @@ from contract.wording.size_words import gigabytes
 )
 def test_from_a_gigabyte_on_it_is_told_in_gigabytes(size, said):
     assert gigabytes(size) == said
+
+
+def test_memory_is_told_so_that_what_does_not_fit_differs_from_what_there_is():
+    assert [gibibytes(size) for size in (0, 8 * 2**30, 79.96 * 2**30)] == ["0.00 GiB", "8.00 GiB", "79.96 GiB"]

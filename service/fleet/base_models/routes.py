@@ -9,6 +9,7 @@ from pydantic import Field
 from sqlalchemy import select
 
 from contract.strict import Strict
+from contract.wording.size_words import gibibytes
 from service.app_state import HubDep, Store
 from service.authentication import AdminDb, Db, Reader
 from service.fleet import models
@@ -127,6 +128,6 @@ def too_large(field: str, parameters: int, fits: Sequence[GpuFit]) -> Invalid:
         field,
         "too_large",
         f"its {parameters / 1e9:.1f} billion parameters fit no GPU of the fleet in any precision, nor those of a node "
-        f"together; the roomiest, {most.type}, has {most.memory_bytes / 2**30:.1f} GiB; name a smaller base, or add a "
+        f"together; the roomiest, {most.type}, has {gibibytes(most.memory_bytes)}; name a smaller base, or add a "
         "node with larger GPUs",
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from contract.gpu_counts import device_word, devices
 from contract.wording.duration_words import duration
-from contract.wording.size_words import gigabytes
+from contract.wording.size_words import gibibytes, gigabytes
 from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.explain.reason_codes import Code, Reason
 from service.scheduler.explain.width_sentences import FitWords
@@ -185,9 +185,10 @@ def _unfit(reason: Reason, scene: Scene) -> str:
     if unfit := scene.fit(reason.task).unfit:
         return unfit
     roomiest = max((o for o in scene.offers.values() if o.gpus >= asked), key=lambda offer: offer.memory_bytes)
+    needed = gibibytes(scene.needs[reason.task])
     return (
-        f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each {scene.word}, but the roomiest node "
-        f"with {scene.gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or "
+        f"The base model's weights need at least {needed} of each {scene.word}, but the roomiest node "
+        f"with {scene.gpus(asked)}, {roomiest.name}, has {gibibytes(roomiest.memory_bytes)}; take a smaller base or "
         "precision nf4, or wait until a roomier node joins."
     )
 
@@ -275,10 +276,6 @@ def task_words(name: str | None, id: str) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
 
 
 def _moment(at: datetime, seconds: float | None) -> str | None:

@@ -123,7 +123,7 @@ def test_the_fleets_gpus_are_told_and_a_base_that_fits_none_is_refused(admin, hu
         hub.add("org/larger", FILES | {"model.safetensors": headed(bigger(big))})
         message = refused(add(admin, "org/larger"), "source", "too_large")
         assert "1000.0 billion parameters fit no GPU" in message
-        assert "H200, has 141.0 GiB" in message
+        assert "H200, has 141.00 GiB" in message
         assert "smaller base" in message
         with database.begin() as session:  # its GPUs share a base
             able = session.get_one(Node, "node_fit")

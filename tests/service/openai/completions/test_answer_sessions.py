@@ -224,7 +224,7 @@ def test_what_no_node_can_hold_is_told_at_once(ask, new_node, database, dependen
     node = new_node(said=ABLE)
     with database.begin() as session:
         session.execute(update(BaseModel).values(parameters=10**13))
-    assert "none of the nodes that are ready (1) holds it: it needs a device with 23283.1 GiB" in told()
+    assert "none of the nodes that are ready (1) holds it: it needs a device with 23283.06 GiB" in told()
     with database.begin() as session:
         session.execute(update(BaseModel).values(parameters=10**6))
         session.execute(update(Node).values(rests_until=func.now() + timedelta(minutes=5), quarantined_at=func.now()))
