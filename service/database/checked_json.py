@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from sqlalchemy import BigInteger, ColumnElement, Dialect, Numeric, TypeDecorator, and_, case, cast, func
 from sqlalchemy.dialects.postgresql import JSONB
 
-from contract.compatibility.lenient_documents import why_unreadable
+from contract.compatibility.lenient_documents import sent, why_unreadable
 
 T = TypeVar("T")
 
@@ -111,16 +111,22 @@ def _dumped(value: BaseModel) -> Any:
 
 
 class ParsedJson(CheckedJson):
-    """JSON that reads as what `of` makes of it, without fields of a newer version, or as an UnreadValue. `name` says what it is
-    in words. Models, and those in lists, are written as `dump` says."""
+    """JSON that reads as what `of` makes of it, or as an UnreadValue. `name` says what it is in words. Models, and those in
+    lists, are written as `dump` says. Fields of a newer version are left out; `keeps_newer`: models keep them, and they are
+    written again with the rest, in place of `dump`."""
 
     cache_ok = True
 
     def __init__(
-        self, of: TypeAdapter[Any], name: str, none_as_null: bool = False, dump: Callable[[Any], Any] = _dumped
+        self,
+        of: TypeAdapter[Any],
+        name: str,
+        none_as_null: bool = False,
+        dump: Callable[[Any], Any] = _dumped,
+        keeps_newer: bool = False,
     ) -> None:
         super().__init__(of, UnreadValue, none_as_null)
-        self.name, self.dump = name, dump
+        self.name, self.dump, self.keeps_newer = name, sent if keeps_newer else dump, keeps_newer
 
     def of_value(self, value: Any) -> TypeAdapter[Any]:
         """What reads this value."""
@@ -135,6 +141,6 @@ class ParsedJson(CheckedJson):
         if value is None and self.none_as_null:
             return None
         try:
-            return self.of_value(value).validate_python(value)
+            return self.of_value(value).validate_python(value, extra="allow" if self.keeps_newer else None)
         except ValidationError as error:
             return UnreadValue(f"the stored {self.name} cannot be read ({why_unreadable(error)})")

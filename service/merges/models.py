@@ -33,8 +33,8 @@ class MergedModel(Base):
     max_shard_bytes: Mapped[Big]
     status: Mapped[str] = mapped_column(String(16), default=QUEUED)
     files: Mapped[list[AdapterFile] | UnreadValue] = mapped_column(
-        ParsedJson(_FILES, "files of the merged model (merged_models.files)"), default=list
-    )  # as they are stored
+        ParsedJson(_FILES, "files of the merged model (merged_models.files)", keeps_newer=True), default=list
+    )  # as they are stored; each report writes them anew
     bytes: Mapped[Big]  # counts towards the stored-bytes quota: as estimated until it is ready, 0 once it failed
     node_id: Mapped[str | None] = mapped_column(String(40))
     fence: Mapped[Big] = mapped_column(default=0)

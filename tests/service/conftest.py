@@ -13,10 +13,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
+from sqlalchemy import ColumnElement, update
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.database.engine import Database
+from service.database.engine import Base, Database
 from service.fleet.models import BaseModel
 from service.members.invitations import invite
 from service.members.tenant_entry import admit, give_key
@@ -72,6 +73,17 @@ def database(database_url) -> Iterator[Database]:
     made = Database(database_url, pool_size=5)
     yield made
     made.engine.dispose()
+
+
+@pytest.fixture
+def damage(database) -> Callable[..., None]:
+    """Writes a value to a column, past all that checks it."""
+
+    def write(model: type[Base], column: str, value: object, where: ColumnElement[bool]) -> None:
+        with database.begin() as session:
+            session.execute(update(model.__table__).where(where).values({column: value}))
+
+    return write
 
 
 @pytest.fixture(scope="session")

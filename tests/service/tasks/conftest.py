@@ -1,8 +1,7 @@
-"""What tests of tasks share: the queue that is handed to what validates them, damages to rows, a browser that is signed in."""
+"""What tests of tasks share: the queue that is handed to what validates them, a browser that is signed in."""
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
 
 from service.messaging.queue import Queue
 
@@ -10,17 +9,6 @@ from service.messaging.queue import Queue
 @pytest.fixture
 def queue(settings):
     return Queue(settings.redis_url)
-
-
-@pytest.fixture
-def damage(database):
-    """Writes a value to a column, past all that checks it."""
-
-    def write(model, column, value, where):
-        with database.begin() as session:
-            session.execute(update(model.__table__).where(where).values({column: value}))
-
-    return write
 
 
 @pytest.fixture
