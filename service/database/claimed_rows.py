@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import LargeBinary, String, func, inspect, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from contract.compatibility.lenient_documents import why_unreadable
 from service.database.engine import At, Id, Now, clock
 
 WAITS = tuple(timedelta(seconds=s) for s in (10, 60, 300, 900))  # before the second, third, ... attempt
@@ -32,7 +34,7 @@ class ClaimedRow:
     next_at: Mapped[Now]  # not tried before
     claim: Mapped[str | None] = mapped_column(String(32))
     claimed_until: Mapped[At | None]
-    error: Mapped[dict[str, object] | None] = mapped_column(JSONB(none_as_null=True))  # of the last attempt
+    error: Mapped[dict[str, object] | None] = mapped_column(JSONB(none_as_null=True))  # of the last attempt; read by last_error
     created_at: Mapped[Now]
     ended_at: Mapped[At | None]
 
@@ -48,6 +50,19 @@ class TenantsRow(ClaimedRow):
 
 
 Row = TypeVar("Row", bound=ClaimedRow)
+Error = TypeVar("Error", bound=BaseModel)
+
+
+def last_error(row: ClaimedRow, shown: type[Error]) -> Error | None:
+    """Why the row's last attempt failed, as `shown`, whose `code` and `detail` say so where that cannot be read."""
+    if row.error is None:
+        return None
+    try:
+        return shown.model_validate(row.error)
+    except ValidationError as error:
+        table: Any = inspect(type(row)).local_table
+        why = f"Why its last attempt failed cannot be read ({table.name}.error: {why_unreadable(error)})."
+        return shown.model_validate({"code": "unreadable", "detail": why})
 
 
 class ClaimedRows(Generic[Row]):

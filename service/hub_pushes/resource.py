@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from contract.messages.adapter_manifest import AdapterFile
 from service.database.checked_json import UnreadValue, readable
+from service.database.claimed_rows import last_error
 from service.http.problems import FieldError
 from service.hub_pushes.models import FAILED, OPEN, HubPush
 
@@ -61,7 +62,7 @@ class HubPushResource(BaseModel):
             commit=push.commit,
             attempts=push.attempts,
             next_attempt_at=push.next_at if waits else None,
-            error=None if push.error is None else HubPushError.model_validate(push.error),
+            error=last_error(push, HubPushError),
             created_at=push.created_at,
             ended_at=push.ended_at,
             problems=[_problem(push.files.why)] if isinstance(push.files, UnreadValue) else None,

@@ -5,6 +5,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
+from service.database.claimed_rows import last_error
 from service.files.imports.sources import Found
 from service.files.models import File, FileImport
 from service.files.row_checks import Format
@@ -67,12 +68,8 @@ class ImportedFileResource(BaseModel):
             total_bytes=row.total_bytes,
             attempts=row.attempts,
             next_attempt_at=row.next_at if waits else None,
-            error=_error(row.error),
+            error=last_error(row, FileImportError),
         )
-
-
-def _error(said: dict[str, Any] | None) -> FileImportError | None:
-    return None if said is None else FileImportError.model_validate(said)
 
 
 class FoundFileResource(BaseModel):

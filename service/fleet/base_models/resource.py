@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.task_spec import Precision
+from service.database.claimed_rows import last_error
 from service.files.imports.resource import FileImportError
 from service.fleet import models
 from service.fleet.base_models.gpu_fit import GpuFit
@@ -39,7 +40,7 @@ class BaseCopyResource(BaseModel):
             total_bytes=total,
             attempts=row.attempts,
             next_attempt_at=row.next_at if row.status == "copying" and row.claim is None else None,
-            error=FileImportError.model_validate(row.error) if row.error is not None else None,
+            error=last_error(row, FileImportError),
         )
 
 

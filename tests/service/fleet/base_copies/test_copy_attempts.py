@@ -119,3 +119,11 @@ def test_a_stopping_process_gives_back_what_it_copies(admin, copier, hub, depend
     hub.faults()
     BaseCopier(dependencies.db, dependencies.storage, dependencies.settings).work_off_due()
     assert copy_of(admin)["status"] == "stored"
+
+
+def test_an_error_that_cannot_be_read_is_told_and_ends_no_list(admin, copier, damage):
+    add(admin, store=True)
+    damage(BaseCopy, "error", {"code": 3}, BaseCopy.base_model == NAME)
+    assert copy_of(admin)["error"]["code"] == "unreadable"
+    assert "base_copies.error: " in copy_of(admin)["error"]["detail"]
+    assert admin.get("/v1/models").status_code == 200
