@@ -4,22 +4,26 @@ Knows no HTTP.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from sqlalchemy import ForeignKey, LargeBinary, String, select, text
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from service.database.checked_json import ParsedJson, ResultUnreadable, UnreadValue, required
 from service.database.engine import Base, Database, Now, new_id
 from service.database.prepared_statements import PreparedStatement
+from service.http.problem_handlers import ValueUnreadable
 from service.http.problems import Conflict, Invalid
-from service.secret_box import SecretBox
+from service.secret_box import SecretBox, Unsealable
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
+
+log = logging.getLogger(__name__)
 
 KEPT = timedelta(hours=24)
 _SEALED = "sealed"  # the only field of a stored body that is encrypted
@@ -57,8 +61,12 @@ class StoredAnswer(Base):
     token: Mapped[str] = mapped_column(String(40))  # of the request that claimed the key
     claimed_at: Mapped[Now]
     status: Mapped[int | None]
-    headers: Mapped[dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))
-    body: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    headers: Mapped[dict[str, str] | UnreadValue | None] = mapped_column(
+        ParsedJson(TypeAdapter(dict[str, str]), "headers (idempotency_keys.headers)", none_as_null=True)
+    )
+    body: Mapped[dict[str, Any] | UnreadValue | None] = mapped_column(
+        ParsedJson(TypeAdapter(dict[str, Any]), "answer (idempotency_keys.body)", none_as_null=True)
+    )
 
 
 class KeyReused(Invalid):
@@ -76,9 +84,11 @@ class Replayed(Exception):
     """The key has a stored answer, which the caller gets again."""
 
     def __init__(self, answer: StoredAnswer) -> None:
+        """Raises ResultUnreadable."""
         super().__init__("answered before")
         # copied now: the handler runs after the session is closed
-        self.status, self.headers, self.body = answer.status or 200, dict(answer.headers or {}), answer.body
+        self.status, self.body, headers = answer.status or 200, required(answer.body), required(answer.headers)
+        self.headers = dict(headers or {})
 
 
 @dataclass
@@ -121,11 +131,21 @@ class Claim:
 
 
 def opened(body: dict[str, Any] | None, box: SecretBox) -> dict[str, Any] | None:
-    """A stored body, decrypted. Raises Unsealable."""
+    """A stored body, decrypted. Raises ValueUnreadable."""
     if body is not None and body.keys() == {_SEALED}:
-        whole: dict[str, Any] = json.loads(box.open(body[_SEALED].encode()))
+        try:
+            whole: dict[str, Any] = json.loads(box.open(str(body[_SEALED]).encode()))
+        except Unsealable as error:
+            raise _unreadable(error) from None
         return whole
     return body
+
+
+def _unreadable(why: ValueError) -> ValueUnreadable:
+    return ValueUnreadable(
+        f"The request under this Idempotency-Key has taken effect, but its answer is not told again: {why}. Look for what it "
+        "made; under another key the request would make it once more."
+    )
 
 
 @dataclass(frozen=True)
@@ -143,8 +163,8 @@ def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> C
 
 
 def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> Claim:
-    """Claim the key for the request. Raises Replayed if the key has an answer, KeyReused if it belongs to another request,
-    InFlight if its first request has no answer yet.
+    """Claim the key for the request. Raises Replayed if the key has an answer, ValueUnreadable if that cannot be read,
+    KeyReused if it belongs to another request, InFlight if its first request has no answer yet.
 
     Waits for another transaction that claims the same key. One that claims several takes them in order, or two could deadlock.
     """
@@ -159,7 +179,11 @@ def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> C
         raise KeyReused([], "This Idempotency-Key was used for another request within a day; choose a new key for this one.")
     if answer.status is None:
         raise InFlight
-    raise Replayed(answer)
+    try:
+        raise Replayed(answer)
+    except ResultUnreadable as error:
+        log.error("the answer under the Idempotency-Key %s of tenant %s: %s", key, principal.tenant_id, error)
+        raise _unreadable(error) from None
 
 
 def answered(db: Database, principal: Principal, key: str) -> bool:

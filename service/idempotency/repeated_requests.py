@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.app_state import Config, state_of
 from service.authentication import Admin, MemberOrWriter, Reader, Writer
+from service.http.problem_handlers import ValueUnreadable, problem_response
 from service.idempotency import idempotency_store
 from service.idempotency.idempotency_store import Replayed
 from service.secret_box import SecretBox
@@ -36,7 +37,10 @@ def install(app: FastAPI) -> None:
 
 
 def replay_answer(request: Request, replayed: Replayed) -> Response:
-    body = idempotency_store.opened(replayed.body, _box(state_of(request).settings))
+    try:
+        body = idempotency_store.opened(replayed.body, _box(state_of(request).settings))
+    except ValueUnreadable as unreadable:
+        return problem_response(request, unreadable)
     return JSONResponse(body, replayed.status, {**replayed.headers, "Idempotency-Replayed": "true"})
 
 
