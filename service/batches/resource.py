@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.batches.models import Batch, BatchPlanResource
-from service.database.checked_json import Unread, readable
+from service.database.checked_json import readable
 from service.database.engine import among_ids, clock
 from service.fleet.models import Node, Placement
-from service.http.problems import AsMade, FieldError
+from service.http.problems import AsMade, unread_columns
 from service.tasks.models import Task
 from service.tasks.plan_status import queue_status
 
@@ -55,9 +55,6 @@ class BatchResource(BaseModel):
     problems: AsMade = None
 
 
-_UNREAD = (
-    "The stored batches.{0} of this batch cannot be read and is shown as empty. An operator can write it anew in the database."
-)
 # the tasks `ids` that are not deleted, with their live placements: columns as `_task` reads them
 _TASKS = (
     select(
@@ -109,13 +106,8 @@ def _render(batch: Batch, rows: Sequence[Row[Any]], entries: queue_status.Entrie
         counts={one: counts[one] for one in TaskStatus},
         tasks=shown,
         plan=readable(batch.plan),
-        problems=_unread(batch),
+        problems=unread_columns(batch, "batch", "labels", "plan"),
     )
-
-
-def _unread(batch: Batch) -> list[FieldError] | None:
-    unread = [name for name in ("labels", "plan") if isinstance(getattr(batch, name), Unread)]
-    return [FieldError(field=name, code="unreadable", message=_UNREAD.format(name)) for name in unread] or None
 
 
 def _task(task: Row[Any], waiting: dict[str, Any] | None) -> BatchTask:

@@ -18,6 +18,7 @@ from service.fleet import models
 from service.fleet.node_health import node_drain, node_removal
 from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
+from service.http.problems import FieldError, unread_columns
 from service.http.request_bodies import NO_BODY
 from service.http.response_schemas import problems
 from service.scheduler.models import Plan
@@ -90,10 +91,12 @@ class PlanResource(BaseModel):
     problem: dict[str, Any]
     decision: dict[str, Any]
     note: str | None
+    problems: list[FieldError] | None = Field(default=None, description="What of its stored row cannot be read")
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanResource":
-        return cls.model_validate(plan, from_attributes=True)
+        shown = cls.model_validate(plan, from_attributes=True)
+        return shown.model_copy(update={"problems": unread_columns(plan, "plan", "problem", "decision")})
 
 
 @router.post(

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from contract.wording.field_mistakes import shown as shown
+from service.database.checked_json import Unread
+from service.database.engine import Base
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -21,6 +23,14 @@ class FieldError(BaseModel):
     line: int | None = Field(default=None, description="Line of an uploaded file or of a JSON body, from 1")
     code: str
     message: str
+
+
+def unread_columns(row: Base, what: str, *names: str) -> list[FieldError] | None:
+    """Those of these columns that cannot be read, as `problems` of the resource, called `what`, that shows them as empty."""
+    unread = [name for name in names if isinstance(getattr(row, name), Unread)]
+    said = "The stored {0}.{1} of this {2} cannot be read and is shown as empty. An operator can write it anew in the database."
+    words = {name: said.format(row.__tablename__, name, what) for name in unread}
+    return [FieldError(field=name, code="unreadable", message=message) for name, message in words.items()] or None
 
 
 AsMade = Annotated[

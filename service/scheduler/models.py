@@ -1,9 +1,15 @@
 """Tables of the planner: plan requests, its lease, plans, their changes per task, and what the fleet has learned."""
 
+from typing import Any
+
+from pydantic import TypeAdapter
 from sqlalchemy import Double, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.engine import At, Base, Big, Id, Json, Now
+from service.database.checked_json import CheckedJson, UnreadDict
+from service.database.engine import At, Base, Big, Id, Now
+
+_DOCUMENT = TypeAdapter(dict[str, Any])
 
 
 class PlanRequest(Base):
@@ -51,8 +57,8 @@ class Plan(Base):
     bound: Mapped[float | None] = mapped_column(Double)
     seconds: Mapped[float] = mapped_column(Double)  # solver time
     latency_seconds: Mapped[float | None] = mapped_column(Double)  # from the oldest plan request that it answers to its commit
-    problem: Mapped[Json]
-    decision: Mapped[Json]
+    problem: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict))
+    decision: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict))
     note: Mapped[str | None] = mapped_column(Text)
 
 
@@ -65,7 +71,7 @@ class PlanChange(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"))
     kind: Mapped[str] = mapped_column(String(16))  # waits, placed, or left
-    said: Mapped[Json]  # waits: as in tasks.waiting
+    said: Mapped[dict[str, Any]] = mapped_column(CheckedJson(_DOCUMENT, UnreadDict))  # waits: as in tasks.waiting
     created_at: Mapped[Now]
 
     __table_args__ = (Index("ix_plan_changes_task", "task_id", "created_at", "id"),)

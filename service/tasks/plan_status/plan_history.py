@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from service.database.engine import new_id
+from service.http.problems import FieldError, unread_columns
 from service.scheduler.models import PlanChange
 from service.tasks.models import Task
 
@@ -22,10 +23,12 @@ class PlanChangeResource(BaseModel):
     kind: PlanChangeKind = Field(description="waits: for another reason or time than before; placed: on a node; left: its node")
     said: dict[str, Any] = Field(description="waits: as the task's `waiting`; placed: where and until when; left: why")
     created_at: datetime
+    problems: list[FieldError] | None = Field(default=None, description="What of its stored row cannot be read")
 
     @classmethod
     def of(cls, change: PlanChange) -> "PlanChangeResource":
-        return cls.model_validate(change, from_attributes=True)
+        shown = cls.model_validate(change, from_attributes=True)
+        return shown.model_copy(update={"problems": unread_columns(change, "change of its plan", "said")})
 
 
 def note(session: Session, task: Task, kind: PlanChangeKind, said: Mapping[str, Any]) -> None:
