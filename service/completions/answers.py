@@ -36,7 +36,7 @@ def take(session: Session, carrier: Carrier, said: CompletionPieces) -> PiecesTa
         elif piece.number > row.last_piece:
             row.last_piece, row.placement_id = piece.number, carrier.placement_id
             row.claimed_until = clock(session) + timedelta(seconds=CLAIM_SECONDS)
-            session.add(StoredPieces(request_id=row.id, number=piece.number, content=piece.model_dump(mode="json")))
+            session.add(StoredPieces(request_id=row.id, number=piece.number, content=piece))
             told.append(row.id)
         _count(session, row, piece)
     session.flush()

@@ -17,8 +17,9 @@ from contract.messages.completion_messages import CompletionPiece
 from service.completions import requests
 from service.completions.errors import CompletionLost, NoExecutor
 from service.completions.models import ENDED, RUNNING, WAITING, CompletionPieces, CompletionRequest
-from service.completions.refusals import Refusal
+from service.completions.refusals import problem_of
 from service.completions.requests import ASKER_SECONDS
+from service.database.checked_json import UnreadValue
 from service.database.engine import Database, clock
 from service.http.problems import Problem, invalid_field
 from service.messaging.queue import Queue
@@ -90,7 +91,11 @@ class Following:
             of = select(CompletionPieces.content).where(
                 CompletionPieces.request_id == self._id, CompletionPieces.number > self._last
             )
-            found = [CompletionPiece.model_validate(one) for one in session.scalars(of.order_by(CompletionPieces.number))]
+            found = list[CompletionPiece]()
+            for piece in session.scalars(of.order_by(CompletionPieces.number)):
+                if isinstance(piece, UnreadValue):
+                    return _Read(found, True, CompletionLost(f"The answer ends here: {piece.why}. Ask again."))
+                found.append(piece)
             failed = next((piece for piece in found if piece.failed is not None), None)
             if failed is not None:
                 return _Read([piece for piece in found if piece is not failed], True, _problem_of(failed))
@@ -121,7 +126,7 @@ class Following:
             self._last, self.attempt, self._offered_at = 0, self.attempt + 1, now
             return _Read([], False)
         if row.state == WAITING and row.refusal is not None:
-            return _Read([], True, Refusal.model_validate(row.refusal).problem())
+            return _Read([], True, problem_of(row.refusal))
         if row.state == WAITING and waited > self._settings.completion_wait_seconds:
             return _Read([], True, NoExecutor(_nobody(row), retry_after=10))
         return _Read(found, False)

@@ -5,10 +5,13 @@ A request lives as long as its client's connection; its row stays an hour, witho
 
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from contract.messages.completion_messages import CompletionPiece
+from service.database.checked_json import ParsedJson, UnreadValue
 from service.database.engine import At, Base, Big, Id, Json, Now
 
 WAITING, RUNNING, ENDED = "waiting", "running", "ended"
@@ -37,7 +40,7 @@ class CompletionRequest(Base):
     executor: Mapped[str | None] = mapped_column(String(64))
     placement_id: Mapped[str | None] = mapped_column(String(40))
     claimed_until: Mapped[At | None]
-    # a refusals.Refusal while it waits: no executor can be started for it
+    # a refusals.Refusal while it waits, which reads it: no executor can be started for it
     refusal: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     attempts: Mapped[int] = mapped_column(server_default="0")
     last_piece: Mapped[int] = mapped_column(server_default="0")
@@ -53,11 +56,12 @@ class CompletionRequest(Base):
 
 
 class CompletionPieces(Base):
-    """What an executor sent at once: a contract.messages.completion_messages.CompletionPiece. Read once, by the API process
-    that holds the connection."""
+    """What an executor sent at once. Read once, by the API process that holds the connection."""
 
     __tablename__ = "completion_pieces"
 
     request_id: Mapped[str] = mapped_column(ForeignKey("completion_requests.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    content: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    content: Mapped[CompletionPiece | UnreadValue] = mapped_column(
+        ParsedJson(TypeAdapter(CompletionPiece), "piece of the answer (completion_pieces.content)")
+    )

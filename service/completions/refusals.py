@@ -4,12 +4,14 @@ A refusal is stored with the requests that it is for (`CompletionRequest.refusal
 """
 
 from collections.abc import Collection
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from contract.wording.duration_words import duration
 from contract.wording.size_words import gibibytes
 from service.completions.errors import NoExecutor, TooManyCompletions
+from service.database.checked_json import ParsedJson, UnreadValue
 from service.http.problems import Problem
 
 LEAST, MOST = 2, 300  # seconds of Retry-After
@@ -27,6 +29,17 @@ class Refusal(BaseModel):
         if self.code == TooManyCompletions.code:
             return TooManyCompletions.after(self.retry_after, self.detail)
         return NoExecutor(self.detail, retry_after=self.retry_after)
+
+
+_STORED = ParsedJson(TypeAdapter(Refusal), "reason (completion_requests.refusal)", none_as_null=True)
+
+
+def problem_of(stored: Any) -> Problem:
+    """What the client of a request with this refusal is told."""
+    refusal: Refusal | UnreadValue = _STORED.read(stored)
+    if isinstance(refusal, UnreadValue):
+        return NoExecutor(f"No executor can be started for the request, and {refusal.why}. Try again.", retry_after=_UNKNOWN)
+    return refusal.problem()
 
 
 def at_limit(limit: int, bases: Collection[str], idle_seconds: float, left: float) -> Refusal:
