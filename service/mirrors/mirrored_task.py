@@ -2,13 +2,13 @@
 
 Points count up to a job's last checkpoint, and all of a job that has ended: a lost executor takes later ones back. A batch is
 noted before it is sent and struck out once it is answered, so that one of unknown fate can be compared with what the server
-has, or sent again just as it was.
+has, or sent again just as it was. A row that cannot be read fails the visit for good, and nothing of it is written.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sqlalchemy import Integer, and_, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
@@ -16,16 +16,17 @@ from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import Series
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, TaskStatus
-from service.database.checked_json import readable
+from service.database.checked_json import ResultUnreadable, UnreadValue, readable, required
 from service.database.engine import Database, clock
 from service.mirrors.mirror_claims import ClaimedMirror, record
-from service.mirrors.models import MirroredRun, TaskMirror
-from service.mirrors.tracker import MOST_POINTS, Metric, MirroredJob, MirroredTask, PointBatch
+from service.mirrors.models import InDoubt, MirroredRun, Position, TaskMirror
+from service.mirrors.tracker import MOST_POINTS, CallFailed, Metric, MirroredJob, MirroredTask, PointBatch
 from service.tasks.models import Job, PointChunk, Task
 
 _CHUNKS = 2 * len(get_args(Series)) + 4  # of points, read for a batch; of each series one may be sent in part
 _ALL = 2**31 - 1
-_HEARD = "heard"  # in a run's position: when the server heard of it last
+
+T = TypeVar("T")
 
 
 class TaskReader:
@@ -33,7 +34,8 @@ class TaskReader:
         self._db, self._claimed = db, claimed
 
     def task(self, beat: timedelta | None = None) -> MirroredTask:
-        """beat: its jobs are also those that go on and of which the server has heard nothing for so long. Raises ClaimLost."""
+        """beat: its jobs are also those that go on and of which the server has heard nothing for so long. Raises ClaimLost, and
+        CallFailed where a row cannot be read, as all that follow do."""
         with self._db.begin() as session:
             record(session, self._claimed)
             mirror = session.get_one(TaskMirror, self._claimed.id)
@@ -50,8 +52,8 @@ class TaskReader:
                 base_model=row.base_model,
                 winner_job_id=row.winner_job_id,
                 experiment=mirror.experiment,
-                tags=mirror.tags,
-                options=mirror.options,
+                tags=_read(mirror.tags),
+                options=_read(mirror.options).model_dump(),
                 place=mirror.entity if mirror.type == "wandb" else mirror.experiment_id,
                 run_id=mirror.run_id,
                 started=min((job.started for job, _ in jobs), default=None),
@@ -61,7 +63,7 @@ class TaskReader:
             )
 
     def note_place(self, place: str) -> None:
-        """Raises ClaimLost, as all that follow do."""
+        """Of its runs there."""
         self._record(**{"entity" if self._claimed.type == "wandb" else "experiment_id": place})
 
     def note_run(self, run_id: str, job: MirroredJob | None) -> None:
@@ -80,9 +82,9 @@ class TaskReader:
         with self._db.begin() as session:
             record(session, self._claimed)
             run = _run(session, self._claimed, job)
-            if run.in_doubt is not None:
-                there = {key: min(step, max(last_steps.get(key, -1), -1)) for key, step in run.in_doubt["through"].items()}
-                _note_sent(session, run, _points(session, run, run.in_doubt["at"], there))
+            if (doubt := _read(run.in_doubt)) is not None:
+                there = {key: min(step, max(last_steps.get(key, -1), -1)) for key, step in doubt.through.items()}
+                _note_sent(session, run, _points(session, run, doubt.at, there))
 
     def next_batch(self, job: MirroredJob) -> PointBatch | None:
         """The job's next points, noted as in doubt; None where all that count were sent. What is left of an earlier batch in
@@ -90,13 +92,14 @@ class TaskReader:
         with self._db.begin() as session:
             record(session, self._claimed)
             run, metrics = _run(session, self._claimed, job), list[Metric]()
-            if run.in_doubt is not None:
-                metrics = _points(session, run, run.in_doubt["at"], run.in_doubt["through"])
+            if (doubt := _read(run.in_doubt)) is not None:
+                metrics = _points(session, run, doubt.at, doubt.through)
             if not metrics:
                 metrics = _points(session, run, _milliseconds(clock(session)), None, job.limit)
-                run.in_doubt = {"at": metrics[0].at, "through": {one.key: one.step for one in metrics}} if metrics else None
+                through = {one.key: one.step for one in metrics}
+                run.in_doubt = InDoubt(at=metrics[0].at, through=through) if metrics else None
             if metrics:
-                return PointBatch(metrics, first=not run.sent)
+                return PointBatch(metrics, first=not _read(run.sent))
             run.through = job.limit
             return None
 
@@ -106,13 +109,13 @@ class TaskReader:
             record(session, self._claimed)
             run = _run(session, self._claimed, job)
             _note_sent(session, run, batch.metrics)
-            run.in_doubt, run.position = None, {**job.position, _HEARD: _milliseconds(clock(session))}
+            run.in_doubt, run.position = None, Position(**{**job.position, "heard": _milliseconds(clock(session))})
 
     def note_beat(self, job: MirroredJob) -> None:
         with self._db.begin() as session:
             record(session, self._claimed)
             run = _run(session, self._claimed, job)
-            run.position = {**run.position, _HEARD: _milliseconds(clock(session))}
+            run.position = _read(run.position).model_copy(update={"heard": _milliseconds(clock(session))})
 
     def note_ended(self, job: MirroredJob) -> None:
         with self._db.begin() as session:
@@ -124,18 +127,29 @@ class TaskReader:
             record(session, self._claimed, **values)
 
 
+def _read(value: T | UnreadValue) -> T:
+    """Raises CallFailed."""
+    try:
+        return required(value)
+    except ResultUnreadable as error:
+        said = f"{error}. Once an operator has written it anew, a change of the tracking server begins anew."
+        raise CallFailed(said, final=True) from None
+
+
 def _run(session: Session, claimed: ClaimedMirror, job: MirroredJob) -> MirroredRun:
     return session.get_one(MirroredRun, (claimed.id, job.id))
 
 
 def _all_there(job: MirroredJob, run: MirroredRun, heard: int) -> bool:
     """heard: since then the server must have heard of a job that goes on."""
-    told = run.in_doubt is None and job.limit <= run.through and run.position.get(_HEARD, 0) >= heard
-    return run.ended or (job.ended is None and told)
+    if run.ended:
+        return True
+    told = not job.in_doubt and job.limit <= run.through and _read(run.position).heard >= heard
+    return job.ended is None and told
 
 
 def _job(job: Job, run: MirroredRun | None) -> MirroredJob:
-    ended = job.status in JOB_TERMINAL
+    ended, unfinished = job.status in JOB_TERMINAL, run if run is not None and not run.ended else None
     assert job.started_at is not None  # the caller asked for these
     return MirroredJob(
         id=job.id,
@@ -149,9 +163,9 @@ def _job(job: Job, run: MirroredRun | None) -> MirroredJob:
         ended=_milliseconds(job.ended_at) if ended and job.ended_at is not None else None,
         limit=_ALL if ended else _checkpointed(job),
         run_id=run.run_id if run is not None else None,
-        in_doubt=run is not None and run.in_doubt is not None,
-        empty=run is None or not run.sent,
-        position=run.position if run is not None else {},
+        in_doubt=unfinished is not None and _read(unfinished.in_doubt) is not None,
+        empty=unfinished is None or not _read(unfinished.sent),
+        position=_read(unfinished.position).model_dump(exclude_unset=True) if unfinished is not None else {},
     )
 
 
@@ -164,7 +178,8 @@ def _checkpointed(job: Job) -> int:
 def _points(session: Session, run: MirroredRun, at: int, through: Mapping[str, int] | None, limit: int = _ALL) -> list[Metric]:
     """The run's first points, at most a batch, that were not sent, by step: of the series in `through` up to its steps, or of
     all up to `limit`."""
-    last = func.coalesce(literal(run.sent, JSONB)[PointChunk.series].astext.cast(Integer), -1)
+    sent = _read(run.sent)
+    last = func.coalesce(literal(sent, JSONB)[PointChunk.series].astext.cast(Integer), -1)
     chunks = select(PointChunk.series, PointChunk.first_step, PointChunk.steps, PointChunk.values)
     chunks = chunks.where(PointChunk.job_id == run.job_id, PointChunk.hidden_by.is_(None), PointChunk.last_step > last)
     if through is None:
@@ -177,7 +192,7 @@ def _points(session: Session, run: MirroredRun, at: int, through: Mapping[str, i
     found = list[Metric]()
     for key, _, steps, values in rows[:_CHUNKS]:
         most = min(whole, limit if through is None else through[key])
-        after = run.sent.get(key, -1)
+        after = sent.get(key, -1)
         found += (Metric(key, step, value, at) for step, value in zip(steps, values, strict=True) if after < step <= most)
     return _first(sorted(found, key=lambda point: (point.step, point.key)))
 
@@ -191,7 +206,7 @@ def _first(points: Sequence[Metric]) -> list[Metric]:
 
 
 def _note_sent(session: Session, run: MirroredRun, metrics: Sequence[Metric]) -> None:
-    run.sent = run.sent | {one.key: one.step for one in metrics}
+    run.sent = _read(run.sent) | {one.key: one.step for one in metrics}
     more = update(TaskMirror).where(TaskMirror.id == run.mirror_id).values(points=TaskMirror.points + len(metrics))
     session.execute(more.execution_options(synchronize_session=False))
 

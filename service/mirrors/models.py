@@ -1,13 +1,53 @@
 """Tables of tracking servers, and of what of each task they were sent."""
 
-from typing import Any
+import json
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy import text as sql
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, MappedColumn, mapped_column
 
-from service.database.engine import At, Base, Big, Id, Json, Now
+from service.database.checked_json import ParsedJson, UnreadValue
+from service.database.engine import At, Base, Big, Id, Now
+
+
+def _summary(text: str) -> str:
+    said = json.loads(text)
+    if not isinstance(said, dict) or not isinstance(said.get("best_val_loss", 0.0), int | float):
+        raise ValueError("is no summary of a run")
+    return text
+
+
+Steps = dict[str, Annotated[int, Field(ge=-1, lt=2**31)]]  # by series
+
+
+class Options(BaseModel):
+    """Of W&B: the runs' name and tags."""
+
+    name: str | None = None
+    tags: list[str] = Field(default=[])
+
+
+class InDoubt(BaseModel):
+    """A batch of which nobody knows whether it arrived. at: the time of its points there. through: its last steps."""
+
+    at: Annotated[int, Field(ge=0, le=2**53)]
+    through: Steps
+
+
+class Position(BaseModel):
+    """The tracker's own (`lines`, `step`, `summary`), and when its server heard of the run last (`heard`, in ms since 1970)."""
+
+    lines: int = 0
+    step: int = -1
+    summary: Annotated[str, AfterValidator(_summary)] = "{}"
+    heard: int = 0
+
+
+def _stored(of: Any, name: str, **more: Any) -> MappedColumn[Any]:
+    checked = ParsedJson(TypeAdapter(of), name, none_as_null=more.pop("nullable", False), keeps_newer=True)
+    return mapped_column(checked, **more)
 
 
 class TrackingServer(Base):
@@ -41,8 +81,10 @@ class TaskMirror(Base):
     server: Mapped[str] = mapped_column(String(64))  # its name
     experiment: Mapped[str] = mapped_column(Text)  # its name; of W&B, the project's
     entity: Mapped[str | None] = mapped_column(Text)  # of W&B: as asked for, or as the server named it
-    tags: Mapped[Json]
-    options: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))  # of W&B: the runs' `name` and `tags`
+    tags: Mapped[dict[str, str] | UnreadValue] = _stored(dict[str, str], "tags (task_mirrors.tags)")
+    options: Mapped[Options | UnreadValue] = _stored(
+        Options, "options (task_mirrors.options)", default=Options, server_default=sql("'{}'")
+    )
     state: Mapped[str] = mapped_column(String(16), default="active", server_default="active")  # task_mirrors.State
     experiment_id: Mapped[str | None] = mapped_column(String(64))  # there,
     run_id: Mapped[str | None] = mapped_column(String(64))  # of the task; of W&B, the group of its runs
@@ -64,9 +106,8 @@ class TaskMirror(Base):
 
 
 class MirroredRun(Base):
-    """A job's run. `in_doubt`: the batch that was sent last, while nobody knows whether it arrived: `at`, the time of its
-    points there, and `through`, its last step by series. `position`: the tracker's own,
-    after what was answered."""
+    """A job's run. `in_doubt`: the batch that was sent last, while nobody knows whether it arrived. `position`: after what was
+    answered."""
 
     __tablename__ = "mirrored_runs"
 
@@ -75,7 +116,12 @@ class MirroredRun(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     run_id: Mapped[str] = mapped_column(String(64))
     through: Mapped[int] = mapped_column(default=-1, server_default="-1")  # all points up to this step are there
-    sent: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))  # by series, the last step that is there
-    in_doubt: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    position: Mapped[Json] = mapped_column(default=dict, server_default=sql("'{}'"))
+    # the last steps that are there
+    sent: Mapped[Steps | UnreadValue] = _stored(
+        Steps, "steps that were sent (mirrored_runs.sent)", default=dict, server_default=sql("'{}'")
+    )
+    in_doubt: Mapped[InDoubt | UnreadValue | None] = _stored(InDoubt, "batch in doubt (mirrored_runs.in_doubt)", nullable=True)
+    position: Mapped[Position | UnreadValue] = _stored(
+        Position, "position (mirrored_runs.position)", default=Position, server_default=sql("'{}'")
+    )
     ended: Mapped[bool] = mapped_column(default=False, server_default="false")  # its end is there, too

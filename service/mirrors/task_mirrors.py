@@ -12,7 +12,7 @@ from contract.integrations import Integration, MlflowIntegration, TrackerType
 from contract.task_spec import TaskSpec
 from service.database.engine import new_id
 from service.http.problems import FieldError
-from service.mirrors.models import TaskMirror, TrackingServer
+from service.mirrors.models import Options, TaskMirror, TrackingServer
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
@@ -109,7 +109,7 @@ def _wanted(one: Integration) -> dict[str, Any]:
     if isinstance(one, MlflowIntegration):
         return {"experiment": one.experiment, "tags": dict(one.tags)}
     run = one.wandb
-    return {"experiment": run.project, "entity": run.entity, "tags": {}, "options": {"name": run.name, "tags": run.tags}}
+    return {"experiment": run.project, "entity": run.entity, "tags": {}, "options": Options(name=run.name, tags=run.tags)}
 
 
 def mirrors_of(session: Session, principal: Principal, task_id: str) -> list[TaskMirrorResource]:

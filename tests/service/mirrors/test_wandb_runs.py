@@ -159,7 +159,7 @@ def test_a_run_of_which_nothing_was_heard_is_kept_alive(tenant, placed, wandb, c
     with database.begin() as session:
         for run in session.query(MirroredRun):
             assert WandbTracker.beat is not None
-            heard = run.position["heard"] - WandbTracker.beat / timedelta(milliseconds=1)
+            heard = run.position.heard - WandbTracker.beat / timedelta(milliseconds=1)
             session.execute(update(MirroredRun).where(MirroredRun.job_id == run.job_id).values(position={"heard": heard}))
     taken.report(points(0, [2]))
     due()
