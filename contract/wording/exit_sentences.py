@@ -1,6 +1,6 @@
 """Why early exit stopped a job, as a sentence with its numbers. The command line and the dashboard share it."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +14,9 @@ def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
             said = _behind(evidence)
             if said is not None:
                 return said + _why_validation(evidence)
-        case ExitReason.OVERFITTING if _holds(evidence, "gap", "tau_gap"):
+        case ExitReason.OVERFITTING if holds_numbers(evidence, "gap", "tau_gap"):
             return f"validation loss {evidence['gap']:.0%} above training loss, {evidence['tau_gap']:.0%} is the limit"
-        case ExitReason.DIVERGING if _holds(evidence, "train_slope", "val_slope"):
+        case ExitReason.DIVERGING if holds_numbers(evidence, "train_slope", "val_slope"):
             return f"both losses rise, {evidence['train_slope']:+.2f} and {evidence['val_slope']:+.2f} per evaluation"
     return str(evidence.get("pattern", "see its evidence"))
 
@@ -34,16 +34,16 @@ def _behind(evidence: Mapping[str, Any]) -> str | None:
     """Why a job was ranked out, by validation or by a text metric; None where the numbers are lacking."""
     metric = evidence.get("metric")
     named = "validation accuracy" if metric is None and "val_accuracy" in evidence else metric
-    if _holds(evidence, "difference_low", "difference_high", "rows" if metric is None else "prompts"):
+    if holds_numbers(evidence, "difference_low", "difference_high", "rows" if metric is None else "prompts"):
         low, high = _two_digits(evidence["difference_low"]), _two_digits(evidence["difference_high"])
         over = f"{evidence['rows']} validation rows" if metric is None else f"{evidence['prompts']} prompts"
         measured = f" in {named}" if named is not None else ""
         return f"worse than the best at the end of warmup by {low} to {high}{measured} (95 %, {over})"
     own = "score" if metric is not None else "val_loss" if named is None else "val_accuracy"
     base, measured = f"base_{own}", f" by {named}" if named is not None else ""
-    if _holds(evidence, own, base):
+    if holds_numbers(evidence, own, base):
         return f"no job beats the base after warmup{measured}: {evidence[own]:.4f}, the base alone {evidence[base]:.4f}"
-    if not _holds(evidence, "rank", "alive", "kept"):
+    if not holds_numbers(evidence, "rank", "alive", "kept"):
         return f"{evidence['pattern']}, by {metric}" if metric is not None and "pattern" in evidence else None
     alive, kept = evidence["alive"], evidence["kept"]
     finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job
@@ -54,9 +54,13 @@ def _behind(evidence: Mapping[str, Any]) -> str | None:
     return f"{_ordinal(evidence['rank'])} of {of} after warmup{measured}, {goes_on}"
 
 
-def _holds(evidence: Mapping[str, Any], *names: str) -> bool:
-    """Whether all these are finite numbers: others are null on the wire."""
-    return all(isinstance(evidence.get(name), int | float) and math.isfinite(evidence[name]) for name in names)
+def holds_numbers(evidence: Mapping[str, Any], *names: str) -> bool:
+    """Whether all these are finite numbers: on the wire others are null, and a damaged row may hold anything."""
+    return all(_is_finite(evidence.get(name)) for name in names)
+
+
+def _is_finite(said: Any) -> bool:
+    return isinstance(said, int | float) and not isinstance(said, bool) and abs(said) <= sys.float_info.max
 
 
 def _two_digits(value: float) -> str:

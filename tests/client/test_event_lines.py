@@ -81,10 +81,14 @@ def test_rows_that_validate_and_train_are_told_with_the_bases_loss():
         ("underperforming", {"difference_low": None, "difference_high": None, "rows": 8}),
         ("diverging", {"train_slope": float("inf"), "val_slope": None}),
         ("overfitting", {"gap": None, "tau_gap": 0.1}),
+        ("overfitting", {"gap": 10**400, "tau_gap": 0.1}),
+        ("overfitting", {"gap": {"of": 3}, "tau_gap": True}),
+        ("underperforming", {"rank": "3rd", "alive": [8], "kept": 2}),
+        ("underperforming", {"metric": 3, "score": "low", "base_score": {}}),
     ],
 )
-def test_evidence_that_is_not_finite_is_told_by_its_pattern(reason, evidence):
-    assert exit_sentence(reason, evidence | {"pattern": "as it is called"}) == "as it is called"
+def test_evidence_without_finite_numbers_is_told_by_its_pattern(reason, evidence):
+    assert exit_sentence(reason, evidence | {"pattern": "as it is called"}).startswith("as it is called")
 
 
 @pytest.mark.parametrize(

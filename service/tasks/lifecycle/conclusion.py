@@ -12,6 +12,7 @@ from contract.job_config import JobConfig
 from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import VAL_LOSS
+from contract.wording.exit_sentences import holds_numbers
 from service.adapters.models import Adapter
 from service.database.checked_json import ResultUnreadable, UnreadValue
 from service.database.engine import clock
@@ -149,25 +150,30 @@ def _scores(stored: RowScores | UnreadValue | None) -> RowScores | None:
 
 
 def _stopped(jobs: Sequence[Job]) -> str | None:
-    """Of a search that ended at its cut, since no job beat the base: that, with the losses or the results of a metric."""
+    """Of a search that ended at its cut, since no job beat the base: that, with the losses or the results of a metric. None
+    where no job's evidence holds them."""
     found = [job.exit_evidence for job in jobs if job.exit_evidence is not None]
-    if scored := [one for one in found if "base_score" in one]:
-        metric, base, best = scored[0]["metric"], float(scored[0]["base_score"]), max(float(one["score"]) for one in scored)
+
+    def holding(*names: str) -> list[dict[str, Any]]:
+        return [one for one in found if holds_numbers(one, *names)]
+
+    if scored := holding("base_score", "score", "prompts"):
+        metric, base, best = scored[0].get("metric"), scored[0]["base_score"], max(one["score"] for one in scored)
         return (
             f"nothing has learned more than the base by {metric}: check the data. After warmup the base alone has {base:.4f} "
             f"on {scored[0]['prompts']} prompts, the best of {len(scored)} jobs {best:.4f}"
         )
-    if ordered := [one for one in found if "base_val_accuracy" in one]:
-        base, best = float(ordered[0]["base_val_accuracy"]), max(float(one["val_accuracy"]) for one in ordered)
+    if ordered := holding("base_val_accuracy", "val_accuracy", "rows"):
+        base, best = ordered[0]["base_val_accuracy"], max(one["val_accuracy"] for one in ordered)
         return (
             f"nothing has learned more than the base by validation accuracy: check the data. After warmup the base alone has "
             f"{base:.4f} on {ordered[0]['rows']} pairs, the best of {len(ordered)} jobs {best:.4f}"
         )
-    if found := [one for one in found if "base_val_loss" in one]:
-        lowest = min(float(one["val_loss"]) for one in found)
+    if lost := holding("base_val_loss", "val_loss"):
+        base, best = lost[0]["base_val_loss"], min(one["val_loss"] for one in lost)
         return (
-            f"nothing has learned more than the base: check the data. After warmup the base alone has "
-            f"{float(found[0]['base_val_loss']):.4f} on the validation rows, the best of {len(found)} jobs {lowest:.4f}"
+            f"nothing has learned more than the base: check the data. After warmup the base alone has {base:.4f} on the "
+            f"validation rows, the best of {len(lost)} jobs {best:.4f}"
         )
     return None
 

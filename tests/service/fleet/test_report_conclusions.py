@@ -6,7 +6,7 @@ from sqlalchemy import select
 from contract.row_scores import RowScores, t_quantile
 from service.adapters.models import Adapter
 from service.fleet.models import Node, Placement
-from service.tasks.models import TaskEvent
+from service.tasks.models import Job, TaskEvent
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
 
@@ -97,6 +97,40 @@ def test_a_search_that_ended_at_its_cut_says_with_what_losses(tenant, placement)
         "nothing has learned more than the base: check the data. After warmup the base alone has 2.0000 on the validation "
         "rows, the best of 2 jobs 2.5000"
     )
+
+
+@pytest.mark.parametrize("lacking", [{"val_loss": None}, {"val_loss": "high"}, {}], ids=str)
+def test_a_search_ends_without_the_numbers_that_an_exit_lacks(tenant, placement, lacking):
+    """A loss that was not finite is null on the wire."""
+    placement.report({"kind": "base_evaluated", "val_loss": 2.0, "scores": scored(3.9, 4.1, 4.0, 4.0)})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    why = {"pattern": "no job beats the base at the warmup boundary", "base_val_loss": 2.0}
+    placement.report(exited(0, 3) | {"evidence": why | lacking})
+    last = placement.adapter(1, 2.5) | {"scores": scored(5.0, 5.1, 4.9, 5.0)}
+    placement.report(last, exited(1, 3) | {"evidence": why | {"val_loss": 2.5}})
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    assert task["status"] == "succeeded"
+    assert task["selection"]["verdict"].endswith("2.0000 on the validation rows, the best of 1 jobs 2.5000")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *({"base_val_loss": said, "val_loss": 2.5} for said in ("x", {}, 10**400, True)),
+        {"base_score": 0.5, "score": {}, "prompts": 2, "metric": "rouge"},
+        {"base_score": 0.5},
+        {"base_val_accuracy": [], "val_accuracy": 0.1, "rows": 40},
+    ],
+)
+def test_a_search_ends_beside_damaged_evidence(tenant, placement, damage, damaged):
+    placement.report({"kind": "base_evaluated", "val_loss": 2.0, "scores": scored(3.9, 4.1, 4.0, 4.0)})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), exited(0, 3))
+    damage(Job, "exit_evidence", damaged, (Job.task_id == placement.given.task_id) & (Job.index == 0))
+    placement.report(placement.adapter(1, 2.5) | {"scores": scored(5.0, 5.1, 4.9, 5.0)}, exited(1, 3))
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    assert task["status"] == "succeeded"
+    assert task["selection"]["verdict"].startswith("nothing beat the base")
+    assert tenant.get(f"/v1/tasks/{placement.given.task_id}/jobs").status_code == 200
 
 
 def test_a_search_over_beta_that_ended_at_its_cut_says_with_what_accuracies(tenant, placement):
