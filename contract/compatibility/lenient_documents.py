@@ -4,7 +4,7 @@ Only the public API validates strictly. A document that passed it is later read 
 version wrote them. Knows no field names and no storage.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, GetJsonSchemaHandler, PlainSerializer, ValidationError
@@ -102,6 +102,12 @@ def is_readable(config: JobConfig, name: str) -> bool:
 def value_of(config: JobConfig, name: str) -> Any:
     """The field of a ShownConfig; None where it is not readable."""
     return getattr(config, name) if is_readable(config, name) else None
+
+
+def have_one(configs: Iterable[JobConfig], name: str) -> bool:
+    """Whether the documents of these ShownConfigs have one value of the field. One that is not readable equals itself alone."""
+    said = [(config.model_extra or {}).get(name, getattr(config, name)) for config in configs]
+    return all(value == said[0] for value in said)
 
 
 _MOST = 1e100  # of a displayed number, so that ratios and sums of several are finite too

@@ -6,12 +6,13 @@ In a DPO search over beta losses cannot be compared: there is no best job before
 import math
 from collections.abc import Sequence
 
+from contract.compatibility.lenient_documents import have_one
 from service.tasks.job_resource import JobResource
 
 
 def losses_comparable(jobs: Sequence[JobResource]) -> bool:
     """Whether the jobs have one beta, on which a DPO loss depends."""
-    return len({job.config.beta for job in jobs}) <= 1
+    return have_one((job.config for job in jobs), "beta")
 
 
 def best_job(jobs: Sequence[JobResource], winner_job_id: str | None) -> JobResource | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from contract.compatibility.lenient_documents import ShownConfig, unread_fields
+from contract.compatibility.lenient_documents import ShownConfig, have_one, unread_fields
 from contract.job_config import JobConfig
 from contract.wording.config_labels import HEADINGS, cell, label, varying
 
@@ -55,3 +55,11 @@ def test_a_field_that_is_lacking_is_told_and_not_passed_on() -> None:
     config = SHOWN.validate_python(lacking)
     assert unread_fields(config) == ["seed"]
     assert SHOWN.dump_python(config, mode="json") == lacking
+
+
+@pytest.mark.parametrize(
+    ("values", "one"),
+    [((None, None), True), ((0.1, 0.3), False), (("auto", None), False), (("auto", "slow"), False), (("auto", "auto"), True)],
+)
+def test_a_value_that_is_not_readable_equals_itself_alone(values: tuple[Any, ...], one: bool) -> None:
+    assert have_one([SHOWN.validate_python(GOOD | {"beta": value}) for value in values], "beta") == one

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from contract.compatibility.lenient_documents import have_one
 from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
 from contract.wording.config_labels import label, varying
@@ -56,7 +57,7 @@ class TaskState:
         first = min(evaluated, key=self.best_first, default=None)
         if first is None or self._wins(first):
             return first
-        return first if len({job.config.beta for job in self.jobs}) <= 1 else None
+        return first if have_one((job.config for job in self.jobs), "beta") else None
 
     def best_first(self, job: Job) -> tuple[bool, float, int]:
         """The sort key of a table of jobs: the winner, then by loss."""

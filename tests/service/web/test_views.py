@@ -3,6 +3,8 @@ compared."""
 
 from pathlib import Path
 
+import pytest
+
 import service.web
 from contract.states import JobStatus, TaskStatus
 from service.fleet.node_health.quarantine import TROUBLES
@@ -90,6 +92,18 @@ def leads(database, tenant, task_id):
     found = (best.index, best.best_val_loss) if best is not None else (None, None)
     assert found[1] == row.best
     return found[0], table.rows[0].job.index, bool(importance(table))
+
+
+@pytest.mark.parametrize(("betas", "best"), [(("auto", "slow"), None), (({"of": 1}, None), None), (("auto", "auto"), 0)])
+def test_betas_that_cannot_be_read_are_compared_as_they_are_stored(tenant, database, betas, best):
+    task_id = tenant.task(search_space=GRID)["id"]
+    sweeps.begin(database, task_id)
+    with database.begin() as session:
+        for job in jobs_of(session, task_id):
+            job.config = job.config | {"beta": betas[job.index % 2]}
+        task = session.get_one(Task, task_id)
+        task.spec = task.spec | {"objective": {"type": "dpo"}}
+    assert leads(database, tenant, task_id) == (best, 0, best is not None)
 
 
 def test_losses_of_several_betas_name_no_best_job_before_there_is_a_winner(tenant, database, storage):
