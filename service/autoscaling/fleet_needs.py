@@ -18,11 +18,11 @@ from service.merges.models import RUNNING, MergedModel
 from service.scheduler.explain.reason_codes import Code
 from service.settings import Settings
 from service.tasks.models import Task
-from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
+from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE, ROW_UNREADABLE
 from service.tasks.plan_status.wanted_gpus import WANTED_GPUS
 
 # no further node would start them
-_NOT_FOR_GPUS = (Code.WAITING_FOR_QUOTA, Code.WAITING_FOR_VERSION, Code.NO_NODE_UNDERSTANDS, NOT_BEFORE)
+_NOT_FOR_GPUS = (Code.WAITING_FOR_QUOTA, Code.WAITING_FOR_VERSION, Code.NO_NODE_UNDERSTANDS, NOT_BEFORE, ROW_UNREADABLE)
 
 
 def autoscaling_state(session: Session, settings: Settings) -> AutoscalingState:

@@ -48,7 +48,7 @@ from service.tasks.lifecycle.graded_scores import finish
 from service.tasks.lifecycle.placements import FINISHED, end_placement, live_placement, lock_placement
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
-from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
+from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE, ROW_UNREADABLE
 from service.tasks.stored_specs import understood
 from service.tasks.submission.validator import Validator
 from service.tracing import span_exporter
@@ -244,7 +244,8 @@ def replan_newly_readable_tasks(dependencies: Dependencies) -> None:
     """Request a plan for tasks that an older planner could not read and this version can, or whose row was repaired: the older
     planner consumed the request that came with them."""
     with dependencies.db.begin() as session:
-        left = select(Task).where(Task.status == TaskStatus.QUEUED, Task.waiting["code"].astext == Code.WAITING_FOR_VERSION)
+        left_out = Task.waiting["code"].astext.in_([Code.WAITING_FOR_VERSION, ROW_UNREADABLE])
+        left = select(Task).where(Task.status == TaskStatus.QUEUED, left_out)
         if any(understood(task) and read_faults(task) is not None for task in session.scalars(left.order_by(Task.id))):
             request_plan(session, dependencies.queue, "version_came")
 

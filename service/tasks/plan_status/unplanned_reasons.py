@@ -9,6 +9,8 @@ from typing import Any
 PAUSED = "paused"
 NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does not see it yet
 NOT_PLANNED = "not_planned"  # no plan has looked at it yet
+# no version can read its row. Of the next release, which writes it in place of waiting_for_version; this one reads it alone
+ROW_UNREADABLE = "row_unreadable"
 
 
 def unplanned_reason(code: str, sentence: str) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from sqlalchemy import update
 
 from contract.states import TaskStatus
 from service.background.reconciler import replan_elapsed_delays, replan_newly_readable_tasks
+from service.scheduler.explain.reason_codes import Code
 from service.tasks.models import Task
+from service.tasks.plan_status.unplanned_reasons import ROW_UNREADABLE
 from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 from tests.service.fleet.scripted import completed
 from tests.service.scheduler.planned import start, validated
@@ -88,6 +90,20 @@ def test_others_are_planned(dependencies, tenant, new_node, plan, damage, failin
         assert words in shown["waiting"]["sentence"]
         assert (f"task {bad} is left out of the plan" in caplog.text) == damaged
     assert tenant.post(f"/v1/tasks/{bad}/cancel").status_code == 200
+
+
+@pytest.mark.parametrize("code", [Code.WAITING_FOR_VERSION, ROW_UNREADABLE])
+@pytest.mark.usefixtures("nothing_left")
+def test_a_plan_is_made_for_one_whose_row_was_repaired(dependencies, tenant, admin, plan, damage, code):
+    """Also where the next release said why it waits."""
+    task = validated(dependencies, tenant)
+    assert plan() == 1
+    assert len(admin.get("/v1/admin/autoscaling").json()["wanted"]) == 1
+    damage(Task, "waiting", WAITS | {"code": code}, Task.id == task)
+    assert admin.get("/v1/admin/autoscaling").json()["wanted"] == []
+    assert plan() == 0
+    replan_newly_readable_tasks(dependencies)
+    assert plan() == 1
 
 
 @pytest.mark.parametrize(("column", "value"), [damage for damage in DAMAGES if damage[1] != [[1]]])
