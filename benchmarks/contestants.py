@@ -20,8 +20,9 @@ from torch import Tensor
 
 from worker.model.arena_layout import GROUPS
 from worker.model.cuda.device_batch import DeviceBatch
-from worker.model.cuda.fused_head import Labels, head_loss
+from worker.model.cuda.fused_head import head_loss
 from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.label_batch import LabelBatch
 
 
 class Lora(ABC):
@@ -132,7 +133,7 @@ class PeerPass:
             return y.split([sh.q_width, sh.kv_width, sh.kv_width], 1)
         return y.chunk(2, 1) if group == "gate_up" else [y]
 
-    def train(self, base: DeviceBatch, labels: Labels) -> Tensor:
+    def train(self, base: DeviceBatch, labels: LabelBatch) -> Tensor:
         """The sums of log-probabilities; `lora` keeps the gradients."""
         stack, sh, table = self._stack, self._stack.dims, base.table
         heads, none = sh.heads, self._fused.embedding
@@ -155,9 +156,10 @@ class PeerPass:
             kept.append((x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act))
             x = x_mid
         x, h, rstd = residual_norm(x, y, None, none, 0, stack.final_norm, sh.eps, table)
-        sums, _, dh = head_loss(h, self._fused.head, labels, with_gradient=True)
-        assert dh is not None
-        dx = stack.final_backward(dh, x, rstd, base)
+        sums, _, of_labels = head_loss(labels.of(h), self._fused.head, labels.labels, with_gradient=True)
+        assert of_labels is not None
+        dh = labels.spread(of_labels, h.shape[0], None)
+        dx = stack.residual.final_backward(dh, x, rstd, table)
         for layer in range(len(stack.layers) - 1, -1, -1):
             w = stack.layers[layer]
             x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act = kept.pop()

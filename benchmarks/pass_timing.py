@@ -157,7 +157,7 @@ def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callab
     table = tables(flat, (), ())
     shape = BatchShape.of(flat, table)
     base = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
-    labels = upload_labels(flat, shape.tokens, base.tokens.device)
+    labels = upload_labels(flat, (), (), shape, base.tokens.device)
     arena = trainer.arena
     fused = FusedPass(trainer.backbone, arena.layout, 4096)
     columns = fused.stack.dims.columns

@@ -17,15 +17,16 @@ class OneLayer(FusedStack):
 
     def both_ways(self, x: Tensor, dy: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Gradient) -> tuple[Tensor, Tensor]:
         """(output, dX), both [T, D], of x and dy [T, D]. The sum behind `down` is formed by the next norm, as in a model."""
-        self._streams.choose_streams(x.shape[0])
-        pending, kept = self._forward_layer(LAYER, PendingResidual(x), batch, adapters)
-        out, _, _ = self._add_and_norm(pending, adapters[LAYER], "down_proj", self.final_norm, batch.table)
-        assert kept.saved is not None
+        lora, layer = adapters[LAYER], (grad.layer(LAYER), batch.table)
+        self.streams.choose_streams(x.shape[0])
+        output, attention = self._attention_forward(LAYER, PendingResidual(x), batch, adapters)
+        pending, position_wise = self.position_wise.forward(LAYER, output, lora, batch.table)
+        out, _, _ = self.residual.final_norm(pending, lora, batch.table)
         products: list[GradientProduct] = []
-        dx = self._mlp_backward(LAYER, dy, batch, adapters[LAYER], grad.layer(LAYER), products, kept.saved)
-        dx = self._attention_backward(LAYER, dx, batch, adapters[LAYER], products, x, kept.saved)
-        self._streams.launch_gradients(products, grad.layer(LAYER), batch.table)
-        self._streams.launch_gradients([], grad.layer(LAYER), batch.table)
+        gradient = self.position_wise.backward(LAYER, dy, lora, *layer, products, position_wise)
+        dx = self._attention_backward(LAYER, gradient, batch, lora, products, x, attention)
+        self.streams.launch_gradients(products, *layer)
+        self.streams.launch_gradients([], *layer)
         return out, dx
 
 

@@ -59,7 +59,6 @@ def _head_ms(trainer: DeviceTrainer, count: int) -> float:
     device, width = backbone.device, backbone.embedding.shape[1]
     hidden = torch.randn(count, width, device=device, dtype=backbone.embedding.dtype)
     labels = Labels(
-        indices=torch.arange(count, device=device, dtype=torch.int32),
         tokens=torch.randint(0, backbone.embedding.shape[0], (count,), device=device, dtype=torch.int32),
         loss_weights=torch.full((count,), 1 / count, device=device),
         bounds=torch.tensor([0, count], device=device, dtype=torch.int32),

@@ -28,9 +28,8 @@ from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
-from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.label_batch import upload_labels
+from worker.model.cuda.label_batch import LabelBatch, upload_labels
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassMode
 from worker.model.example import Example
 from worker.model.flat_batch import Dropout, FlatBatch, Segment
@@ -69,7 +68,7 @@ class Step:
         self.spans, _ = spans_of(self.segments, self.flat.ranges)
         self.fused = FusedPass(self.backbone, self.arena.layout, self.backbone.max_positions)
 
-    def upload(self, adapters: bool, larger: bool = False) -> tuple[DeviceBatch, Labels]:
+    def upload(self, adapters: bool, larger: bool = False) -> tuple[DeviceBatch, LabelBatch]:
         """larger: in the bucket of a batch with more of everything."""
         spans = self.spans if adapters else ()
         table = tables(self.flat, spans, (False,) * len(spans))
@@ -80,7 +79,7 @@ class Step:
             table = wider.padded(classes)
             shape = BatchShape(shape.tokens + 96, 2 * shape.sequences, classes, shape.has_dropout)
         batch = unpack(shape, torch.from_numpy(fill(shape, self.flat, table)).to(DEVICE))
-        return batch, upload_labels(self.flat, shape.tokens, torch.device(DEVICE))
+        return batch, upload_labels(self.flat, spans, (False,) * len(spans), shape, torch.device(DEVICE))
 
     def truth(self) -> tuple[Tensor, Tensor]:
         """Sums of log-probabilities, and the gradient [rows, W], by the plain path in float64."""
@@ -188,7 +187,8 @@ def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_be
 
     def taken(flat: FlatBatch, launched: bool) -> list[Tensor]:  # in the bucket `shape`
         first.arena.grad.zero_()
-        host, labels = torch.from_numpy(fill(shape, flat, table)), upload_labels(flat, shape.tokens, first.backbone.device)
+        host, device = torch.from_numpy(fill(shape, flat, table)), first.backbone.device
+        labels = upload_labels(flat, first.spans, (False,) * len(first.spans), shape, device)
         run = trainer.launch if launched else partial(trainer.graphs.run, launcher=trainer)
         result = run(shape, host, labels, mode)
         return [result.sums.clone(), result.hits.clone(), first.arena.grad.clone()]

@@ -12,6 +12,7 @@ from worker.model.cuda import captured_graphs
 from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER, FORWARD, MAX_GRAPHS, SAVED, PassGraphs
+from worker.model.cuda.saved_activations import AttentionOutput, AttentionOutputGradient
 
 SHAPE = BatchShape(1024, 8, (ClassSize(32, 4, 16),))
 HOST = torch.zeros(1, dtype=torch.int32)
@@ -34,20 +35,20 @@ class Unrecorded(CapturedGraphs[Any, Any]):
 
 
 class Counted(PassGraphs):
-    """Counts what became of passes: "launched", "captured" or "replayed", the last with a "loss" and after it a "backward" if
+    """Counts what became of passes: "launched", "captured" or "replayed", the last with a "tail" and after it a "backward" if
     there is one; and captures that were warmed up."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), 4096, 4, torch.float32)
+        super().__init__(torch.device("cpu"), 4096, (4, 8), torch.float32)
         self.did = Counter[str]()
         self._captured = Unrecorded(MAX_GRAPHS, self.did)
 
     def launch(self, *_: Any) -> Any:
         self.did["launched"] += 1
 
-    def launch_loss(self, h: torch.Tensor, labels: Any, out: torch.Tensor | None) -> Any:
-        assert out is None or out.shape[0] == h.shape[0] + 1
-        self.did["loss"] += 1
+    def launch_tail(self, output: AttentionOutput, labels: Any, out: AttentionOutputGradient | None) -> Any:
+        assert out is None or out.dx.shape[0] == output.x.shape[0] + 1
+        self.did["tail"] += 1
 
     def pass_of(self, shape: BatchShape, mode: Any = SAVED) -> None:
         self.run(shape, HOST, None, mode, self)  # type: ignore[arg-type]
@@ -72,15 +73,15 @@ def test_the_third_pass_of_a_bucket_captures_it() -> None:
     for _ in range(5):
         graphs.pass_of(SHAPE)
     times = 5 - (CAPTURE_AFTER - 1)
-    replayed = dict.fromkeys(("replayed", "loss", "backward"), times)
+    replayed = dict.fromkeys(("replayed", "tail", "backward"), times)
     assert graphs.did == {"launched": CAPTURE_AFTER - 1, "captured": 1, "warmed up": 1, **replayed}
 
 
-def test_a_pass_without_a_backward_is_one_graph_and_its_loss() -> None:
+def test_a_pass_without_a_backward_is_one_graph_and_its_tail() -> None:
     graphs = Counted()
     for _ in range(CAPTURE_AFTER):
         graphs.pass_of(SHAPE, FORWARD)
-    assert (graphs.did["replayed"], graphs.did["loss"], graphs.did["backward"]) == (1, 1, 0)
+    assert (graphs.did["replayed"], graphs.did["tail"], graphs.did["backward"]) == (1, 1, 0)
 
 
 def test_a_capture_warms_up_unless_a_graph_that_takes_no_less_is_there() -> None:

@@ -70,7 +70,7 @@ class FusedRunner:
             pages[start:stop] = np.array(sequence.pages)[own // size]
             places[start:stop] = own % size
         cached = CachedBatch(**vars(batch), pages=self._up(pages), places=self._up(places))
-        _, h, _ = self._stack.forward(self._fused.embed(cached), cached, self._adapters(), None)
+        h = self._stack.hidden(self._fused.embed(cached), cached, self._adapters())
         return self._logits(h[self._up(flat.label_indices.numpy())])
 
     def _decode(self, sequences: list[Sequence]) -> Tensor:
@@ -81,7 +81,7 @@ class FusedRunner:
 
     def _launch(self, shape: DecodeShape, flat: Tensor) -> Tensor:
         batch = unpack_decode(shape, flat, self._cache.page_tokens)
-        _, h, _ = self._stack.forward(self._fused.embed(batch), batch, self._adapters(), None)
+        h = self._stack.hidden(self._fused.embed(batch), batch, self._adapters())
         return self._logits(h)
 
     def _replay(self, shape: DecodeShape, host: np.ndarray) -> Tensor:

@@ -20,10 +20,11 @@ from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, BatchShape, Grain, fill, tables, unpack
-from worker.model.cuda.fused_head import Labels
-from worker.model.cuda.fused_pass import ForwardDone, FusedPass, PassResult
-from worker.model.cuda.label_batch import upload_labels
+from worker.model.cuda.fused_pass import ForwardDone, FusedPass
+from worker.model.cuda.label_batch import LabelBatch, upload_labels
+from worker.model.cuda.label_tail import PassResult
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassGraphs, PassMode
+from worker.model.cuda.saved_activations import AttentionOutput, AttentionOutputGradient
 from worker.model.cuda.upload_buffer import pinned, upload
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
@@ -63,8 +64,8 @@ class DeviceTrainer(Trainer):
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = _graph_tokens(backbone)
-        embedding = backbone.embedding
-        self.graphs = PassGraphs(backbone.device, self.graph_tokens, embedding.shape[1], embedding.dtype)
+        widths = backbone.embedding.shape[1], self._fused.stack.dims.q_width
+        self.graphs = PassGraphs(backbone.device, self.graph_tokens, widths, backbone.embedding.dtype)
 
     @property
     def captured(self) -> list[BatchShape]:
@@ -169,7 +170,7 @@ class DeviceTrainer(Trainer):
         table = tables(batch, spans, accumulate, grain)
         shape = BatchShape.of(batch, table, grain)
         if shape.tokens > self.graph_tokens:
-            host, labels = self._uploads(shape, batch, table)
+            host, labels = self._uploads(shape, batch, table, spans, accumulate)
             result = self.launch(shape, host.to(self.backbone.device, non_blocking=True), labels, mode)
         else:  # graphs know the buffers' addresses, which change as the arena grows or shrinks
             arena = self.arena
@@ -180,7 +181,7 @@ class DeviceTrainer(Trainer):
                     self.graphs.waste(shape, mode, larger)
                     shape, table = larger, wider.padded(larger.classes)
                     break
-            host, labels = self._uploads(shape, batch, table)
+            host, labels = self._uploads(shape, batch, table, spans, accumulate)
             result = self.graphs.run(shape, host, labels, mode, self)
         if mode != FORWARD:
             self.arena.slots_with_gradient.update(slots)
@@ -195,32 +196,36 @@ class DeviceTrainer(Trainer):
             return FINE
         return COARSE if tokens > _REPEATED_PART * self.graph_tokens else REPEATED
 
-    def _uploads(self, shape: BatchShape, batch: FlatBatch, table: HostTable) -> tuple[Tensor, Labels]:
+    def _uploads(
+        self, shape: BatchShape, batch: FlatBatch, table: HostTable, spans: Sequence[Span], accumulate: Sequence[bool]
+    ) -> tuple[Tensor, LabelBatch]:
         """The pass's buffer in pinned memory, and its labels on their way to the device."""
         device = self.backbone.device
-        return pinned(fill(shape, batch, table), device), upload_labels(batch, shape.tokens, device)
+        return pinned(fill(shape, batch, table), device), upload_labels(batch, spans, accumulate, shape, device)
 
-    def launch(self, shape: BatchShape, flat: Tensor, labels: Labels, mode: PassMode) -> PassResult:
+    def launch(self, shape: BatchShape, flat: Tensor, labels: LabelBatch, mode: PassMode) -> PassResult:
         """A whole pass. flat: its uploaded buffer."""
         batch = unpack(shape, flat)
         if mode == FORWARD:
             return self._fused.evaluate(batch, labels, self._adapters)
         return self._fused.train(batch, labels, self._adapters, self.arena.gradient, mode == RECOMPUTED)
 
-    def launch_hidden(self, shape: BatchShape, flat: Tensor) -> Tensor:
-        """The final hidden states [T, D] of a pass without a backward."""
-        return self._fused.hidden(unpack(shape, flat), self._adapters)
+    def launch_output(self, shape: BatchShape, flat: Tensor) -> AttentionOutput:
+        """What the tail reads, of a pass without a backward."""
+        return self._fused.output(unpack(shape, flat), self._adapters)
 
-    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[Tensor, ForwardDone]:
-        """The final hidden states [T, D], and what the backward reads."""
+    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[AttentionOutput, ForwardDone]:
+        """What the tail reads, and what the backward does."""
         return self._fused.forward(unpack(shape, flat), self._adapters, mode == RECOMPUTED)
 
-    def launch_loss(self, h: Tensor, labels: Labels, out: Tensor | None) -> PassResult:
-        """out [T + 1, D]: where the gradient of h [T, D] is written; None: there is none."""
-        return self._fused.loss(h, labels, out is not None, out)[0]
+    def launch_tail(self, output: AttentionOutput, labels: LabelBatch, out: AttentionOutputGradient | None) -> PassResult:
+        """out, of T + 1 rows: where the gradient of `output` is written; None: there is none."""
+        if out is None:
+            return self._fused.tail.evaluate(output, labels, self._adapters)
+        return self._fused.tail.train(output, labels, self._adapters, self.arena.gradient, out)[0]
 
     def launch_backward(self, done: ForwardDone) -> None:
-        """done: with dh."""
+        """done: with the gradient of what the tail read."""
         self._fused.backward(done, self._adapters, self.arena.gradient)
 
     @property

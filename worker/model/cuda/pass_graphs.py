@@ -2,9 +2,9 @@
 
 A pass of a bucket that is not captured is launched, which wastes about one replayed pass; a capture costs about two. So a
 bucket is captured once its passes have wasted as much as that: the ski-rental rule, never worse than twice the best in
-hindsight. Of a training pass forward and backward are captured, two graphs; the head between them is launched each time, over
-exactly the pass's labels: they would be a second dimension of buckets, with padding of its own. Knows shapes and who launches a
-pass; knows no adapters and no tasks.
+hindsight. Of a training pass forward and backward are captured, two graphs; the label tail between them is launched each time,
+over exactly the pass's labels: they would be a second dimension of buckets, with padding of its own. Knows shapes and who
+launches a pass; knows no adapters and no tasks.
 """
 
 from collections import defaultdict
@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol, get_args
 
 import torch
+from grouped_lora.work_table import TILE_WIDTHS
 from torch import Tensor
 
 from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_batch import BatchShape
-from worker.model.cuda.fused_head import Labels
-from worker.model.cuda.fused_pass import ForwardDone, PassResult
+from worker.model.cuda.fused_pass import ForwardDone
+from worker.model.cuda.label_batch import LabelBatch
+from worker.model.cuda.label_tail import PassResult
+from worker.model.cuda.saved_activations import AttentionOutput, AttentionOutputGradient
 
 MAX_GRAPHS = 64
 PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
@@ -30,27 +33,27 @@ assert (CAPTURE_AFTER - 1) * LAUNCH_WASTES == CAPTURE_COSTS
 
 
 class Launcher(Protocol):
-    """Launches a pass from its uploaded buffer, as a whole or in parts. The loss takes where to write the gradient of h; None:
-    there is none."""
+    """Launches a pass from its uploaded buffer, as a whole or in parts. The tail takes where to write the gradient of the last
+    attention's output; None: there is none."""
 
-    def launch(self, shape: BatchShape, flat: Tensor, labels: Labels, mode: PassMode) -> PassResult: ...
-    def launch_hidden(self, shape: BatchShape, flat: Tensor) -> Tensor: ...
-    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[Tensor, ForwardDone]: ...
-    def launch_loss(self, h: Tensor, labels: Labels, out: Tensor | None) -> PassResult: ...
+    def launch(self, shape: BatchShape, flat: Tensor, labels: LabelBatch, mode: PassMode) -> PassResult: ...
+    def launch_output(self, shape: BatchShape, flat: Tensor) -> AttentionOutput: ...
+    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[AttentionOutput, ForwardDone]: ...
+    def launch_tail(self, output: AttentionOutput, labels: LabelBatch, out: AttentionOutputGradient | None) -> PassResult: ...
     def launch_backward(self, done: ForwardDone) -> None: ...
 
 
 class PassGraphs:
-    """most_tokens: of a pass. width, dtype: of hidden states."""
+    """most_tokens: of a pass. widths: of hidden states, and of attention's output."""
 
-    def __init__(self, device: torch.device, most_tokens: int, width: int, dtype: torch.dtype) -> None:
-        self._device, self._most_tokens, self._width, self._dtype = device, most_tokens, width, dtype
+    def __init__(self, device: torch.device, most_tokens: int, widths: tuple[int, int], dtype: torch.dtype) -> None:
+        self._device, self._most_tokens, self._widths, self._dtype = device, most_tokens, widths, dtype
         self._captured = CapturedGraphs[tuple[BatchShape, PassMode], None](device, MAX_GRAPHS)
         self._wasted = defaultdict[tuple[BatchShape, PassMode], float](float)  # replayed passes, of buckets not captured
         # since graphs were last forgotten: their kernels are loaded, and what passes took at most counts their memory
         self._launched = set[tuple[BatchShape, PassMode]]()
-        # [2, T + 1, D], which all graphs share: hidden states as a forward left them, and their gradient
-        self._ends: Tensor | None = None
+        # which all graphs share: what a forward left for the tail, and its gradient, with a row more than tokens
+        self._ends: tuple[AttentionOutput, AttentionOutputGradient] | None = None
 
     @property
     def shapes(self) -> list[BatchShape]:
@@ -80,7 +83,7 @@ class PassGraphs:
         """A pass of `shape` is replayed in the bucket `larger`."""
         self._wasted[shape, mode] += larger.padding_of(shape)
 
-    def run(self, shape: BatchShape, host: Tensor, labels: Labels, mode: PassMode, launcher: Launcher) -> PassResult:
+    def run(self, shape: BatchShape, host: Tensor, labels: LabelBatch, mode: PassMode, launcher: Launcher) -> PassResult:
         """A pass from its buffer in pinned memory and its labels on the device: launched, or replayed. Its bucket is captured
         if that is due; it was launched before, so that its kernels are compiled and loaded."""
         key = (shape, mode)
@@ -93,40 +96,53 @@ class PassGraphs:
             self._capture(key, host, launcher)
         return self._replay(key, host, labels, launcher)
 
-    def _replay(self, key: tuple[BatchShape, PassMode], host: Tensor, labels: Labels, launcher: Launcher) -> PassResult:
+    def _replay(self, key: tuple[BatchShape, PassMode], host: Tensor, labels: LabelBatch, launcher: Launcher) -> PassResult:
         shape, mode = key
         self._captured.replay(key, host)
-        h, gradient = self._shared_ends(shape)
-        if mode == FORWARD:
-            return launcher.launch_loss(h[:-1], labels, None)
-        result = launcher.launch_loss(h[:-1], labels, gradient)
-        self._captured.replay_rest(key)
+        output, gradient = self._shared_ends(shape)
+        result = launcher.launch_tail(output, labels, None if mode == FORWARD else gradient)
+        if mode != FORWARD:
+            self._captured.replay_rest(key)
         return result
 
-    def _shared_ends(self, shape: BatchShape) -> tuple[Tensor, Tensor]:
-        """Where a pass of this bucket has its hidden states and their gradient, [T + 1, D] each."""
+    def _shared_ends(self, shape: BatchShape) -> tuple[AttentionOutput, AttentionOutputGradient]:
+        """Where a pass of this bucket has what its tail reads, of T tokens, and the gradient of it, of T + 1."""
         assert shape.tokens <= self._most_tokens, "longer passes are launched"
         if self._ends is None:
-            size = 2, self._most_tokens + 1, self._width
-            self._ends = torch.empty(size, dtype=self._dtype, device=self._device)
-        h, gradient = self._ends[:, : shape.tokens + 1]
-        return h, gradient
+            hidden, attended = self._widths
+
+            def room(width: int) -> Tensor:
+                return torch.empty((self._most_tokens + 1, width), dtype=self._dtype, device=self._device)
+
+            output = AttentionOutput(room(hidden), room(attended))
+            self._ends = output, AttentionOutputGradient(room(hidden), room(attended), room(TILE_WIDTHS[-1]))
+        output, gradient = self._ends
+        rows, rank = shape.tokens + 1, shape.classes[-1].rank_class
+        assert gradient.ds is not None, "there is room for the widest"
+        ds = gradient.ds.view(-1)[: rows * rank].view(rows, 1, rank) if rank else None
+        own = AttentionOutputGradient(gradient.dx[:rows], gradient.dout[:rows], ds)
+        return AttentionOutput(output.x[: shape.tokens], output.attended[: shape.tokens]), own
 
     def _capture(self, key: tuple[BatchShape, PassMode], host: Tensor, launcher: Launcher) -> None:
         (shape, mode), inputs = key, host.to(self._device, non_blocking=True)
-        (h, gradient), done = self._shared_ends(shape), list[ForwardDone]()
+        (output, gradient), done = self._shared_ends(shape), list[ForwardDone]()
+
+        def leave(found: AttentionOutput) -> None:
+            output.x.copy_(found.x)
+            output.attended.copy_(found.attended)
 
         def forward() -> None:
             if mode == FORWARD:
-                h[:-1].copy_(launcher.launch_hidden(shape, inputs))
+                leave(launcher.launch_output(shape, inputs))
                 return
             found, state = launcher.launch_forward(shape, inputs, mode)
-            h[:-1].copy_(found)
+            leave(found)
             done.append(state)
 
         def backward() -> None:
             state = done.pop()
-            state.dh = gradient[:-1]
+            ds = gradient.ds[:-1] if gradient.ds is not None else None
+            state.gradient = AttentionOutputGradient(gradient.dx[:-1], gradient.dout[:-1], ds)
             launcher.launch_backward(state)
 
         def warm() -> None:

@@ -24,32 +24,44 @@ class NormedOutput:
 
 
 @dataclass(frozen=True)
-class SavedActivations:
-    """What one layer's backward needs beside its input: h, the input of q, k and v; raw, q and k before their
-    own norms, if they have any; x_mid, the residual stream between attention and MLP; h_mid, its norm; s, each group's S; the
-    outputs of attention and of the MLP, if the family norms them."""
+class SavedAttention:
+    """What the backward of a layer's attention needs beside the layer's input: h, the input of q, k and v, and their S; raw, q
+    and k before their own norms, if they have any; attended, attention's output, and its log-sum-exp."""
 
     rstd: Tensor
     h: Tensor
+    s: Tensor | None
     qkv: Tensor
     raw: Tensor | None
     attended: Tensor
     lse: Tensor
+
+
+@dataclass(frozen=True)
+class SavedPositionWise:
+    """What the backward of a layer's part behind attention needs: attended, the input of o; x_mid, the residual stream between
+    o and the MLP; h_mid, its norm; each S; the outputs of o and of the MLP, if the family norms them."""
+
+    attended: Tensor
+    s_o: Tensor | None
     x_mid: Tensor
     rstd_mid: Tensor
     h_mid: Tensor
+    s_gate_up: Tensor | None
     gate_up: Tensor
-    s: dict[str, Tensor | None]
+    s_down: Tensor | None
     normed_o: NormedOutput | None
     normed_down: NormedOutput | None
 
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """A layer's input x [T, D] and, unless the layer is recomputed, what its backward needs."""
+    """A layer's input x [T, D] and, unless they are recomputed, what its two parts' backward needs. The last layer's
+    position-wise part is the label tail's."""
 
     x: Tensor
-    saved: SavedActivations | None = None
+    attention: SavedAttention | None = None
+    position_wise: SavedPositionWise | None = None
 
 
 @dataclass(frozen=True)
@@ -60,3 +72,21 @@ class PendingResidual:
     y: Tensor | None = None
     s: Tensor | None = None
     normed: NormedOutput | None = None
+
+
+@dataclass(frozen=True)
+class AttentionOutput:
+    """What a layer's position-wise part reads: the layer's input x [T, D], and attention's output attended [T, Hq d]."""
+
+    x: Tensor
+    attended: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionOutputGradient:
+    """dx [T, D]: of the layer's input, past attention. dout [T, Hq d]: of attention's output through the frozen o; ds [T, 1,
+    rank class]: of o's S, from which its adapters' part is formed where `dout` is read; None without adapters."""
+
+    dx: Tensor
+    dout: Tensor
+    ds: Tensor | None

@@ -79,6 +79,12 @@ class SideStreams:
         self._s_under_way = self._soon is not None
         return s
 
+    def shrunk(self, x: Tensor, lora: Tensor, table: WorkTable, starts: tuple[int, ...], matrix: int) -> Tensor | None:
+        """S of all of x for the matrices whose A start there, the first numbered `matrix`; None without adapters."""
+        if table.max_rank == 0:
+            return None
+        return self.shrink(x, lora, table, starts, (x.shape[1],) * len(starts), dropout_matrix=matrix)
+
     def join(self) -> None:
         """Make the current stream wait for the S begun so far."""
         if self._s_under_way:
