@@ -24,9 +24,9 @@ from benchmarks.gate import run_gate
 from benchmarks.llama_shapes import LLAMA_1B, Rows, random_backbone
 from benchmarks.result_file import write_result
 from worker.model.backbone import Backbone
+from worker.model.cuda.batches.device_batch import BatchShape
 from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import BatchShape
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import PassResult

@@ -18,8 +18,8 @@ from contract.job_schedule import JobSchedule
 from contract.task_spec import TaskSpec
 from worker.data import dataset as sets
 from worker.model.arena import Slot
+from worker.model.cuda.batches.device_batch import FINE, token_bucket
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import FINE, token_bucket
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
 from worker.policy.job_record import JobKey

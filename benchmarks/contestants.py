@@ -1,7 +1,7 @@
 """Other implementations of the adapters' products on our base pass, attention and loss: a PyTorch loop, and torch's grouped_mm.
 
-Base products, norm, rotary, SwiGLU and head come from worker.model.cuda.fused_stack with no adapter in the work table; only the
-LoRA computation differs, so a difference in time is LoRA's.
+Base products, norm, rotary, SwiGLU and head come from worker/model/cuda/layers with no adapter in the work table; only the LoRA
+computation differs, so a difference in time is LoRA's; and that they run the last layer on all tokens, as their users do.
 """
 
 from abc import ABC, abstractmethod
@@ -19,10 +19,10 @@ from grouped_lora.gradient import Gradient
 from torch import Tensor
 
 from worker.model.arena_layout import GROUPS
-from worker.model.cuda.device_batch import DeviceBatch
+from worker.model.cuda.batches.device_batch import DeviceBatch
+from worker.model.cuda.batches.label_batch import LabelBatch
 from worker.model.cuda.fused_head import head_loss
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.label_batch import LabelBatch
 
 
 class Lora(ABC):

@@ -27,8 +27,8 @@ from benchmarks.gate import run_gate
 from benchmarks.llama_shapes import LLAMA_1B, LlamaShape, Rows, attach, feed, random_backbone
 from benchmarks.result_file import median_ms, write_result
 from benchmarks.roofline import copy_bytes_per_s
+from worker.model.cuda.batches.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.flat_batch import FlatBatch

@@ -15,11 +15,11 @@ from benchmarks.llama_shapes import LlamaShape, Rows, attach, feed
 from benchmarks.result_file import in_pairs, in_turns, median_ms
 from benchmarks.roofline import adapter_floor, copy_bytes_per_s
 from worker.model.backbone import Backbone
+from worker.model.cuda.batches.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.batches.label_batch import upload_labels
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.label_batch import upload_labels
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import FlatBatch, Segment
 

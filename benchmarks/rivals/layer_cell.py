@@ -19,8 +19,8 @@ from benchmarks.llama_shapes import RANKS, LlamaShape, Rows, attach, feed, rando
 from worker.model.arena import rows_for
 from worker.model.arena_layout import GROUPS
 from worker.model.backbone import Backbone
+from worker.model.cuda.batches.device_batch import DeviceBatch
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import DeviceBatch
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.flat_batch import FlatBatch, Segment

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from benchmarks.rivals.contestant import Contestant, Outcome
 from benchmarks.rivals.layer_cell import LAYER, LayerCell
-from worker.model.cuda.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
-from worker.model.cuda.fused_stack import FusedStack
-from worker.model.cuda.saved_activations import PendingResidual
-from worker.model.cuda.side_streams import GradientProduct
+from worker.model.cuda.batches.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
+from worker.model.cuda.layers.fused_stack import FusedStack
+from worker.model.cuda.layers.saved_activations import PendingResidual
+from worker.model.cuda.layers.side_streams import GradientProduct
 
 
 class OneLayer(FusedStack):

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from benchmarks.rivals.layer_cell import MODULES, Factors, LayerCell
-from worker.model.cuda.device_batch import DeviceBatch
+from worker.model.cuda.batches.device_batch import DeviceBatch
 
 BLOCK = 1024
 

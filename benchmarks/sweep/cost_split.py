@@ -11,8 +11,9 @@ import torch
 from benchmarks.pass_timing import afresh, base_segments
 from benchmarks.result_file import median_ms
 from worker.model.arena import Slot, rows_for
+from worker.model.cuda.batches.label_batch import Labels
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.cuda.fused_head import Labels, head_loss
+from worker.model.cuda.fused_head import head_loss
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.flat_batch import Segment
 

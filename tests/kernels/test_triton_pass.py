@@ -24,12 +24,12 @@ from tests.worker.model import tiny
 from worker.model.arena import Arena, rows_for
 from worker.model.backbone import Backbone
 from worker.model.cuda import pass_graphs
+from worker.model.cuda.batches.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
+from worker.model.cuda.batches.label_batch import LabelBatch, upload_labels
 from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import BatchShape, DeviceBatch, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.label_batch import LabelBatch, upload_labels
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassMode
 from worker.model.example import Example
 from worker.model.flat_batch import Dropout, FlatBatch, Segment
@@ -148,15 +148,19 @@ def test_a_pass_equals_the_plain_path(
     assert step.norms_off() < CLOSE
 
 
-def test_a_pass_in_a_larger_bucket_equals_the_plain_path() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_pass_in_a_larger_bucket_equals_the_plain_path(whole: bool) -> None:
+    """Whether its last layer has the label tokens, or all as a short pass's."""
     step = Step(NARROW, 0.3, (8, 20))
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=True, larger=True)
-    layered = step.arena.layered
-    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), step.arena.gradient)
+    adapters = step.arena.layered(step.arena.compute_copy)
+    assert error(step.fused.evaluate(batch, labels, adapters, whole).sums[: len(sums)], sums) < CLOSE
+    result = step.fused.train(batch, labels, adapters, step.arena.gradient, whole=whole)
     assert error(result.sums[: len(sums)], sums) < CLOSE
     assert not result.sums[len(sums) :].any()
     assert step.off(grad) < CLOSE
+    assert step.norms_off() < CLOSE
 
 
 class Recalled(CapturedGraphs[Any, Any]):
@@ -168,9 +172,19 @@ class Recalled(CapturedGraphs[Any, Any]):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN: test_captured_passes_gpu.py compares real graphs")
-@pytest.mark.parametrize("mode", [SAVED, pytest.param(RECOMPUTED, marks=pytest.mark.slow), FORWARD])
+@pytest.mark.parametrize(
+    ("mode", "whole"),
+    [
+        (SAVED, False),
+        (SAVED, True),
+        pytest.param(RECOMPUTED, False, marks=pytest.mark.slow),
+        pytest.param(RECOMPUTED, True, marks=pytest.mark.slow),
+        (FORWARD, False),
+        (FORWARD, True),
+    ],
+)
 def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_before(
-    mode: PassMode, monkeypatch: pytest.MonkeyPatch
+    mode: PassMode, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its labels are those of its own pass, of which there may be more or fewer than when its bucket was captured; the gradient
     of places without a label is zero, whatever was there."""
@@ -178,6 +192,7 @@ def test_a_replayed_pass_has_the_bits_of_a_launched_one_whatever_was_replayed_be
     monkeypatch.setattr(pass_graphs, "CAPTURE_COSTS", pass_graphs.LAUNCH_WASTES)  # the second pass captures
     trainer = DeviceTrainer(first.backbone, first.arena)
     trainer.graphs._captured = Recalled(first.backbone.device, 4)
+    monkeypatch.setattr(trainer.graphs, "whole", lambda shape: whole)
     few = FlatBatch.of([replace(s, examples=[_fewer_labels(one) for one in s.examples]) for s in first.segments])
     assert few.size == first.flat.size
     assert 0 < few.label_bounds[-1] < first.flat.label_bounds[-1]

@@ -10,7 +10,7 @@ import pytest
 from grouped_lora import Span
 from grouped_lora.work_table import ClassSize
 
-from worker.model.cuda.device_batch import REPEATED, BatchShape, Grain, tables
+from worker.model.cuda.batches.device_batch import REPEATED, BatchShape, Grain, tables
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER
 from worker.model.example import Example
 from worker.model.flat_batch import FlatBatch, Segment

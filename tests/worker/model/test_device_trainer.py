@@ -21,9 +21,10 @@ from tests.worker.model.device_case import (
 )
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
+from worker.model.cuda.batches.label_batch import Labels
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.cuda.fused_head import Labels, head_loss
+from worker.model.cuda.fused_head import head_loss
 from worker.model.flat_batch import Dropout, Segment
 from worker.model.plain.trainer import OutOfMemory
 from worker.model.row_optimizer import RowUpdate, update_rows

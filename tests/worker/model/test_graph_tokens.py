@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from worker.model.cuda import device_trainer
-from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, token_bucket
+from worker.model.cuda.batches.device_batch import COARSE, FINE, REPEATED, token_bucket
 
 GB = 2**30
 

@@ -9,10 +9,10 @@ import torch
 from grouped_lora.work_table import ClassSize
 
 from worker.model.cuda import captured_graphs
+from worker.model.cuda.batches.device_batch import BatchShape
 from worker.model.cuda.captured_graphs import CapturedGraphs
-from worker.model.cuda.device_batch import BatchShape
+from worker.model.cuda.label_tail import TailGradient, TailInput
 from worker.model.cuda.pass_graphs import CAPTURE_AFTER, FORWARD, MAX_GRAPHS, SAVED, PassGraphs
-from worker.model.cuda.saved_activations import AttentionOutput, AttentionOutputGradient
 
 SHAPE = BatchShape(1024, 8, (ClassSize(32, 4, 16),))
 HOST = torch.zeros(1, dtype=torch.int32)
@@ -39,15 +39,15 @@ class Counted(PassGraphs):
     there is one; and captures that were warmed up."""
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), 4096, (4, 8), torch.float32)
+        super().__init__(torch.device("cpu"), 4096, 0, (4, 8), torch.float32)
         self.did = Counter[str]()
         self._captured = Unrecorded(MAX_GRAPHS, self.did)
 
     def launch(self, *_: Any) -> Any:
         self.did["launched"] += 1
 
-    def launch_tail(self, output: AttentionOutput, labels: Any, out: AttentionOutputGradient | None) -> Any:
-        assert out is None or out.dx.shape[0] == output.x.shape[0] + 1
+    def launch_tail(self, given: TailInput, labels: Any, out: TailGradient | None) -> Any:
+        assert out is None or out[0].shape[0] == given[0].shape[0] + 1
         self.did["tail"] += 1
 
     def pass_of(self, shape: BatchShape, mode: Any = SAVED) -> None:

@@ -10,8 +10,8 @@ from grouped_lora.block.paged_attention import paged_attention
 from torch import Tensor
 
 from worker.generate.paged_cache import PagedCache
-from worker.model.cuda.device_batch import DeviceBatch
-from worker.model.cuda.fused_stack import FusedStack
+from worker.model.cuda.batches.device_batch import DeviceBatch
+from worker.model.cuda.layers.fused_stack import FusedStack
 
 
 @dataclass(frozen=True)

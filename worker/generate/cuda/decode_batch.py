@@ -18,8 +18,8 @@ from torch import Tensor
 from worker.generate.cuda.cached_stack import CachedBatch
 from worker.generate.sequence import Sequence
 from worker.model.arena import Slot
-from worker.model.cuda.device_batch import Grain, token_bucket
-from worker.model.cuda.upload_buffer import UploadLayout
+from worker.model.cuda.batches.device_batch import Grain, token_bucket
+from worker.model.cuda.batches.upload_buffer import UploadLayout
 
 GRAIN = Grain(2, 8, 16)  # sequences come and go: few buckets, which repeat
 

@@ -15,11 +15,12 @@ from worker.generate.cuda.decode_batch import DecodeShape, adapter_spans, by_ada
 from worker.generate.paged_cache import PagedCache
 from worker.generate.plain_pass import prompt_segment
 from worker.generate.sequence import Sequence
+from worker.model.cuda.batches.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.batches.upload_buffer import pinned, upload
 from worker.model.cuda.captured_graphs import CapturedGraphs
-from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
-from worker.model.cuda.upload_buffer import pinned, upload
+from worker.model.cuda.last_layer import LastLayer
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.lm_head import softcapped
 
@@ -35,6 +36,7 @@ class FusedRunner:
         self._trainer, self._cache, self._capture_after = trainer, cache, capture_after
         self._fused = FusedPass(trainer.backbone, trainer.arena.layout, trainer.backbone.max_positions)
         self._stack = CachedStack(self._fused.stack, cache)
+        self._last = LastLayer(self._stack)
         self._captured = CapturedGraphs[DecodeShape, Tensor](trainer.backbone.device, MAX_GRAPHS)
         self._seen = Counter[DecodeShape]()
 
@@ -70,7 +72,7 @@ class FusedRunner:
             pages[start:stop] = np.array(sequence.pages)[own // size]
             places[start:stop] = own % size
         cached = CachedBatch(**vars(batch), pages=self._up(pages), places=self._up(places))
-        h = self._stack.hidden(self._fused.embed(cached), cached, self._adapters())
+        h = self._hidden(cached)
         return self._logits(h[self._up(flat.label_indices.numpy())])
 
     def _decode(self, sequences: list[Sequence]) -> Tensor:
@@ -81,7 +83,7 @@ class FusedRunner:
 
     def _launch(self, shape: DecodeShape, flat: Tensor) -> Tensor:
         batch = unpack_decode(shape, flat, self._cache.page_tokens)
-        h = self._stack.hidden(self._fused.embed(batch), batch, self._adapters())
+        h = self._hidden(batch)
         return self._logits(h)
 
     def _replay(self, shape: DecodeShape, host: np.ndarray) -> Tensor:
@@ -99,6 +101,12 @@ class FusedRunner:
             # Running twice writes the same keys to the same places.
             self._captured.capture(shape, inputs, run, None if held else run)
         return self._captured.replay(shape, pinned(host, self._trainer.backbone.device))
+
+    def _hidden(self, batch: CachedBatch) -> Tensor:
+        """The final hidden states [T, D]."""
+        adapters = self._adapters()
+        output = self._stack.forward(self._fused.embed(batch), batch, adapters, None)
+        return self._last.forward(output, adapters, batch.table)[0]
 
     def _logits(self, h: Tensor) -> Tensor:
         logits, cap = torch.mm(h, self._fused.head.t()), self._trainer.backbone.logit_cap

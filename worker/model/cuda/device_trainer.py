@@ -18,14 +18,13 @@ from torch import Tensor
 
 from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
+from worker.model.cuda.batches.device_batch import COARSE, FINE, REPEATED, BatchShape, Grain, fill, tables, unpack
+from worker.model.cuda.batches.label_batch import LabelBatch, upload_labels
+from worker.model.cuda.batches.upload_buffer import pinned, upload
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import COARSE, FINE, REPEATED, BatchShape, Grain, fill, tables, unpack
 from worker.model.cuda.fused_pass import ForwardDone, FusedPass
-from worker.model.cuda.label_batch import LabelBatch, upload_labels
-from worker.model.cuda.label_tail import PassResult
+from worker.model.cuda.label_tail import PassResult, TailGradient, TailInput
 from worker.model.cuda.pass_graphs import FORWARD, RECOMPUTED, SAVED, PassGraphs, PassMode
-from worker.model.cuda.saved_activations import AttentionOutput, AttentionOutputGradient
-from worker.model.cuda.upload_buffer import pinned, upload
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import LossSum, Moment, StepLosses, Trainer
@@ -65,7 +64,8 @@ class DeviceTrainer(Trainer):
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = _graph_tokens(backbone)
         widths = backbone.embedding.shape[1], self._fused.stack.dims.q_width
-        self.graphs = PassGraphs(backbone.device, self.graph_tokens, widths, backbone.embedding.dtype)
+        short = int(_REPEATED_PART * self.graph_tokens)
+        self.graphs = PassGraphs(backbone.device, self.graph_tokens, short, widths, backbone.embedding.dtype)
 
     @property
     def captured(self) -> list[BatchShape]:
@@ -205,24 +205,24 @@ class DeviceTrainer(Trainer):
 
     def launch(self, shape: BatchShape, flat: Tensor, labels: LabelBatch, mode: PassMode) -> PassResult:
         """A whole pass. flat: its uploaded buffer."""
-        batch = unpack(shape, flat)
+        batch, whole = unpack(shape, flat), self.graphs.whole(shape)
         if mode == FORWARD:
-            return self._fused.evaluate(batch, labels, self._adapters)
-        return self._fused.train(batch, labels, self._adapters, self.arena.gradient, mode == RECOMPUTED)
+            return self._fused.evaluate(batch, labels, self._adapters, whole)
+        return self._fused.train(batch, labels, self._adapters, self.arena.gradient, mode == RECOMPUTED, whole)
 
-    def launch_output(self, shape: BatchShape, flat: Tensor) -> AttentionOutput:
+    def launch_tail_input(self, shape: BatchShape, flat: Tensor) -> TailInput:
         """What the tail reads, of a pass without a backward."""
-        return self._fused.output(unpack(shape, flat), self._adapters)
+        return self._fused.tail_input(unpack(shape, flat), self._adapters, self.graphs.whole(shape))
 
-    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[AttentionOutput, ForwardDone]:
+    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[TailInput, ForwardDone]:
         """What the tail reads, and what the backward does."""
-        return self._fused.forward(unpack(shape, flat), self._adapters, mode == RECOMPUTED)
+        return self._fused.forward(unpack(shape, flat), self._adapters, mode == RECOMPUTED, self.graphs.whole(shape))
 
-    def launch_tail(self, output: AttentionOutput, labels: LabelBatch, out: AttentionOutputGradient | None) -> PassResult:
-        """out, of T + 1 rows: where the gradient of `output` is written; None: there is none."""
+    def launch_tail(self, given: TailInput, labels: LabelBatch, out: TailGradient | None) -> PassResult:
+        """out, of T + 1 rows: where the gradient of what is given is written; None: there is none."""
         if out is None:
-            return self._fused.tail.evaluate(output, labels, self._adapters)
-        return self._fused.tail.train(output, labels, self._adapters, self.arena.gradient, out)[0]
+            return self._fused.tail.evaluate(given, labels, self._adapters)
+        return self._fused.tail.train(given, labels, self._adapters, self.arena.gradient, out)[0]
 
     def launch_backward(self, done: ForwardDone) -> None:
         """done: with the gradient of what the tail read."""

@@ -3,23 +3,13 @@
 No gradient of the head, no fp32 logits; one chunk of bf16 logits exists at a time. Losses stay on the device. Knows no layers.
 """
 
-from dataclasses import dataclass
-
 import torch
 from grouped_lora.block.cross_entropy import cross_entropy, span_sums
 from torch import Tensor
 
+from worker.model.cuda.batches.label_batch import Labels
+
 CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
-
-
-@dataclass(frozen=True)
-class Labels:
-    """tokens int [L labels]. loss_weights fp32 [L]: each label's factor of -log p in the gradient (0 for padding). bounds int32
-    [segments + 1]: each segment's labels."""
-
-    tokens: Tensor
-    loss_weights: Tensor
-    bounds: Tensor
 
 
 def head_loss(

@@ -15,12 +15,12 @@ import torch
 from grouped_lora.work_table import TILE_WIDTHS
 from torch import Tensor
 
+from worker.model.cuda.batches.device_batch import BatchShape
+from worker.model.cuda.batches.label_batch import LabelBatch
 from worker.model.cuda.captured_graphs import CapturedGraphs
-from worker.model.cuda.device_batch import BatchShape
 from worker.model.cuda.fused_pass import ForwardDone
-from worker.model.cuda.label_batch import LabelBatch
-from worker.model.cuda.label_tail import PassResult
-from worker.model.cuda.saved_activations import AttentionOutput, AttentionOutputGradient
+from worker.model.cuda.label_tail import PassResult, TailGradient, TailInput
+from worker.model.cuda.layers.saved_activations import AttentionOutput, AttentionOutputGradient, Hidden
 
 MAX_GRAPHS = 64
 PassMode = Literal["saved", "recomputed", "forward"]  # a training pass saves its activations or recomputes them
@@ -33,21 +33,25 @@ assert (CAPTURE_AFTER - 1) * LAUNCH_WASTES == CAPTURE_COSTS
 
 
 class Launcher(Protocol):
-    """Launches a pass from its uploaded buffer, as a whole or in parts. The tail takes where to write the gradient of the last
-    attention's output; None: there is none."""
+    """Launches a pass from its uploaded buffer, as a whole or in parts. The tail takes where to write the gradient of what it
+    reads; None: there is none."""
 
     def launch(self, shape: BatchShape, flat: Tensor, labels: LabelBatch, mode: PassMode) -> PassResult: ...
-    def launch_output(self, shape: BatchShape, flat: Tensor) -> AttentionOutput: ...
-    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[AttentionOutput, ForwardDone]: ...
-    def launch_tail(self, output: AttentionOutput, labels: LabelBatch, out: AttentionOutputGradient | None) -> PassResult: ...
+    def launch_tail_input(self, shape: BatchShape, flat: Tensor) -> TailInput: ...
+    def launch_forward(self, shape: BatchShape, flat: Tensor, mode: PassMode) -> tuple[TailInput, ForwardDone]: ...
+    def launch_tail(self, given: TailInput, labels: LabelBatch, out: TailGradient | None) -> PassResult: ...
     def launch_backward(self, done: ForwardDone) -> None: ...
 
 
 class PassGraphs:
-    """most_tokens: of a pass. widths: of hidden states, and of attention's output."""
+    """most_tokens: of a pass. whole_tokens: of one whose last layer is before the tail. widths: of hidden states, and of
+    attention's output."""
 
-    def __init__(self, device: torch.device, most_tokens: int, widths: tuple[int, int], dtype: torch.dtype) -> None:
-        self._device, self._most_tokens, self._widths, self._dtype = device, most_tokens, widths, dtype
+    def __init__(
+        self, device: torch.device, most_tokens: int, whole_tokens: int, widths: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        self._device, self._most_tokens, self._whole_tokens = device, most_tokens, whole_tokens
+        self._widths, self._dtype = widths, dtype
         self._captured = CapturedGraphs[tuple[BatchShape, PassMode], None](device, MAX_GRAPHS)
         self._wasted = defaultdict[tuple[BatchShape, PassMode], float](float)  # replayed passes, of buckets not captured
         # since graphs were last forgotten: their kernels are loaded, and what passes took at most counts their memory
@@ -99,13 +103,17 @@ class PassGraphs:
     def _replay(self, key: tuple[BatchShape, PassMode], host: Tensor, labels: LabelBatch, launcher: Launcher) -> PassResult:
         shape, mode = key
         self._captured.replay(key, host)
-        output, gradient = self._shared_ends(shape)
-        result = launcher.launch_tail(output, labels, None if mode == FORWARD else gradient)
+        given, gradient = self._shared_ends(shape)
+        result = launcher.launch_tail(given, labels, None if mode == FORWARD else gradient)
         if mode != FORWARD:
             self._captured.replay_rest(key)
         return result
 
-    def _shared_ends(self, shape: BatchShape) -> tuple[AttentionOutput, AttentionOutputGradient]:
+    def whole(self, shape: BatchShape) -> bool:
+        """Whether a pass of this bucket has its last layer before the tail."""
+        return shape.tokens <= self._whole_tokens
+
+    def _shared_ends(self, shape: BatchShape) -> tuple[TailInput, TailGradient]:
         """Where a pass of this bucket has what its tail reads, of T tokens, and the gradient of it, of T + 1."""
         assert shape.tokens <= self._most_tokens, "longer passes are launched"
         if self._ends is None:
@@ -116,24 +124,25 @@ class PassGraphs:
 
             output = AttentionOutput(room(hidden), room(attended))
             self._ends = output, AttentionOutputGradient(room(hidden), room(attended), room(TILE_WIDTHS[-1]))
-        output, gradient = self._ends
-        rows, rank = shape.tokens + 1, shape.classes[-1].rank_class
-        assert gradient.ds is not None, "there is room for the widest"
-        ds = gradient.ds.view(-1)[: rows * rank].view(rows, 1, rank) if rank else None
-        own = AttentionOutputGradient(gradient.dx[:rows], gradient.dout[:rows], ds)
-        return AttentionOutput(output.x[: shape.tokens], output.attended[: shape.tokens]), own
+        (x, attended_to), (dx, dout, ds) = self._ends
+        tokens, rows, rank = shape.tokens, shape.tokens + 1, shape.classes[-1].rank_class
+        if self.whole(shape):
+            return Hidden(x[:tokens]), Hidden(dx[:rows])
+        assert ds is not None, "there is room for the widest"
+        own = ds.view(-1)[: rows * rank].view(rows, 1, rank) if rank else None
+        return AttentionOutput(x[:tokens], attended_to[:tokens]), AttentionOutputGradient(dx[:rows], dout[:rows], own)
 
     def _capture(self, key: tuple[BatchShape, PassMode], host: Tensor, launcher: Launcher) -> None:
         (shape, mode), inputs = key, host.to(self._device, non_blocking=True)
-        (output, gradient), done = self._shared_ends(shape), list[ForwardDone]()
+        (given, gradient), done = self._shared_ends(shape), list[ForwardDone]()
 
-        def leave(found: AttentionOutput) -> None:
-            output.x.copy_(found.x)
-            output.attended.copy_(found.attended)
+        def leave(found: TailInput) -> None:
+            for own, its in zip(given, found, strict=True):
+                own.copy_(its)
 
         def forward() -> None:
             if mode == FORWARD:
-                leave(launcher.launch_output(shape, inputs))
+                leave(launcher.launch_tail_input(shape, inputs))
                 return
             found, state = launcher.launch_forward(shape, inputs, mode)
             leave(found)
@@ -141,8 +150,7 @@ class PassGraphs:
 
         def backward() -> None:
             state = done.pop()
-            ds = gradient.ds[:-1] if gradient.ds is not None else None
-            state.gradient = AttentionOutputGradient(gradient.dx[:-1], gradient.dout[:-1], ds)
+            state.gradient = _of_tokens(gradient)
             launcher.launch_backward(state)
 
         def warm() -> None:
@@ -160,3 +168,11 @@ class PassGraphs:
         """Whether a pass that took no less memory was captured before, so that this one finds its memory in the pool: no fewer
         tokens, adapters as wide, dropout if this one has it, and activations saved if this one saves them."""
         return any(of in (mode, SAVED) and known.takes_as_much_as(shape) for known, of in self._captured)
+
+
+def _of_tokens(gradient: TailGradient) -> TailGradient:
+    """Without the last row, which takes what padding labels have."""
+    if isinstance(gradient, Hidden):
+        return Hidden(gradient.h[:-1])
+    ds = gradient.ds[:-1] if gradient.ds is not None else None
+    return AttentionOutputGradient(gradient.dx[:-1], gradient.dout[:-1], ds)

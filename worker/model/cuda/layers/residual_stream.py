@@ -8,8 +8,8 @@ from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
-from worker.model.cuda.saved_activations import NormedOutput, PendingResidual
-from worker.model.cuda.stack_dims import StackDims
+from worker.model.cuda.layers.saved_activations import NormedOutput, PendingResidual
+from worker.model.cuda.layers.stack_dims import StackDims
 
 
 class ResidualStream:

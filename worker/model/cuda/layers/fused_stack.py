@@ -16,20 +16,20 @@ from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.gradient import Gradient
 from torch import Tensor
 
-from worker.model.cuda.base_products import linear, linear_backward
-from worker.model.cuda.device_batch import DeviceBatch
-from worker.model.cuda.position_wise import PositionWise
-from worker.model.cuda.residual_stream import ResidualStream
-from worker.model.cuda.saved_activations import (
+from worker.model.cuda.batches.device_batch import DeviceBatch
+from worker.model.cuda.layers.base_products import linear, linear_backward
+from worker.model.cuda.layers.position_wise import PositionWise
+from worker.model.cuda.layers.residual_stream import ResidualStream
+from worker.model.cuda.layers.saved_activations import (
     AttentionOutput,
     AttentionOutputGradient,
     PendingResidual,
     SavedAttention,
     SavedLayer,
 )
-from worker.model.cuda.side_streams import GradientProduct, SideStreams
-from worker.model.cuda.stack_dims import StackDims
-from worker.model.cuda.whole_norms import WholeNorms
+from worker.model.cuda.layers.side_streams import GradientProduct, SideStreams
+from worker.model.cuda.layers.stack_dims import StackDims
+from worker.model.cuda.layers.whole_norms import WholeNorms
 from worker.model.plain.decoder_block import BlockWeights
 from worker.model.sharding.weight_shards import ALL_RESIDENT, BACKWARD, FORWARD, Gathers, layer_unit
 
@@ -58,12 +58,6 @@ class FusedStack:
     def last(self) -> int:
         """The last layer's index."""
         return len(self.layers) - 1
-
-    def hidden(self, x: Tensor, batch: DeviceBatch, adapters: Tensor) -> Tensor:
-        """The final hidden states [T, D] of all tokens; nothing is kept for a backward."""
-        output = self.forward(x, batch, adapters, None)
-        pending, _ = self.position_wise.forward(self.last, output, adapters[-1], batch.table)
-        return self.residual.final_norm(pending, adapters[-1], batch.table)[1]
 
     def forward(
         self, x: Tensor, batch: DeviceBatch, adapters: Tensor, saved_layers: list[SavedLayer] | None, recompute: bool = False
@@ -132,7 +126,6 @@ class FusedStack:
         saved_layers: list[SavedLayer],
     ) -> None:
         """gradient: of what the last layer's position-wise part read. Writes the adapters' gradients of all before it."""
-        self.streams.choose_streams(batch.tokens.shape[0])
         dx = gradient.dx
         for index in range(self.last, -1, -1):
             kept, lora = saved_layers.pop(), adapters[index]

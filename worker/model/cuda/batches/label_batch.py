@@ -14,12 +14,21 @@ from grouped_lora import Span
 from grouped_lora.work_table import ClassSize, HostTable, WorkTable, host_table
 from torch import Tensor
 
-from worker.model.cuda.device_batch import FINE, BatchShape
-from worker.model.cuda.fused_head import Labels
-from worker.model.cuda.upload_buffer import UploadLayout, upload
+from worker.model.cuda.batches.device_batch import FINE, BatchShape
+from worker.model.cuda.batches.upload_buffer import UploadLayout, upload
 from worker.model.flat_batch import FlatBatch
 
 LABEL_STEP = 64  # padded to multiples of it, as products of bf16 and the kernels want their rows
+
+
+@dataclass(frozen=True)
+class Labels:
+    """tokens int [L labels]. loss_weights fp32 [L]: each label's factor of -log p in the gradient (0 for padding). bounds int32
+    [segments + 1]: each segment's labels."""
+
+    tokens: Tensor
+    loss_weights: Tensor
+    bounds: Tensor
 
 
 @dataclass(frozen=True)

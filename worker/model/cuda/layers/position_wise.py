@@ -10,16 +10,16 @@ from grouped_lora.gradient import Gradient
 from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
-from worker.model.cuda.base_products import linear, linear_backward
-from worker.model.cuda.residual_stream import ResidualStream
-from worker.model.cuda.saved_activations import (
+from worker.model.cuda.layers.base_products import linear, linear_backward
+from worker.model.cuda.layers.residual_stream import ResidualStream
+from worker.model.cuda.layers.saved_activations import (
     AttentionOutput,
     AttentionOutputGradient,
     PendingResidual,
     SavedPositionWise,
 )
-from worker.model.cuda.side_streams import GradientProduct, SideStreams
-from worker.model.cuda.stack_dims import StackDims
+from worker.model.cuda.layers.side_streams import GradientProduct, SideStreams
+from worker.model.cuda.layers.stack_dims import StackDims
 from worker.model.plain.decoder_block import BlockWeights
 
 _GATE_UP = ("gate_proj", "up_proj")

@@ -3,6 +3,7 @@ a norm's backward. Legend: T tokens, D hidden.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from grouped_lora.block.residual_norm import norm_backward
 from grouped_lora.work_table import WorkTable
@@ -74,19 +75,23 @@ class PendingResidual:
     normed: NormedOutput | None = None
 
 
-@dataclass(frozen=True)
-class AttentionOutput:
+class AttentionOutput(NamedTuple):
     """What a layer's position-wise part reads: the layer's input x [T, D], and attention's output attended [T, Hq d]."""
 
     x: Tensor
     attended: Tensor
 
 
-@dataclass(frozen=True)
-class AttentionOutputGradient:
+class AttentionOutputGradient(NamedTuple):
     """dx [T, D]: of the layer's input, past attention. dout [T, Hq d]: of attention's output through the frozen o; ds [T, 1,
     rank class]: of o's S, from which its adapters' part is formed where `dout` is read; None without adapters."""
 
     dx: Tensor
     dout: Tensor
     ds: Tensor | None
+
+
+class Hidden(NamedTuple):
+    """The final hidden states [T, D], or their gradient."""
+
+    h: Tensor

@@ -14,7 +14,7 @@ from grouped_lora.work_table import ClassSize, HostTable, WorkTable, holds, host
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.model.cuda.upload_buffer import UploadLayout
+from worker.model.cuda.batches.upload_buffer import UploadLayout
 from worker.model.flat_batch import FlatBatch
 
 
