@@ -111,7 +111,7 @@ if (lanes) lanes.scrollLeft = lanes.scrollWidth * Number(lanes.dataset.now) - la
 // what a bar says stands below the timeline, too: keys and fingers are never shown a title
 for (const happening of ["pointerover", "focusin"]) {
   lanes?.addEventListener(happening, (event) => {
-    const title = event.target.closest("a, rect")?.querySelector("title");
+    const title = event.target.closest("a, rect, .torn")?.querySelector("title");
     if (title) document.getElementById("told").textContent = title.textContent.replaceAll("\n", " · ");
   });
 }

@@ -18,7 +18,8 @@ from service.fleet.models import AnswerSession, Node, Placement
 from service.scheduler.explain.schedule_view import Waiting
 from service.tasks.models import Task
 from service.tenants.models import Tenant
-from service.web.views.formats import clock, duration
+from service.web.views.formats import clock
+from service.web.views.time_axis import Break, Tick, TimeAxis
 
 WIDTH, LEFT, LANE, GAP, AXIS = 1000.0, 150.0, 20.0, 6.0, 24.0
 _PAST = timedelta(hours=1)
@@ -53,12 +54,6 @@ class Lane:
     first: bool  # of its node
 
 
-@dataclass(frozen=True)
-class Tick:
-    x: float
-    words: str
-
-
 @dataclass
 class LaneChart:
     height: float = AXIS
@@ -66,6 +61,7 @@ class LaneChart:
     lanes: list[Lane] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
     tenants: dict[str, str] = field(default_factory=dict)  # colour by tenant's name, for the legend
     answering: bool = False  # whether a base was held for who asks it
 
@@ -118,10 +114,12 @@ class _Drawing:
         every = [run for of_node in runs.values() for run in of_node]
         waiting = [one for one in waiting if one.expected_start is not None and one.expected_start < now + _MOST_AHEAD]
         self._colours = self._colour(every)
-        ends = [run.placement.expected_end for run in every if run.placement.ended_at is None and run.placement.expected_end]
-        ends += [one.expected_end for one in waiting if one.expected_end is not None]
-        ahead = max([end - now for end in ends], default=_LEAST_AHEAD)
-        self._from, self._to = now - _PAST, now + min(_MOST_AHEAD, max(_LEAST_AHEAD, ahead * 1.05))
+        placements = [run.placement for run in every]
+        moments = [at for one in placements for at in (one.created_at, one.ended_at or one.expected_end)]
+        moments += [at for one in waiting for at in (one.expected_start, one.expected_end)]
+        known = [at for at in moments if at is not None]
+        end = min(now + _MOST_AHEAD, max([now + _LEAST_AHEAD, *known]))
+        self._axis = TimeAxis(LEFT, WIDTH, now, now - _PAST, end, known)
         planned: dict[str, list[Waiting]] = defaultdict(list)
         for one in waiting:
             if one.node is not None and one.expected_end is not None:
@@ -132,8 +130,8 @@ class _Drawing:
         y = AXIS
         for node in nodes:
             y = self._node(node, runs.get(node.id, []), planned.get(node.name, []), y)
-        self.made.height, self.made.now = y + GAP, self._x(now)
-        self._ticks()
+        self.made.height, self.made.now = y + GAP, self._axis.x(now)
+        self.made.ticks, self.made.breaks = self._axis.ticks(), self._axis.breaks
 
     def _colour(self, runs: Sequence[_Run]) -> dict[str, str]:
         """A colour for each tenant that may be told apart: all of them for an admin, one's own otherwise."""
@@ -155,7 +153,7 @@ class _Drawing:
             mine = sorted(
                 (run for run in runs if device in run.placement.device_indexes), key=lambda run: run.placement.created_at
             )
-            rows = _stacked([(run.placement.created_at, run.placement.ended_at or self._to) for run in mine])
+            rows = _stacked([(run.placement.created_at, run.placement.ended_at or self._axis.end) for run in mine])
             for asked in self._sessions:
                 if (asked.node_id, asked.device_index) == (node.id, device):
                     self._answers(asked, y)
@@ -237,21 +235,9 @@ class _Drawing:
         name: str | None,
         words: Sequence[str],
     ) -> None:
-        x = self._x(max(start, self._from))
-        width = max(2.0, self._x(min(end, self._to)) - x)
+        x = self._axis.x(start)
+        width = max(2.0, self._axis.x(end) - x)
         self.made.blocks.append(Block(x, y + 1, round(width, 1), LANE - 2, colour, planned, task_id, name, "\n".join(words)))
-
-    def _x(self, moment: datetime) -> float:
-        return round(LEFT + (WIDTH - LEFT) * ((moment - self._from) / (self._to - self._from)), 1)
-
-    def _ticks(self) -> None:
-        span = (self._to - self._from).total_seconds()
-        step = next((s for s in (300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400) if span / s <= 9), 172800)
-        at = -(_PAST.total_seconds() // step) * step
-        while self._x(self._now + timedelta(seconds=at)) < WIDTH - 30:
-            words = "now" if at == 0 else f"in {duration(at)}" if at > 0 else f"{duration(-at)} ago"
-            self.made.ticks.append(Tick(self._x(self._now + timedelta(seconds=at)), words))
-            at += step
 
 
 def _width(words: str) -> float:

@@ -1,12 +1,13 @@
-"""Names of nodes stand in full on the cluster's timeline, and run into no bar. What starts much later shrinks no bar."""
+"""Names of nodes stand in full on the cluster's timeline, and run into no bar. What starts much later shrinks no other bar."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.fleet.models import Node
+from service.fleet.models import Node, Placement
 from service.scheduler.explain.schedule_view import Waiting
 from service.web.views.cluster_lanes import timeline
+from tests.browser import eventually
 from tests.service.web.page_samples import run_on
 
 # boxes of what is drawn, in the drawing's own coordinates
@@ -37,7 +38,7 @@ def test_a_nodes_name_is_neither_cut_nor_runs_into_bars(nothing_left, visitor, t
             assert right <= begin or end <= left or bottom <= above + 1 or below <= top + 1, "a name runs into a bar"
 
 
-def test_a_task_of_a_later_month_leaves_others_their_scale(nothing_left, tenant, database, node):
+def test_a_task_of_a_later_day_or_month_leaves_others_their_scale(nothing_left, tenant, database, node):
     now = datetime.now(UTC)
 
     def waits(days: int) -> Waiting:
@@ -48,6 +49,24 @@ def test_a_task_of_a_later_month_leaves_others_their_scale(nothing_left, tenant,
     run_on(database, node, tenant.task()["id"], [0])
     with database.begin() as session:
         plain, soon, late = (timeline(session, tenant.tenant_id, asked, now) for asked in ([], [waits(2)], [waits(62)]))
-    assert late.now == plain.now > soon.now
+    assert (late.now, late.breaks) == (plain.now, [])
     assert (len(late.blocks), len(soon.blocks)) == (1, 2)
     assert [lane.words for lane in late.lanes] == [lane.words for lane in plain.lanes]
+    (running,), (torn,), (begun, planned) = plain.blocks, soon.breaks, soon.blocks
+    assert begun.width > 0.8 * running.width
+    assert begun.x + begun.width < torn.x < planned.x
+
+
+def test_a_break_stands_in_the_drawing_and_says_how_much_it_leaves_out(nothing_left, visitor, tenant, database, node):
+    task = tenant.task()["id"]
+    run_on(database, node, task, [0])
+    with database.begin() as session:
+        session.get_one(Placement, f"placement_{task[-10:]}").expected_end = datetime.now(UTC) + timedelta(days=3, hours=1)
+    page = visitor.open("/cluster")
+    torn = page.locator("#lanes .torn")
+    assert torn.count() == 1
+    torn.hover()
+    eventually(page, "document.getElementById('told').textContent.endsWith('in which nothing starts or ends')")
+    assert "torn: for a while nothing starts or ends" in page.locator("#legend").text_content()
+    (tear,), (bar,) = torn.evaluate_all(BOXES), page.locator("#lanes rect").evaluate_all(BOXES)
+    assert bar[0] < tear[0] < tear[2] < bar[2] <= 1000, "the bar goes on behind the tear"
