@@ -17,7 +17,7 @@ from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
-from service.web.views.cluster_lanes import LEFT, WIDTH, timeline
+from service.web.views.cluster_lanes import AXIS, LEFT, WIDTH, timeline
 
 router = pages()
 
@@ -41,6 +41,7 @@ def show_cluster(viewer: Looking, dependencies: DependenciesDep, request: Reques
         drawn=drawn,
         width=WIDTH,
         left=LEFT,
+        axis=AXIS,
         nodes=_nodes(state_of(request), dependencies) if viewer.is_admin else None,
     )
 

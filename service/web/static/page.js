@@ -108,6 +108,13 @@ document.addEventListener("keydown", (event) => {
 const lanes = document.getElementById("lanes");
 if (lanes) lanes.scrollLeft = lanes.scrollWidth * Number(lanes.dataset.now) - lanes.clientWidth * 0.7;
 
+// the lanes' names stay at its left edge: in the drawing's own units
+function holdNames() {
+  const units = lanes.querySelector("svg").viewBox.baseVal.width / lanes.scrollWidth;
+  document.documentElement.style.setProperty("--scrolled", `${lanes.scrollLeft * units}px`);
+}
+lanes?.addEventListener("scroll", holdNames, { passive: true });
+
 // what a bar says stands below the timeline, too: keys and fingers are never shown a title
 for (const happening of ["pointerover", "focusin"]) {
   lanes?.addEventListener(happening, (event) => {

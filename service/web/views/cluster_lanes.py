@@ -74,7 +74,8 @@ class _Run:
 
 
 def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], now: datetime) -> LaneChart:
-    """The timeline for a tenant, or with every task named (None). The session must see all tenants' rows."""
+    """The timeline for a tenant, or with every task named (None), nodes without a block last. The session must see all
+    tenants' rows."""
     nodes = list(session.scalars(select(Node).where(Node.removed_at.is_(None)).order_by(Node.name)))
     rows = session.execute(
         select(Placement, Task, Tenant.name)
@@ -127,8 +128,8 @@ class _Drawing:
         self._sessions = sessions
         if sessions:
             self.made.answering = True
-        y = AXIS
-        for node in nodes:
+        y, asked = AXIS, {one.node_id for one in sessions}
+        for node in sorted(nodes, key=lambda node: not (node.id in runs or node.name in planned or node.id in asked)):
             y = self._node(node, runs.get(node.id, []), planned.get(node.name, []), y)
         self.made.height, self.made.now = y + GAP, self._axis.x(now)
         self.made.ticks, self.made.breaks = self._axis.ticks(), self._axis.breaks

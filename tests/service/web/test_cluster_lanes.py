@@ -57,6 +57,31 @@ def test_a_task_of_a_later_day_or_month_leaves_others_their_scale(nothing_left, 
     assert begun.x + begun.width < torn.x < planned.x
 
 
+def test_of_many_nodes_those_with_bars_come_first_and_their_names_stay_in_sight(nothing_left, visit, tenant, database, node):
+    devices = [{"index": 0, "type": "H100", "memory_bytes": 80 * 2**30}]
+    with database.begin() as session:
+        session.get_one(Node, node.id).name = "the-last"
+        for at in range(40):
+            session.add(
+                Node(name=f"gpu-{at:02}", id=f"node_{at}", boot_id="b", status="ready", devices=devices, credential_hash=b"")
+            )
+    run_on(database, node, tenant.task()["id"], [0, 1])
+    visitor = visit(viewport={"width": 390, "height": 844})
+    visitor.sign_in(tenant.key)
+    page = visitor.open("/cluster")
+    lanes = page.locator("#lanes")
+    names = lanes.locator(".names text")
+    assert names.all_text_contents()[:3] == ["the-last · 0", "the-last · 1", "gpu-00"]
+    assert page.locator("#queued").bounding_box()["y"] < 844, "the queue begins on the first screen"
+    left = lanes.bounding_box()["x"]
+    for end in ("0", "lanes.scrollWidth"):
+        lanes.evaluate(f"lanes => lanes.scrollLeft = {end}")
+        eventually(page, f"Math.abs(document.querySelector('#lanes .names text').getBoundingClientRect().x - {left}) < 12")
+    lanes.evaluate("lanes => lanes.scrollTop = lanes.scrollHeight")
+    times, box = lanes.locator(".times").bounding_box(), lanes.bounding_box()
+    assert abs(times["y"] - box["y"]) < 3, "the times stay above the lanes"
+
+
 def test_a_break_stands_in_the_drawing_and_says_how_much_it_leaves_out(nothing_left, visitor, tenant, database, node):
     task = tenant.task()["id"]
     run_on(database, node, task, [0])
