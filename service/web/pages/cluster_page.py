@@ -17,7 +17,7 @@ from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
-from service.web.views.cluster_lanes import AXIS, LEFT, WIDTH, timeline
+from service.web.views.timeline.cluster_lanes import AXIS, LEFT, WIDTH, timeline
 
 router = pages()
 

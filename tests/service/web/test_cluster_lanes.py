@@ -6,7 +6,7 @@ import pytest
 
 from service.fleet.models import Node, Placement
 from service.scheduler.explain.schedule_view import Waiting
-from service.web.views.cluster_lanes import timeline
+from service.web.views.timeline.cluster_lanes import timeline
 from tests.browser import eventually
 from tests.service.web.page_samples import run_on
 

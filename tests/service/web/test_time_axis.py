@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from service.web.views.time_axis import TimeAxis
+from service.web.views.timeline.time_axis import TimeAxis
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LEFT, RIGHT = 150.0, 1000.0

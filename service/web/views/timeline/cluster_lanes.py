@@ -19,7 +19,7 @@ from service.scheduler.explain.schedule_view import Waiting
 from service.tasks.models import Task
 from service.tenants.models import Tenant
 from service.web.views.formats import clock
-from service.web.views.time_axis import Break, Tick, TimeAxis
+from service.web.views.timeline.time_axis import Break, Tick, TimeAxis
 
 WIDTH, LEFT, LANE, GAP, AXIS = 1000.0, 150.0, 20.0, 6.0, 24.0
 _PAST = timedelta(hours=1)
