@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from tests.walk.running_stack import RunningStack, running_stack, short_rows
+from tests.walk.running_stack import RunningStack, running_stack, short_rows, until
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
@@ -52,7 +52,8 @@ def steps(task: dict[str, Any]) -> int:
 
 
 def child(motet: RunningStack, module: str) -> int:
-    (pid,) = motet.below("worker", module)
+    """A worker that was just started anew has none yet: a point that the one before had sent may arrive after its end."""
+    (pid,) = until(lambda: motet.below("worker", module))
     return pid
 
 
