@@ -45,5 +45,8 @@ def content_key(files: Iterable[tuple[str, str]]) -> str:
 
 
 def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:  # of a read it names no file
+        raise OSError(error.errno, error.strerror, str(path)) from None

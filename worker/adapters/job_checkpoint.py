@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import Tensor
 
 from contract.row_scores import RowScores
-from worker.adapters.tensor_file_reader import read_metadata, read_tensors
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena import AdapterState
+from worker.model.tensor_file_reader import read_metadata, read_tensors
 from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import AVERAGED, Best, JobProgress
 

@@ -16,8 +16,8 @@ from contract.job_config import MODULES, JobConfig
 from contract.messages.peft_settings import CONFIG_FILE, WEIGHTS_FILE, NotPlainLora, PeftSettings
 from worker.adapters.job_checkpoint import unreadable
 from worker.adapters.joined_adapters import Factors, by_stored_name, parted
-from worker.adapters.tensor_file_reader import read_tensors
 from worker.model.arena_layout import Layout, Target
+from worker.model.tensor_file_reader import read_tensors
 
 _PREFIX = "base_model.model."
 _BLOCK = 2**20  # bytes

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from worker.adapters.job_checkpoint import UnreadableWeights
-from worker.adapters.tensor_file_reader import read_into
+from worker.model.tensor_file_reader import read_into
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,7 @@ class _WeightsFile:
     def read(self) -> Tensor:
         found = torch.empty(self.shape)
         try:
-            self.io.seek(0)
-            read_into(self.io, found)
+            read_into(self.io.fileno(), found, 0)
         except (OSError, ValueError) as error:
             raise UnreadableWeights(f"a file of weights in MOTET_WORKER_DIR cannot be read back: {error}") from None
         return found

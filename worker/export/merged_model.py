@@ -74,8 +74,8 @@ class MergedModel:
         self.shards = _divided(self._shapes, shard_bytes)
 
     def write(self, shard: Shard, path: Path, check: Callable[[], None]) -> None:
-        """Write a shard. `check` is called before each tensor, and may raise. Raises OSError, and MergeError for weights that
-        are not finite."""
+        """Write a shard. `check` is called before each tensor, and may raise. Raises OSError, and MergeError for weights of
+        the base that cannot be read, or that are not finite."""
         with path.open("wb") as file:
             file.write(_header({name: self._shapes[name] for name in shard.tensors}))
             for name in shard.tensors:
@@ -106,7 +106,10 @@ class MergedModel:
         return found
 
     def _tensor(self, name: str) -> Tensor:
-        weight = self._weights[name]
+        try:
+            weight = self._weights[name]
+        except UnsupportedModelError as error:
+            raise MergeError(f"the base: {error}") from None
         if name in self._added:
             a_RK, b_NR = self._added[name]
             weight = (b_NR.contiguous() @ a_RK.contiguous()).mul_(self._scale).add_(weight)  # in place: one in float32 is held

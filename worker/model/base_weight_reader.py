@@ -1,25 +1,23 @@
 """The frozen tensors of a base, by transformers' names: which ones must exist, and a lazy reader of each.
 
-Reads by safetensors itself rather than through transformers' models, whose import takes longer than that of torch and which
-load all weights into host memory first: here one matrix at a time passes through it.
+Reads the files themselves rather than through transformers' models, whose import takes longer than that of torch and which
+load all weights into host memory first: here a part of one matrix at a time passes through it. By system calls, so that a page
+that the disk does not give, or a file that is cut while it is read, is an error of this base; mapped, it ended the process.
 """
 
 import json
 import logging
 import math
-import operator
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -28,6 +26,7 @@ from contract.task_spec import Precision
 from worker.model.arena_layout import aligned
 from worker.model.config_reader import read_config
 from worker.model.families import Family, UnsupportedModelError, family_of, head_size
+from worker.model.tensor_file_reader import DTYPES, TensorFile
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +36,11 @@ PATHS = {module: f"self_attn.{module}" for module in ("q_proj", "k_proj", "v_pro
 }
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _DERIVED = ".rotary_emb.inv_freq"  # in older folders; the configuration determines it
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = ("F64", "F32", "F16", "BF16")
 # Of a number: its code, and its part of a block's scale (fp8's scales are per row).
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
 _LAYERS, _LAYER_PLACE = "model.layers.", 2  # of a layer's number in a tensor's name, `model.layers.0.…`
-_LENGTH = 8  # bytes before a safetensors header, which say how long it is
-_MOST_HEADER = 100_000_000  # bytes of a header that safetensors reads
+_READ_BYTES = 2**20  # that host memory holds of a tensor on its way to a device or to another dtype; caches hold it
 _HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
 _COMPARED = 4096  # rows at a time
 _SAID = 8  # names of tensors that an error lists
@@ -98,7 +96,15 @@ class Weights:
 
     def rows(self, name: str, first: int, stop: int) -> Tensor:
         """Rows [first, stop) of a tensor. No other row is read."""
-        return self._held[name].read(slice(first, stop)).to(self.device, self._dtype)
+        unread, dtype = self._held[name], self.dtype(name)
+        if self.device.type == "cpu" and unread.dtype == dtype:
+            return unread.read(slice(first, stop))
+        found = torch.empty((stop - first, *unread.shape[1:]), dtype=dtype, device=self.device)
+        step = max(1, _READ_BYTES * unread.shape[0] // max(1, unread.nbytes))
+        for begin in range(first, stop, step):
+            end = min(begin + step, stop)
+            found[begin - first : end - first].copy_(unread.read(slice(begin, end)))
+        return found
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._held[name].shape
@@ -198,16 +204,7 @@ def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, UnreadTensor]:
 
 def in_folder(source: Path) -> dict[str, UnreadTensor]:
     """The tensors of a model folder, whole or in shards. Raises UnsupportedModelError for what cannot be read."""
-    found: dict[str, UnreadTensor] = {}
-    for file in _files(source):
-        try:
-            opened = safe_open(file, framework="pt")
-            found |= dict(_held(opened, file))
-        except (SafetensorError, OSError) as error:
-            raise UnsupportedModelError(
-                f"{_damage(file) or f'{file.name} cannot be read: {error}'}; bring the folder anew"
-            ) from None
-    return found
+    return {name: unread for file in _files(source) for name, unread in _held(file)}
 
 
 def places_in(source: Path) -> dict[str, str]:
@@ -228,14 +225,32 @@ def _differ(one: UnreadTensor, other: UnreadTensor) -> bool:
     return any(bool((one.read(part) != other.read(part)).any()) for part in parts)
 
 
-def _held(opened: Any, file: Path) -> Iterator[tuple[str, UnreadTensor]]:
-    for name in opened.keys():  # noqa: SIM118  (it is no mapping)
-        part = opened.get_slice(name)
-        if part.get_dtype() not in _DTYPES:
+def _held(file: Path) -> Iterator[tuple[str, UnreadTensor]]:
+    with _readable(file):
+        opened = TensorFile(file)
+    for name, one in opened.tensors.items():
+        if one.dtype not in _DTYPES:
             raise UnsupportedModelError(
-                f"{file.name} holds {name} as {part.get_dtype()}; what works: {', '.join(_DTYPES)}, the original weights"
+                f"{file.name} holds {name} as {one.dtype}; what works: {', '.join(_DTYPES)}, the original weights"
             )
-        yield name, UnreadTensor(tuple(part.get_shape()), _DTYPES[part.get_dtype()], part.__getitem__)
+    with _readable(file):
+        opened.check()
+    for name, one in opened.tensors.items():
+        yield name, UnreadTensor(one.shape, DTYPES[one.dtype], partial(_read, file, opened, name))
+
+
+def _read(file: Path, opened: TensorFile, name: str, rows: slice) -> Tensor:
+    with _readable(file):
+        return opened.read(name, rows)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Names the file in what it raises."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{file.name} cannot be read: {error}; bring the folder anew") from None
 
 
 def _files(source: Path) -> list[Path]:
@@ -251,22 +266,6 @@ def _files(source: Path) -> list[Path]:
     if gone:
         raise UnsupportedModelError(f"{INDEX} names files that are not there: {', '.join(gone[:_SAID])}")
     return files
-
-
-def _damage(file: Path) -> str | None:
-    """Where a file is cut short: the first tensor that lacks bytes. None: it cannot be read, or its header does not say."""
-    try:
-        with file.open("rb") as opened:
-            size, length = os.fstat(opened.fileno()).st_size, int.from_bytes(opened.read(_LENGTH), "little")
-            if _LENGTH + length > min(size, _MOST_HEADER):
-                return None
-            header = json.loads(opened.read(length))
-        tensors = [(name, one) for name, one in header.items() if name != "__metadata__"]
-        ends = [(_LENGTH + length + operator.index(one["data_offsets"][1]), name) for name, one in tensors]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return None
-    lost = min((one for one in ends if one[0] > size), default=None)
-    return f"{file.name} is cut short after {size} bytes: {lost[1]} should end at byte {lost[0]}" if lost else None
 
 
 def _layer_of(name: str) -> int | None:

@@ -1,6 +1,7 @@
 """A base's revision is checked beside what is prepared on it, and before anything trains or is kept by it."""
 
 import gc
+import os
 import shutil
 import threading
 import weakref
@@ -20,6 +21,8 @@ from tests.worker.reported import Reported
 from worker.data.object_cache import OBJECTS
 from worker.executor.placement.placement_lease import Lease
 from worker.executor.preparation.executor_base import BaseUse, ExecutorBase
+from worker.model import backbone
+from worker.model.base_weight_reader import in_folder
 from worker.model.plain.trainer import Trainer
 from worker.pipe_messages import ExecutorProgress, PlacementEnded
 from worker.replicas import base_loader
@@ -180,3 +183,32 @@ def test_a_load_that_fails_waits_for_the_check(changed: BaseModelRef, monkeypatc
     monkeypatch.setattr(base_loader, "load_trainer", crowded)
     with pytest.raises(base_loader.BaseError, match="have revision"):
         base_loader.load_base(changed, torch.device("cpu"))
+
+
+def test_a_base_whose_file_is_cut_while_it_is_loaded_costs_its_own_task_alone(
+    fleet: Fleet, tiny_base: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mapped file that ended the executor, and all tasks on it: it was killed by SIGBUS."""
+    folder, read, load, loads = shutil.copytree(tiny_base.source, tmp_path / "base"), in_folder, RankGroup.load, list[int]()
+
+    def cut(source: Path) -> Any:
+        held = read(source)
+        if len(loads) == 1:
+            for file in folder.glob("*.safetensors"):
+                os.truncate(file, file.stat().st_size // 2)
+        return held
+
+    def loaded(self: RankGroup, *args: Any, **named: Any) -> Any:
+        loads.append(len(loads))
+        if len(loads) == 2:  # the folder is brought back
+            shutil.copytree(tiny_base.source, folder, dirs_exist_ok=True)
+        return load(self, *args, **named)
+
+    monkeypatch.setattr(backbone, "in_folder", cut)
+    monkeypatch.setattr(RankGroup, "load", loaded)
+    place = placer(fleet, tiny_base.model_copy(update={"source": str(folder)}))
+    both = place(SPACE, **SHORT), place(SPACE, **SHORT)
+    failed, trained = one_after_another(Inside(fleet, tmp_path / "worker"), *both, monkeypatch)
+    why = why_failed(failed)
+    assert "have revision" in why or "safetensors cannot be read: it ends" in why, "the revision is compared beside"
+    assert [event.kind for event in trained.ended.values()] == ["job_completed"]
