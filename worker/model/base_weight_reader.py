@@ -40,7 +40,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 # Of a number: its code, and its part of a block's scale (fp8's scales are per row).
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
 _LAYERS, _LAYER_PLACE = "model.layers.", 2  # of a layer's number in a tensor's name, `model.layers.0.…`
-_READ_BYTES = 2**20  # that host memory holds of a tensor on its way to a device or to another dtype; caches hold it
+_READ_BYTES = 2**24  # that host memory holds of a tensor on its way to a device or another dtype; less makes many short loops
 _HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
 _COMPARED = 4096  # rows at a time
 _SAID = 8  # names of tensors that an error lists
