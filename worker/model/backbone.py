@@ -114,7 +114,7 @@ class Backbone:
         """
         config, folder = read_config(source), Path(source)
         family = family_of(config)
-        held = taken_apart(config, in_folder(folder))
+        held = taken_apart(config, in_folder(folder, pinned=torch.device(device).type == "cuda"))
         weights = Weights(held, shapes_of(family, config), device, dtype, places_in(folder))
         return cls._of(config, family, weights, precision, sharding, on_progress)
 

@@ -8,7 +8,7 @@ that the disk does not give, or a file that is cut while it is read, is an error
 import json
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
 _LAYERS, _LAYER_PLACE = "model.layers.", 2  # of a layer's number in a tensor's name, `model.layers.0.…`
 _READ_BYTES = 2**24  # that host memory holds of a tensor on its way to a device or another dtype; less makes many short loops
+_PARTS_UPLOADED = 2  # at once: while one is copied to the GPU the next is read
 _HEAD_BYTES = 2**26  # logits of a chunk of labels, and what else a pass takes once
 _COMPARED = 4096  # rows at a time
 _SAID = 8  # names of tensors that an error lists
@@ -73,6 +74,7 @@ class Weights:
         """places: the file that each tensor should be in. Raises UnsupportedModelError if a wanted tensor is missing, or has
         another shape, and if the head of a base whose head is its embedding has other numbers."""
         self._held, self._wanted, self.device, self._dtype = held, wanted, torch.device(device), dtype
+        self._uploads = deque[torch.cuda.Event]()
         lacking = [
             f"{name} {list(shape)}" + (f" of {places[name]}" if name in places else "")
             for name, shape in wanted.items()
@@ -103,8 +105,17 @@ class Weights:
         step = max(1, _READ_BYTES * unread.shape[0] // max(1, unread.nbytes))
         for begin in range(first, stop, step):
             end = min(begin + step, stop)
-            found[begin - first : end - first].copy_(unread.read(slice(begin, end)))
+            found[begin - first : end - first].copy_(unread.read(slice(begin, end)), non_blocking=True)
+            self._bound_uploads()
         return found
+
+    def _bound_uploads(self) -> None:
+        """A GPU copies a part from pinned memory while the next is read, and that memory is free once it has."""
+        if self.device.type != "cuda":
+            return
+        if len(self._uploads) == _PARTS_UPLOADED:
+            self._uploads.popleft().synchronize()
+        self._uploads.append(torch.cuda.current_stream(self.device).record_event())
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._held[name].shape
@@ -202,9 +213,10 @@ def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, UnreadTensor]:
     return {name: UnreadTensor(tuple(one.shape), one.dtype, partial(rows, name)) for name, one in tensors.items()}
 
 
-def in_folder(source: Path) -> dict[str, UnreadTensor]:
-    """The tensors of a model folder, whole or in shards. Raises UnsupportedModelError for what cannot be read."""
-    return {name: unread for file in _files(source) for name, unread in _held(file)}
+def in_folder(source: Path, pinned: bool = False) -> dict[str, UnreadTensor]:
+    """The tensors of a model folder, whole or in shards. pinned: what is read of them is to go to a GPU. Raises
+    UnsupportedModelError for what cannot be read."""
+    return {name: unread for file in _files(source) for name, unread in _held(file, pinned)}
 
 
 def places_in(source: Path) -> dict[str, str]:
@@ -225,7 +237,7 @@ def _differ(one: UnreadTensor, other: UnreadTensor) -> bool:
     return any(bool((one.read(part) != other.read(part)).any()) for part in parts)
 
 
-def _held(file: Path) -> Iterator[tuple[str, UnreadTensor]]:
+def _held(file: Path, pinned: bool) -> Iterator[tuple[str, UnreadTensor]]:
     with _readable(file):
         opened = TensorFile(file)
     for name, one in opened.tensors.items():
@@ -236,12 +248,12 @@ def _held(file: Path) -> Iterator[tuple[str, UnreadTensor]]:
     with _readable(file):
         opened.check()
     for name, one in opened.tensors.items():
-        yield name, UnreadTensor(one.shape, DTYPES[one.dtype], partial(_read, file, opened, name))
+        yield name, UnreadTensor(one.shape, DTYPES[one.dtype], partial(_read, file, opened, name, pinned))
 
 
-def _read(file: Path, opened: TensorFile, name: str, rows: slice) -> Tensor:
+def _read(file: Path, opened: TensorFile, name: str, pinned: bool, rows: slice) -> Tensor:
     with _readable(file):
-        return opened.read(name, rows)
+        return opened.read(name, rows, pinned)
 
 
 @contextmanager

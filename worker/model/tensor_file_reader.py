@@ -14,6 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor
 
+from worker.model.arena import host_tensor
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -81,16 +83,16 @@ class TensorFile:
             if stop - first != prod(one.shape) * DTYPES[one.dtype].itemsize:
                 raise ValueError(f"the place of {name} is damaged: {first} to {stop}")
 
-    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """These rows of a tensor, of which no others are read; of one without dimensions all. In memory of their own. Raises
-        OSError and ValueError."""
+    def read(self, name: str, rows: slice = slice(None), pinned: bool = False) -> Tensor:
+        """These rows of a tensor, of which no others are read; of one without dimensions all. In memory of their own, pinned as
+        host_tensor does it. Raises OSError and ValueError."""
         one = self.tensors[name]
         shape, first = one.shape, one.data_offsets[0]
         if shape:
             begin, stop, _ = rows.indices(shape[0])
             first += begin * prod(shape[1:]) * DTYPES[one.dtype].itemsize
             shape = (max(0, stop - begin), *shape[1:])
-        found = torch.empty(shape, dtype=DTYPES[one.dtype])
+        found = host_tensor(torch.Size(shape), DTYPES[one.dtype], pinned)
         read_into(self._descriptor, found, self._begin + first)
         return found
 

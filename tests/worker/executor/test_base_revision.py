@@ -191,8 +191,8 @@ def test_a_base_whose_file_is_cut_while_it_is_loaded_costs_its_own_task_alone(
     """Of a mapped file that ended the executor, and all tasks on it: it was killed by SIGBUS."""
     folder, read, load, loads = shutil.copytree(tiny_base.source, tmp_path / "base"), in_folder, RankGroup.load, list[int]()
 
-    def cut(source: Path) -> Any:
-        held = read(source)
+    def cut(source: Path, pinned: bool) -> Any:
+        held = read(source, pinned)
         if len(loads) == 1:
             for file in folder.glob("*.safetensors"):
                 os.truncate(file, file.stat().st_size // 2)

@@ -100,7 +100,8 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, read: dict[str, int]) -> None:
         return replace(unread, read=rows)
 
     monkeypatch.setattr(
-        "worker.model.backbone.in_folder", lambda source: {n: counting(n, u) for n, u in in_folder(source).items()}
+        "worker.model.backbone.in_folder",
+        lambda source, pinned: {n: counting(n, u) for n, u in in_folder(source, pinned).items()},
     )
 
 
