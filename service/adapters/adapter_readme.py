@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contract.compatibility.lenient_documents import value_of
 from contract.states import JobStatus
 from contract.task_spec import Precision
-from contract.wording.config_labels import HEADINGS, label, varying
+from contract.wording.config_labels import HEADINGS, digits_of, label, varying
 from contract.wording.generated_text_words import shortened
 from contract.wording.row_words import overlap_sentence
 from service.adapters.models import Adapter
@@ -57,7 +57,7 @@ def readme(
     facts = [
         ("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`"),
         ("validation loss", f"{adapter.val_loss:.4f} {manifest.taken}; the base alone: {base_loss}"),
-        ("configuration", label(own.config, list(HEADINGS))),
+        ("configuration", label(own.config, list(HEADINGS), digits_of(job.config for job in jobs))),
         ("base held in", _HELD[precision]),
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
@@ -188,12 +188,14 @@ def _against_base(selection: Selection) -> list[str]:
 def _table(jobs: Sequence[JobResource], own: int, winner_job_id: str | None) -> str:
     """A table of all configurations, best first."""
     ranked = sorted(jobs, key=lambda job: best_first(job, winner_job_id))
-    axes = varying(job.config for job in jobs)
+    axes, digits = varying(job.config for job in jobs), digits_of(job.config for job in jobs)
     rows = ["| job | configuration | steps | end | best validation loss |", "|---|---|---|---|---|"]
     for job in ranked:
         end = job.exit.reason if job.exit is not None else job.status
         loss = f"{job.best_val_loss:.4f}" if job.best_val_loss is not None else ""
         mark = " (this one)" if job.index == own else ""
-        rows.append(f"| {job.index}{mark} | {label(job.config, axes)} | {job.step}/{job.total_steps or '?'} | {end} | {loss} |")
+        rows.append(
+            f"| {job.index}{mark} | {label(job.config, axes, digits)} | {job.step}/{job.total_steps or '?'} | {end} | {loss} |"
+        )
     early = sum(job.status == JobStatus.EXITED for job in jobs)
     return f"## The search\n\n{len(jobs)} configurations, {early} of them stopped early.\n\n" + "\n".join(rows)

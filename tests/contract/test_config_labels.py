@@ -3,7 +3,7 @@
 import pytest
 
 from contract.job_config import JobConfig
-from contract.wording.config_labels import HEADINGS, MAIN, cell, label, varying
+from contract.wording.config_labels import ALL_DIGITS, HEADINGS, MAIN, cell, digits_of, label, varying, winner_label
 
 PLAIN = {"learning_rate": 1e-4, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}
 OTHER = {
@@ -48,3 +48,21 @@ def test_alpha_that_follows_the_rank_is_no_axis() -> None:
     configs = [JobConfig(**PLAIN), JobConfig(**PLAIN | {"rank": 16, "alpha": 32.0})]
     assert varying(configs) == ["learning_rate", "rank"]
     assert label(configs[1], varying(configs)) == "lr 0.0001, rank 16"
+
+
+def test_a_rate_that_a_program_computed_is_written_as_it_was_meant() -> None:
+    config = JobConfig(**PLAIN | {"learning_rate": 3.0000000000000004e-05, "dropout": 0.1 + 0.2, "seed": 2**31 - 1})
+    assert label(config, ["learning_rate", "dropout", "seed"]) == "lr 3e-05, dropout 0.3, seed 2147483647"
+    assert cell(config, "learning_rate", ALL_DIGITS) == "3.0000000000000004e-05"
+
+
+def test_digits_are_as_few_as_tell_the_jobs_of_a_task_apart() -> None:
+    rates = [10 ** (-4 + step / 4) for step in range(5)]
+    one, *others = configs = [JobConfig(**PLAIN | {"learning_rate": rate}) for rate in rates]
+    digits = digits_of(configs)
+    assert [cell(each, "learning_rate", digits) for each in configs] == ["0.0001", "0.000178", "0.000316", "0.000562", "0.001"]
+    near = JobConfig(**PLAIN | {"learning_rate": 1.00012e-4})
+    digits = digits_of([near, *configs])
+    assert [cell(each, "learning_rate", digits) for each in (one, near)] == ["0.0001", "0.00010001"]
+    assert winner_label(near, [near, *configs]).startswith("lr 0.00010001,")
+    assert winner_label(near, [near, *others]).startswith("lr 0.0001,")

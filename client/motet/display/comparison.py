@@ -1,13 +1,14 @@
 """Two tasks side by side: where their specs differ, and what came of them. Values in, a table out."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.wording.comparable_losses import content_of, flat, loss_differences
-from contract.wording.config_labels import label
+from contract.wording.config_labels import MAIN, Digits, digits_of, label
+from contract.wording.configuration_numbers import field_texts
 from contract.wording.duration_words import duration
 from motet.api.resources import Task
 from motet.display.columns import Column, Columns
@@ -19,11 +20,13 @@ def comparison(one: Task, other: Task, contents: Mapping[str, str]) -> Renderabl
     """Results first, whether their losses can be compared, then every field of the specs that differs. contents: by the id of a
     file of theirs the sha256 of its bytes, where it is known."""
     columns = (Column(""), Column(one.name or "first", folds=True), Column(other.name or "second", folds=True))
-    results = [(name, *(tell(task) for task in (one, other))) for name, tell in _RESULTS.items()]
+    digits = digits_of(task.winner.config for task in (one, other) if task.winner is not None)
+    results = [(name, *(tell(task, digits) for task in (one, other))) for name, tell in _RESULTS.items()]
     specs = [{name: value for name, value in flat(task.spec).items() if value is not None} for task in (one, other)]
     names = dict.fromkeys((*specs[0], *specs[1]))
-    first, second = ({name: content_of(name, spec.get(name), contents) for name in names} for spec in specs)
-    differing = [(name, *(str(spec.get(name, "")) for spec in specs)) for name in names if first[name] != second[name]]
+    compared = {name: field_texts([content_of(name, spec.get(name), contents) for spec in specs]) for name in names}
+    apart = [name for name, texts in compared.items() if len(set(texts)) > 1]
+    differing = [(name, *field_texts([spec.get(name) for spec in specs])) for name in apart]
     ids = [Text(f"{task.id}  {task.name or ''}".rstrip()) for task in (one, other)]  # at 80 columns they do not fit abreast
     head = Group(*ids, Text(), Columns(columns, results), Text(), Text(_comparable(one, other, contents)))
     if not differing:
@@ -58,16 +61,13 @@ def _saved(task: Task) -> str:
     return f"{task.samples.saved_fraction:.0%}" if task.samples.saved_fraction is not None else ""
 
 
-_NAMED = ("learning_rate", "rank", "batch_size")  # of a winner's configuration
-_RESULTS = {
-    "status": lambda task: task.status.value,
-    "best val loss": lambda task: _loss(task.winner.val_loss if task.winner is not None else None),
-    "base val loss": lambda task: _loss(task.base_val_loss),
-    "winner": lambda task: (
-        label(task.winner.config, ["learning_rate", "rank", "batch_size"]) if task.winner is not None else ""
-    ),
-    "jobs": lambda task: str(sum(task.jobs.values())),
-    "samples trained": lambda task: f"{task.samples.trained:,}",
-    "samples saved": _saved,
-    "took": _took,
+_RESULTS: Mapping[str, Callable[[Task, Digits], str]] = {
+    "status": lambda task, _: task.status.value,
+    "best val loss": lambda task, _: _loss(task.winner.val_loss if task.winner is not None else None),
+    "base val loss": lambda task, _: _loss(task.base_val_loss),
+    "winner": lambda task, digits: label(task.winner.config, MAIN, digits) if task.winner is not None else "",
+    "jobs": lambda task, _: str(sum(task.jobs.values())),
+    "samples trained": lambda task, _: f"{task.samples.trained:,}",
+    "samples saved": lambda task, _: _saved(task),
+    "took": lambda task, _: _took(task),
 }

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from contract.gpu_counts import device_word, devices, gpu_count
 from contract.job_config import JobConfig
-from contract.wording.config_labels import label, varying
+from contract.wording.config_labels import digits_of, label, varying
 from contract.wording.duration_words import duration
 from motet.api.resources import Estimate
 from motet.display.columns import Column, Columns
@@ -45,8 +45,8 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ]
     parts: list[RenderableType] = [Columns((Column("estimate"), Column("", folds=True)), [fact for fact in facts if fact[1]])]
     parts += [Text(f"{f'line {one.line}: ' if one.line else ''}{one.message}") for one in estimate.problems]
-    axes = varying(jobs)
-    shown = [(str(at), label(config, axes)) for at, config in enumerate(jobs[:_SHOWN])]
+    axes, digits = varying(jobs), digits_of(jobs)
+    shown = [(str(at), label(config, axes, digits)) for at, config in enumerate(jobs[:_SHOWN])]
     parts += [Text(), Columns((Column("job", right=True), Column("configuration", folds=True)), shown)]
     if len(jobs) > _SHOWN:
         parts.append(Text(f"and {len(jobs) - _SHOWN} more; --json lists all", style="dim"))

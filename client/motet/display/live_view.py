@@ -106,7 +106,7 @@ class LiveView:
         axes = self._view.axes
         table.add_column("job", justify="right", no_wrap=True, min_width=3)
         for axis in axes:  # what tells the jobs apart is never cut
-            texts = [HEADINGS[axis], *(cell(job.config, axis) for job in jobs)]
+            texts = [HEADINGS[axis], *(cell(job.config, axis, self._view.digits) for job in jobs)]
             table.add_column(HEADINGS[axis], justify="right", no_wrap=True, min_width=max(map(len, texts)))
         table.add_column("status", no_wrap=True, min_width=max(map(len, ExitReason)))
         if wide:
@@ -129,7 +129,7 @@ class LiveView:
         loss = self._view.best(job)
         return [
             str(job.index),
-            *(cell(job.config, axis) if job.proposed else "?" for axis in axes),
+            *(cell(job.config, axis, self._view.digits) if job.proposed else "?" for axis in axes),
             status,
             *([ProgressBar(total=total or 1, completed=job.step, width=_BAR)] if wide else []),
             f"{job.step}/{total}" if total else "",

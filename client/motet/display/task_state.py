@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from contract.compatibility.lenient_documents import have_one
 from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
-from contract.wording.config_labels import label, varying
+from contract.wording.config_labels import Digits, digits_of, label, varying
 from contract.wording.exit_sentences import exit_sentence
 from motet.api.client import Client
 from motet.api.resources import Exit, Job, Task
@@ -27,6 +27,7 @@ class TaskState:
     task: Task
     jobs: Sequence[Job] = ()
     curves: Mapping[tuple[int, str], Curve] = field(default_factory=dict)
+    _apart: tuple[Sequence[Job], tuple[list[str], Digits]] | None = None
     _told_wait: str | None = None  # code of the reason that was told
 
     def refresh(self, client: Client, task: Task) -> list[str]:
@@ -76,12 +77,24 @@ class TaskState:
 
     def label(self, config: JobConfig) -> str:
         """A short label for the configuration: the fields that vary within the task, and always the learning rate."""
-        return label(config, self.axes)
+        return label(config, self.axes, self.digits)
 
     @property
     def axes(self) -> list[str]:
         """The fields in which the jobs differ."""
-        return varying(job.config for job in self.jobs)
+        return self._told_apart()[0]
+
+    @property
+    def digits(self) -> Digits:
+        """As few as tell the jobs' numbers apart."""
+        return self._told_apart()[1]
+
+    def _told_apart(self) -> tuple[list[str], Digits]:
+        """Computed once for the jobs at hand, though each of them asks."""
+        if self._apart is None or self._apart[0] is not self.jobs:
+            configs = [job.config for job in self.jobs]
+            self._apart = (self.jobs, (varying(configs), digits_of(configs)))
+        return self._apart[1]
 
     def summary(self) -> str:
         """The task's state in one line."""

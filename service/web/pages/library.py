@@ -25,7 +25,7 @@ from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
 from service.web.session.viewer import Looking
-from service.web.views.job_rows import adapter_row
+from service.web.views.job_rows import adapter_rows
 
 router = pages()
 
@@ -101,7 +101,7 @@ def list_adapters(viewer: Looking, db: Db, request: Request, cursor: str | None 
         among = scoped(select(Task.id, Task.name, Task.winner_job_id).where(among_ids(Task.id)), Task, reader)
         ids = [one.task_id for one in shown.data if one.task_id is not None]
         tasks = {id: (name, won) for id, name, won in session.execute(among, {"ids": ids})}
-    rows = [adapter_row(one, *tasks.get(one.task_id or "", (None, None))) for one in shown.data]
+    rows = adapter_rows(shown.data, tasks)
     return render(request, "adapters.html", rows=rows, total=total, next_cursor=shown.next_cursor)
 
 

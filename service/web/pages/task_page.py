@@ -34,7 +34,7 @@ from service.web.views import curve_image
 from service.web.views.askable import askable
 from service.web.views.curve_pack import curve_pack
 from service.web.views.generated_texts import generated_texts
-from service.web.views.job_rows import adapter_row, importance, job_table, saved_by_reason, winners_words
+from service.web.views.job_rows import adapter_rows, importance, job_table, saved_by_reason, winners_words
 from service.web.views.spec_differences import in_order
 from service.web.views.task_history import TOLD, happenings
 from service.web.views.task_rows import expected_end, jobs_bar, planned_end, progress
@@ -55,7 +55,8 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         jobs = jobs_of_task(session, reader, task_id)
         kept = adapters_of(reader).where(Adapter.task_id == task_id)
         kept = kept.order_by(Adapter.job_id.is_distinct_from(row.winner_job_id), Adapter.val_loss).limit(_ADAPTERS)
-        stored = [adapter_row(AdapterResource.of(one), row.name, row.winner_job_id) for one in session.scalars(kept)]
+        own = {task_id: (row.name, row.winner_job_id)}
+        stored = adapter_rows([AdapterResource.of(one) for one in session.scalars(kept)], own)
         changes = scoped(select(PlanChange).where(PlanChange.task_id == task_id), PlanChange, reader)
         plans = session.scalars(changes.order_by(PlanChange.created_at.desc()).limit(_PLANS))
         told = happenings(newest(session, reader, task_id, TOLD, _EVENTS), [PlanChangeResource.of(one) for one in plans])

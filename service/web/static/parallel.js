@@ -18,11 +18,11 @@ export class Parallel {
     this.listen();
   }
 
-  // jobs: [{job, best, leads, config: {name: number | string | null}}]
+  // jobs: [{job, best, leads, config: {name: number | string | null}, shown: {name: string}}]
   show(jobs) {
     this.jobs = jobs.filter((job) => job.best !== null);
     const names = jobs.length ? Object.keys(jobs[0].config) : [];
-    this.axes = [...names.map((name) => axis(name, this.jobs.map((job) => job.config[name]))), axis("best loss", this.jobs.map((job) => job.best))];
+    this.axes = [...names.map((name) => axis(name, this.jobs.map((job) => job.config[name]), new Map(this.jobs.map((job) => [job.config[name], job.shown[name]])))), axis("best loss", this.jobs.map((job) => job.best))];
     this.redraw();
   }
 
@@ -124,7 +124,7 @@ export class Parallel {
 }
 
 // an axis from 0 (its top) to 1: numbers by their logarithm where they span more than a factor of 20, words one below the other
-function axis(name, values) {
+function axis(name, values, texts = new Map()) {
   const title = name.replaceAll("_", " ");
   const known = values.filter((value) => value !== null);
   if (known.every((value) => typeof value === "number")) {
@@ -133,7 +133,7 @@ function axis(name, values) {
     const span = up(most) - up(least) || 1;
     const place = (value) => (value === null ? 1 : 1 - (up(value) - up(least)) / span);
     const distinct = [...new Set(known)].sort((a, b) => a - b);
-    const marks = (distinct.length <= 6 && name !== "best loss" ? distinct : [least, most]).map((value) => [short(value), place(value)]);
+    const marks = (distinct.length <= 6 && name !== "best loss" ? distinct : [least, most]).map((value) => [texts.get(value) ?? short(value), place(value)]);
     return { name, title, place, marks };
   }
   const words = [...new Set(known.map(String))].sort();

@@ -1,19 +1,17 @@
 """How numbers, durations, moments and labels are written. Every filter takes None and writes a dash."""
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from contract.gpu_counts import device_word, devices, gpu_count
+from contract.wording.configuration_numbers import NONE as NONE
 from contract.wording.duration_words import duration as in_words
 from contract.wording.quota_words import quota_words
 from contract.wording.step_words import mean_of_steps
-
-NONE = "\u2013"
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -95,24 +93,16 @@ def relative(at: datetime, now: datetime, past: str = "{} ago") -> str:
     return f"in {duration(seconds)}" if seconds > 0 else past.format(duration(-seconds))
 
 
-def value_of(value: Any) -> str:
-    """A hyperparameter's value."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Mapping):
-        return json.dumps({name: held for name, held in value.items() if held is not None}, ensure_ascii=False)
-    if isinstance(value, list | tuple):
-        return ", ".join(value_of(one) if isinstance(one, Mapping) else str(one) for one in value)
-    return NONE if value is None else str(value)
+def with_title(shown: str, whole: str) -> str | Markup:
+    """The text, with what it was shortened from on hover."""
+    return shown if shown == whole else Markup('<span title="{}">{}</span>').format(whole, shown)
 
 
 def exact(value: float | None, shown: Callable[[float | None], str] = significant) -> str | Markup:
     """The number as `shown`, with its exact value on hover."""
     if value is None:
         return NONE
-    return Markup('<span title="{}">{}</span>').format(escape(repr(value)), shown(value))
+    return with_title(shown(value), repr(value))
 
 
 def code_spans(text: str | None) -> Markup:
@@ -133,6 +123,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "loss": loss,
     "exact_loss": lambda value: exact(value, loss),
     "exact": exact,
+    "with_title": with_title,
     "percent": percent,
     "size": size,
     "duration": duration,
@@ -140,7 +131,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
     "expected": expected,
     "code_spans": code_spans,
-    "value": value_of,
     "gpus": gpu_count,
     "device_word": device_word,
     "devices": devices,

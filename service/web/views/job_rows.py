@@ -1,14 +1,25 @@
 """A task's jobs as a table, as the plot reads them, and what early exit saved. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from contract.compatibility.lenient_documents import value_of
 from contract.job_config import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
-from contract.wording.config_labels import HEADINGS, MAIN, TO_BE_PROPOSED, cell, label, varying, winner_label
+from contract.wording.config_labels import (
+    ALL_DIGITS,
+    HEADINGS,
+    MAIN,
+    TO_BE_PROPOSED,
+    Digits,
+    cell,
+    digits_of,
+    label,
+    varying,
+    winner_label,
+)
 from contract.wording.exit_sentences import exit_sentence
 from contract.wording.step_words import mean_of_steps
 from service.adapters.resource import AdapterResource
@@ -16,6 +27,7 @@ from service.tasks.best_job import best_first, best_job, losses_comparable
 from service.tasks.job_resource import JobResource
 from service.tasks.resource import TaskResource
 from service.usage.trained_rows import rows_trained
+from service.web.views.formats import with_title
 from service.web.views.importance import Worth, worths
 
 EXIT_WORDS = {
@@ -30,7 +42,8 @@ _FIXED = ("index", "status", "step", "best", "exit")
 class JobRow:
     job: JobResource
     label: str
-    cells: list[str]
+    whole_label: str  # with all digits
+    cells: list[str]  # with all digits on hover
     facts: dict[str, Any]  # what the plots read
     why: str  # it stopped early; empty if it did not
 
@@ -58,16 +71,18 @@ def job_table(jobs: Sequence[JobResource], sort: str, winner_job_id: str | None)
     """The jobs ordered by a column: a fixed one or a hyperparameter's; unknown columns mean the best first."""
     names = varying([job.config for job in jobs]) if jobs else []
     found = best_job(jobs, winner_job_id)
-    rows = [_row(job, names, job is found) for job in jobs]
+    digits = digits_of(job.config for job in jobs)
+    rows = [_row(job, names, digits, job is found) for job in jobs]
     best = next((row for row in rows if row.job is found), None)
     sort = sort if sort in (*_FIXED, *names) else "best"
     ordered = sorted(rows, key=lambda row: best_first(row.job, winner_job_id) if sort == "best" else _key(row.job, sort))
     return JobTable(names, [HEADINGS[name] for name in names], ordered, best, sort)
 
 
-def _row(job: JobResource, names: Sequence[str], leads: bool) -> JobRow:
+def _row(job: JobResource, names: Sequence[str], digits: Digits, leads: bool) -> JobRow:
     config: JobConfig = job.config
-    said = label(config, names) if job.proposed else TO_BE_PROPOSED
+    said = label(config, names, digits) if job.proposed else TO_BE_PROPOSED
+    shown = {name: cell(config, name, digits) for name in names}
     facts = {
         "job": job.index,
         "label": said,
@@ -82,10 +97,13 @@ def _row(job: JobResource, names: Sequence[str], leads: bool) -> JobRow:
         "best": job.best_val_loss,
         "leads": leads,
         "best_step": job.best_step,
-        "config": {name: _plain(value_of(config, name), cell(config, name)) for name in names},
+        "config": {name: _plain(value_of(config, name), text) for name, text in shown.items()},
+        "shown": shown,
     }
     why = exit_sentence(job.exit.reason, job.exit.evidence) if job.exit is not None else ""
-    return JobRow(job, said, [cell(config, name) if job.proposed else "" for name in names], facts, why)
+    cells = [with_title(text, cell(config, name, ALL_DIGITS)) if job.proposed else "" for name, text in shown.items()]
+    whole = label(config, names, ALL_DIGITS) if job.proposed else said
+    return JobRow(job, said, whole, cells, facts, why)
 
 
 def _plain(value: Any, shown: str) -> float | str | None:
@@ -133,17 +151,24 @@ class AdapterRow:
     adapter: AdapterResource
     task: str | None
     label: str
+    whole_label: str  # with all digits
     wins: bool
 
 
-def adapter_row(adapter: AdapterResource, task: str | None, winner_job_id: str | None) -> AdapterRow:
-    """task: its name."""
+def adapter_rows(adapters: Sequence[AdapterResource], tasks: Mapping[str, tuple[str | None, str | None]]) -> list[AdapterRow]:
+    """tasks: by id the name and the job that won."""
+    digits = digits_of(one.lineage.config for one in adapters if one.lineage is not None)
+    return [_adapter_row(one, digits, *tasks.get(one.task_id or "", (None, None))) for one in adapters]
+
+
+def _adapter_row(adapter: AdapterResource, digits: Digits, task: str | None, winner_job_id: str | None) -> AdapterRow:
     if adapter.lineage is not None:
-        said = label(adapter.lineage.config, MAIN)
-        return AdapterRow(adapter, task or adapter.task_id, said, adapter.job_id == winner_job_id)
+        config = adapter.lineage.config
+        said, whole = (label(config, MAIN, shown) for shown in (digits, ALL_DIGITS))
+        return AdapterRow(adapter, task or adapter.task_id, said, whole, adapter.job_id == winner_job_id)
     settings = adapter.settings
     words = f"rank {settings.rank}, {', '.join(settings.target_modules or ())}" if settings is not None else ""
-    return AdapterRow(adapter, None, words, False)
+    return AdapterRow(adapter, None, words, words, False)
 
 
 def importance(table: JobTable) -> list[Worth]:

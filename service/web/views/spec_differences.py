@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from contract.compatibility.lenient_documents import read_leniently
 from contract.task_spec import TaskSpec
 from contract.wording.comparable_losses import FILES, content_of, flat
-from service.web.views.formats import value_of
+from contract.wording.configuration_numbers import field_text, field_texts
+from service.web.views.formats import with_title
 
 
 def in_order(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,15 +47,20 @@ def differences(specs: Sequence[Mapping[str, Any]], files: FilesById) -> list[tu
     """The fields in which they differ, as dotted paths, with each spec's value; files differ where their bytes do."""
     fields, contents = [flat(spec) for spec in specs], contents_of(files)
     paths = sorted({path for one in fields for path in one})
-    known = [path for path in paths if len({value_of(content_of(path, one.get(path), contents)) for one in fields}) > 1]
-    return [(path, [_shown(path, one.get(path), files) for one in fields]) for path in known]
+    compared = {path: field_texts([content_of(path, one.get(path), contents) for one in fields]) for path in paths}
+    known = [path for path, texts in compared.items() if len(set(texts)) > 1]
+    return [(path, _shown(path, [one.get(path) for one in fields], files)) for path in known]
 
 
 def contents_of(files: FilesById) -> dict[str, str]:
     return {id: file.sha256 for id, file in files.items()}
 
 
-def _shown(path: str, value: Any, files: FilesById) -> str:
-    if path in FILES and value in files:
-        return f"{files[value].name} ({value}, sha256 {files[value].sha256[:8]})"
-    return value_of(value)
+def _shown(path: str, values: Sequence[Any], files: FilesById) -> list[str]:
+    if path in FILES:
+        return [_named(value, files.get(value)) for value in values]
+    return [with_title(text, field_text(value)) for text, value in zip(field_texts(values), values, strict=True)]
+
+
+def _named(id: str | None, file: NamedFile | None) -> str:
+    return field_text(id) if file is None else f"{file.name} ({id}, sha256 {file.sha256[:8]})"

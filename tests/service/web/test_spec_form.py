@@ -99,6 +99,16 @@ def test_the_form_of_a_task_makes_its_spec_again(spec):
         assert TaskSpec.model_validate(made) == asked
 
 
+def test_a_number_that_a_program_computed_is_shown_as_it_was_meant():
+    rates = [3.0000000000000004e-05, 0.00031622776601683794]
+    space = {"learning_rate": rates, "lr_warmup_ratio": [0.1 + 0.2]}
+    fields = fields_of(SPECS["the least"] | {"search_space": space})
+    assert fields["search_space.learning_rate"] == "3e-05, 0.00031622776601683794"
+    assert "search_space.lr_warmup_ratio=[0.3]" in fields["more"]
+    twins = fields_of(SPECS["the least"] | {"search_space": {"learning_rate": [3e-05, rates[0]]}})
+    assert twins["search_space.learning_rate"] == "3e-05, 3.0000000000000004e-05"
+
+
 def test_the_specs_above_set_every_field():
     def unset(model: type[BaseModel], documents: list[dict], at: str) -> list[str]:
         found = []

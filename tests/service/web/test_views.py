@@ -54,6 +54,18 @@ def test_a_spec_is_shown_in_its_own_order_without_nulls():
     assert in_order({"unreadable": None}) == {"unreadable": None}
 
 
+def test_rates_that_differ_are_shown_as_they_were_meant_with_all_digits_on_hover():
+    spaces = [
+        {"search_space": {"learning_rate": rates}} for rates in ([3e-05], [3.0000000000000004e-05, 0.00031622776601683794])
+    ]
+    (row,) = differences(spaces, {})
+    all_digits = '<span title="3.0000000000000004e-05, 0.00031622776601683794">3e-05, 0.000316</span>'
+    assert row == ("search_space.learning_rate", ["3e-05", all_digits])
+    assert differences([spaces[0], {"search_space": {"learning_rate": [3.0000000000000004e-05]}}], {}) == []
+    near = [{"training": {"weight_decay": decay}} for decay in (0.01, 0.01000001)]
+    assert [values for _, values in differences(near, {})] == [["0.01", "0.01000001"]]
+
+
 def test_metrics_that_differ_are_shown_without_their_nulls():
     asked = {"evaluation": {"metrics": [{"type": "chrf", "name": None}, {"type": "regex", "pattern": "a"}]}}
     (row,) = differences([asked, {}], {})

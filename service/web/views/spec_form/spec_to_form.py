@@ -7,6 +7,7 @@ from typing import Any
 from contract.compatibility.lenient_documents import read_leniently, unknown_fields
 from contract.evaluation.text_evaluation import Evaluation
 from contract.task_spec import TaskSpec
+from contract.wording.configuration_numbers import EXACT, meant, meant_text, number_text
 from service.web.views.spec_form.form_fields import DEFAULTS, LISTS, METRICS, MODULE_SETS, MORE, ONE
 
 _PLAIN = {name: Evaluation.model_validate({"metrics": [{"type": name}]}).metrics[0].model_dump(mode="json") for name in METRICS}
@@ -21,15 +22,15 @@ def fields_of(spec: Mapping[str, Any]) -> dict[str, str]:
         for part in path.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, list):
-            found[path] = ", ".join(map(_number, value))
+            found[path] = ", ".join(_numbers(value))
         elif value is not None:
-            found[path] = _number(value)
+            found[path] = _numbers([value])[0]
     labels = spec.get("labels", {})
     plain = {key: value for key, value in labels.items() if _on_a_line(key, value)}
     found["labels"] = "\n".join(f"{key}={value}" for key, value in plain.items())
     odd = {key: value for key, value in labels.items() if key not in plain}
     rest = [*_rest(spec), *([("labels", odd)] if odd else [])]
-    found[MORE] = "\n".join(f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in rest)
+    found[MORE] = "\n".join(f"{path}={json.dumps(meant(value), ensure_ascii=False)}" for path, value in rest)
     if spec.get("evaluation"):
         found["evaluation"] = "1"
     return {"evaluation.max_prompts": DEFAULTS["evaluation.max_prompts"]} | found
@@ -47,10 +48,12 @@ def _set_of(modules: Sequence[str]) -> str:
     return next((name for name, known in MODULE_SETS.items() if list(modules) == known), ", ".join(modules))
 
 
-def _number(value: Any) -> str:
-    """A value as people write it; a float in the fewest digits that are read as the same."""
-    short = f"{value:g}" if isinstance(value, float) else str(value)
-    return short if not isinstance(value, float) or float(short) == value else repr(value)
+def _numbers(values: Sequence[Any]) -> list[str]:
+    """As people write them; exactly, where two would be one."""
+    found = [meant_text(value) if isinstance(value, float) else str(value) for value in values]
+    if len(set(found)) == len(set(values)):
+        return found
+    return [number_text(value, EXACT) if isinstance(value, float) else str(value) for value in values]
 
 
 def _on_a_line(key: str, value: str) -> bool:
