@@ -48,7 +48,13 @@ def field_texts(values: Sequence[Any]) -> list[str]:
 def field_text(value: Any, digits: int = EXACT) -> str:
     """A field of a spec, its numbers in so many significant digits; lists with commas, and what is within them as JSON."""
     if isinstance(value, list | tuple):
-        return ", ".join(_json(one, digits) if isinstance(one, Mapping | list | tuple) else _word(one, digits) for one in value)
+        return (
+            "none"
+            if not value
+            else ", ".join(
+                _json(one, digits) if isinstance(one, Mapping | list | tuple) else _word(one, digits) for one in value
+            )
+        )
     return _json(value, digits) if isinstance(value, Mapping) else _word(value, digits)
 
 

@@ -61,6 +61,7 @@ def test_the_error_of_arithmetic_is_left_out_wherever_it_is() -> None:
 
 def test_fields_of_specs_are_told_in_words() -> None:
     assert field_texts([[0.001, 3.0000000000000004e-05], [0.001]]) == ["0.001, 3e-05", "0.001"]
+    assert field_texts([[], None]) == ["none", "\u2013"]
     assert field_texts([True, None]) == ["yes", "\u2013"]
     assert field_texts([[["q_proj", "v_proj"], ["q_proj"]]]) == ['["q_proj", "v_proj"], ["q_proj"]']
     jobs = [[{"learning_rate": rate, "beta": None}] for rate in (1.00012e-4, 1e-4)]

@@ -132,9 +132,9 @@ def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None
         return None
     job = next((job for job in jobs if task.winner is not None and job.id == task.winner.job_id), None)
     if task.winner is None or job is None:
-        return f"{task.selection.verdict}."
+        return f"{_as_a_sentence(task.selection.verdict)}."
     told = f"job {job.index} ({winner_label(job.config, [one.config for one in jobs])})"
-    said = re.sub(rf"\bjob {job.index}\b", lambda _: told, task.selection.verdict, count=1) + "."
+    said = _as_a_sentence(re.sub(rf"\bjob {job.index}\b", lambda _: told, task.selection.verdict, count=1)) + "."
     if job.averaged_steps:
         said += f" Its adapter is the {mean_of_steps(job.averaged_steps)}."
     if task.winner.step >= job.step:
@@ -142,6 +142,10 @@ def winners_words(task: TaskResource, jobs: Sequence[JobResource]) -> str | None
     said += f" Its own loss was lowest after step {task.winner.step} of {job.total_steps or job.step}"
     evaluated = job.status in (JobStatus.COMPLETED, JobStatus.EXITED)  # after its last step, as the others may not have been
     return said + (", and rose afterwards." if evaluated else ".")
+
+
+def _as_a_sentence(said: str) -> str:
+    return said[:1].upper() + said[1:]
 
 
 @dataclass(frozen=True)

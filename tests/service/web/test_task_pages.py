@@ -106,7 +106,7 @@ def test_the_winner_is_told_by_its_configuration_and_the_step_of_its_adapter(vis
     sweeps.end(database, task)
     page = visitor.open(f"/tasks/{task}")
     assert " ".join(page.text_content("#selection").split()) == (
-        "job 0 (lr 0.0001, rank 4, batch 4) won: the lowest validation loss, 1.0000. "
+        "Job 0 (lr 0.0001, rank 4, batch 4) won: the lowest validation loss, 1.0000. "
         "Its own loss was lowest after step 7 of 100, and rose afterwards. "
         "Next: check the data: is it right? Bring more rows."
     )
