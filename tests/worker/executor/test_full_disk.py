@@ -54,6 +54,23 @@ def freeing(disk, waits) -> threading.Thread:
     return thread
 
 
+class UntilFreed:
+    """Fills a disk over and over, up to the moment at which it is freed: a later fill would be freed by nobody."""
+
+    def __init__(self, disk) -> None:
+        self._disk, self._freed, self._lock = disk, False, threading.Lock()
+
+    def fill(self) -> None:
+        with self._lock:
+            if not self._freed:
+                self._disk.fill()
+
+    def free(self) -> None:
+        with self._lock:
+            self._freed = True
+            self._disk.free()
+
+
 class FewFiles:
     """A disk that has bytes, and takes neither a file nor a folder until `free`."""
 
@@ -86,8 +103,9 @@ def ends(reported) -> dict[str, object]:
 @pytest.mark.parametrize("moment", ["before", "in training", "at the end"])
 def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_path, small_disk, waits, moment):
     (elsewhere,) = Inside(fleet, tmp_path / "roomy").run(placing(SPACE, training=SHORT))
+    disk = UntilFreed(small_disk)
     if moment == "before":
-        small_disk.fill()
+        disk.fill()
 
     def prepare(executor):
         """Fill the disk before the first checkpoint, or before the last step, until somebody has noticed."""
@@ -97,7 +115,7 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
             tasks = executor._attached.open
             steps = [run.step for task in tasks for run in task.runs]
             if moment != "before" and max(steps, default=-1) >= at and not waits.is_set():
-                small_disk.fill()
+                disk.fill()  # freed already where the daemon was told before the log was
             iterate(replicas)
             if moment == "in training" and any(task.checkpointing for task in tasks):
                 assert waits.wait(120), "however late it is written, it finds no room"
@@ -105,7 +123,7 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
         executor._iterate = filling
 
     told = threading.Event()  # the daemon, which tells the service
-    thread = freeing(small_disk, told)
+    thread = freeing(disk, told)
     inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=1e-6 if moment == "in training" else 3600)
     inside.on_news = lambda news: told.set() if waits_for_disk(news) else None
     (reported,) = inside.run(placing(SPACE, training=SHORT), prepare=prepare)
