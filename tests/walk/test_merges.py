@@ -42,16 +42,17 @@ def test_a_killed_merge_goes_on_and_is_pefts(motet: RunningStack, tmp_path: Path
     until(lambda: motet.below("worker", "worker.export"))
     (process,) = motet.below("worker", "worker.export")
 
+    first: list[dict[str, Any]] = []
+
     def strike() -> bool:
         """It runs between two looks alone: it is not over before it is killed."""
         with stopped([process]):
-            begun = bool(merged(motet, merged_id)["files"])
-            if begun:
+            first.extend(merged(motet, merged_id)["files"])
+            if first:
                 os.kill(process, signal.SIGKILL)
-            return begun
+            return bool(first)
 
     until(strike)
-    first = merged(motet, merged_id)["files"]
     until(lambda: merged(motet, merged_id)["status"] == "ready")
     said = merged(motet, merged_id)
     assert {file["path"] for file in first} < {file["path"] for file in said["files"]}, "it was killed on the way"
@@ -59,7 +60,7 @@ def test_a_killed_merge_goes_on_and_is_pefts(motet: RunningStack, tmp_path: Path
     told = {file["path"]: log.read_text().count(f"{merged_id}: {file['path']} is stored") for file in said["files"]}
     assert max(told.values()) == 1, "and made nothing twice"
     silent = [path for path, count in told.items() if not count]
-    assert silent in ([], *([file["path"]] for file in first)), "killed after it was stored, before that was in the log"
+    assert len(silent) <= 1, "killed after it reported this one, maybe not yet answered, before that was in the log"
 
     folder = tmp_path / "merged"
     folder.mkdir()
