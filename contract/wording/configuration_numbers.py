@@ -8,6 +8,7 @@ from typing import Any
 LEAST, MOST = 3, 12  # significant digits; what differs beyond the twelfth is the rounding of whatever computed it
 EXACT = 17  # significant digits that every float is told by
 NONE = "\u2013"
+_TYPED = 5  # significant digits that a person types: a number of no more than these is not rounded
 _WHOLE = 1e6  # whole numbers below it are written without an exponent
 
 
@@ -19,11 +20,14 @@ def digits_apart(values: Iterable[object]) -> int:
 
 
 def number_text(value: float, digits: int = LEAST) -> str:
-    """3e-05, 0.0003, 16: rounded to so many significant digits, without zeros at the end. Whole numbers are not rounded."""
+    """3e-05, 0.0003, 16: rounded to so many significant digits, without zeros at the end. Whole numbers are not rounded, nor
+    are those of few digits."""
     if isinstance(value, int) or (value.is_integer() and abs(value) < _WHOLE):
         return str(int(value))
     if digits >= EXACT:
         return repr(value)
+    if float(f"{value:.{MOST}g}") == float(f"{value:.{_TYPED}g}"):
+        digits = max(digits, _TYPED)
     return f"{float(f'{value:.{digits}g}'):.{max(digits, 6)}g}"
 
 
