@@ -212,7 +212,7 @@ def _keep_lowest(arena: Arena, run: _Run, lowest: Sequence[tuple[float, int]]) -
 
 def _evaluated_mean(ground: Ground, run: _Run, tick: Tick) -> Totals:
     """What the mean of its best weights scores, which the job's rows hold from then on."""
-    mean = mean_of(list(run.lowest.values()))
+    mean = mean_of([weights.cpu() for weights in run.lowest.values()])
     assert mean is not None, "weights are kept"
     ground.base.trainer.arena.restore(run.slot, AdapterState(mean))
     return _totals(ground, [run], tick)[run.index]

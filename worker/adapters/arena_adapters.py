@@ -14,6 +14,7 @@ from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, UnreadableWeights, load_tensors, mean_of
 from worker.adapters.location_types import AdapterSpec
+from worker.adapters.lowest_reading import LowestReading
 from worker.adapters.weights_copies import WeightsCopies, WeightsCopy, itself
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
@@ -41,6 +42,8 @@ class ReplicaAdapters(Protocol):
         self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]
     ) -> Allocated: ...
     def begin_tensors(self, keys: Sequence[JobKey], bare: bool) -> Callable[[], dict[JobKey, Tensors]]: ...
+    def read_lowest(self, key: JobKey, count: int) -> None: ...
+    def lowest_read(self, key: JobKey) -> bool: ...
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None: ...
     def rows(self, key: JobKey) -> tuple[int, int]: ...
     def note_lowest(self, key: JobKey, place: int, most: int) -> None: ...
@@ -52,10 +55,11 @@ class ReplicaAdapters(Protocol):
 
 @dataclass
 class _Held:
-    """copies: of its weights at its lowest losses, in their order."""
+    """copies: of its weights at its lowest losses, in their order. reading: of these, once it was asked for."""
 
     slot: Slot
     copies: list[WeightsCopy] = field(default_factory=list)
+    reading: LowestReading | None = None
 
     def first_lowest(self, count: int) -> tuple[Tensor, ...]:
         return tuple(copy.read() for copy in self.copies[:count])
@@ -128,10 +132,23 @@ class ArenaAdapters:
         """The same, copied when the result is asked for; in another process, from now on."""
         return lambda: self.tensors(keys, bare)
 
+    def read_lowest(self, key: JobKey, count: int) -> None:
+        """Read the mean of the job's weights at its so many lowest losses, and those at the lowest, beside the caller:
+        `mean_weights` and `restore_mean` have them then, until the job is freed. It trains no more."""
+        held = self._held[key]
+        held.reading = LowestReading(held.copies[:count])
+
+    def lowest_read(self, key: JobKey) -> bool:
+        """Whether what `read_lowest` began is over."""
+        reading = self._held[key].reading
+        return reading is None or reading.over
+
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
-        """The mean of the job's weights, float32 [rank, W], at its so many lowest losses; None before the first. Raises
-        UnreadableWeights, and so does `restore_mean`."""
-        return mean_of(self._held[key].first_lowest(count))
+        """The mean of the job's weights, float32 [rank, W], at its so many lowest losses; None before the first. Waits where
+        they are being read. Raises UnreadableWeights, and so does `restore_mean`."""
+        held = self._held[key]
+        read = held.reading.mean(count) if held.reading is not None else None
+        return read if read is not None else mean_of(held.first_lowest(count))
 
     def rows(self, key: JobKey) -> tuple[int, int]:
         """The arena rows, [first, stop), of the adapter."""

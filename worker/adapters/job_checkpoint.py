@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from contract.row_scores import RowScores
@@ -105,10 +107,12 @@ def unreadable(error: Exception) -> UnreadableWeights:
 
 
 def mean_of(weights: Sequence[Tensor]) -> Tensor | None:
-    """The mean of weights of one job, A and B by themselves: of one, these. None of none."""
+    """The mean of host copies of one job's weights, A and B by themselves: of one, these. None of none. In the caller's thread
+    alone: torch would start threads for it, beside those that train."""
     if len(weights) < 2:
         return weights[0] if weights else None
-    total = weights[0] + weights[1]
+    total = np.add(weights[0].numpy(), weights[1].numpy())
     for other in weights[2:]:
-        total += other
-    return total.div_(len(weights))
+        total += other.numpy()
+    total /= len(weights)
+    return torch.from_numpy(total)

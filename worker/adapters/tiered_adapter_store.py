@@ -208,6 +208,19 @@ class AdapterStore:
         of the first `most` alone, of which it is one."""
         self._replicas[self._training(key)].note_lowest(key, place, most)
 
+    def read_lowest(self, key: JobKey, count: int) -> bool:
+        """Begin to read the weights at its so many lowest losses of a job that takes no further step, beside the caller: see
+        `lowest_read`. Whether it trains, and has any; else nothing is read."""
+        at = self.trains_on(key)
+        if at is None or not count:
+            return False
+        self._replicas[at].read_lowest(key, count)
+        return True
+
+    def lowest_read(self, key: JobKey) -> bool:
+        """Whether they are read: `restore_mean` and `mean_weights` wait for no disk."""
+        return self._replicas[self._training(key)].lowest_read(key)
+
     def restore_mean(self, key: JobKey, count: int) -> bool:
         """Write the mean of the weights at its so many lowest losses into the rows of a job that trains, for good. Whether it
         trains, and has any."""

@@ -30,7 +30,7 @@ _WAITING = 8  # copies that wait for their files take one part in so many of the
 @dataclass(frozen=True)
 class WeightsCopy:
     """read: waits for the copy, float32 [rank, W]; raises UnreadableWeights. let_go: gives up its memory or file, for others to
-    use."""
+    use; while another thread reads it, once that is through."""
 
     read: Callable[[], Tensor]
     let_go: Callable[[], None]
@@ -52,10 +52,12 @@ class _WeightsFile:
 
 @dataclass(eq=False)
 class _Kept:
-    """at: in memory, which a call waits for, or in its file once that is written. gone: let go while it was written."""
+    """at: in memory, which a call waits for, or in its file once that is written. readers: threads that read it now. gone: let
+    go while it was written or read, which gives it back in the end."""
 
     at: Callable[[], Tensor] | _WeightsFile
     size: int
+    readers: int = 0
     gone: bool = False
 
     def read(self) -> Tensor:
@@ -64,7 +66,7 @@ class _Kept:
 
 
 class WeightsCopies:
-    """Copies of one kind. One thread keeps them; another writes files; any reads a copy and lets it go, one at a time."""
+    """Copies of one kind. One thread keeps them; another writes files; any reads a copy, and one lets it go."""
 
     def __init__(self, kind: str, most_bytes: float, folder: Path) -> None:
         """kind: what is copied, a plural for sentences. most_bytes: of main memory. folder: for files, which have no names
@@ -90,7 +92,7 @@ class WeightsCopies:
                 self._waiting.append(one)
                 if len(self._waiting) == 1:
                     self._start_writing()
-        return WeightsCopy(one.read, partial(self._let_go, one))
+        return WeightsCopy(partial(self._read, one), partial(self._let_go, one))
 
     def _lacks_files(self) -> bool:
         if not self._files_left:
@@ -116,22 +118,30 @@ class WeightsCopies:
                     self._files_left += 1
                 else:
                     one.at = file
-                if one.gone:
-                    self._give_back(one)
                 self._forget(one)
+                self._give_back_unused(one)
                 writes = bool(self._waiting)
+
+    def _read(self, one: _Kept) -> Tensor:
+        with self._changed:
+            one.readers += 1
+        try:
+            return one.read()
+        finally:
+            with self._changed:
+                one.readers -= 1
+                self._give_back_unused(one)
 
     def _let_go(self, one: _Kept) -> None:
         if not isinstance(at := one.at, _WeightsFile):  # which the thread that writes may change from now on
             at()  # is through before another copy takes its memory
         with self._changed:
-            if one not in self._waiting:
-                self._give_back(one)
-            elif one is self._waiting[0]:
-                one.gone = True
-            else:
+            if one in self._waiting and one is not self._waiting[0]:
                 self._files_left += 1
                 self._forget(one)
+            else:
+                one.gone = True
+                self._give_back_unused(one)
 
     def _forget(self, one: _Kept) -> None:
         """It waits no more."""
@@ -139,7 +149,11 @@ class WeightsCopies:
         self._waiting_bytes -= one.size
         self._changed.notify_all()
 
-    def _give_back(self, one: _Kept) -> None:
+    def _give_back_unused(self, one: _Kept) -> None:
+        """Where it was let go, and nobody reads or writes it any more."""
+        if not one.gone or one.readers or one in self._waiting:
+            return
+        one.gone = False  # it is given back once
         if isinstance(one.at, _WeightsFile):
             one.at.io.close()
             self._files_left += 1

@@ -171,6 +171,36 @@ def test_one_whose_file_comes_as_it_is_let_go_is_not_read(tmp_path, slow_disk, m
     assert (lowest._files_left, lowest._waiting_bytes, lowest._bytes_left) == (files, 0, 0)
 
 
+@pytest.mark.parametrize("budget", [0, SIZE])
+def test_a_copy_that_is_let_go_while_it_is_read_is_given_back_after_that(tmp_path, monkeypatch, budget):
+    """Else its descriptor may be another file's by the time that it is read."""
+    lowest, weights, begun, go_on, found = WeightsCopies("weights", budget, tmp_path), copied(), *gates(), []
+    files, read = lowest._files_left, _Kept.read
+
+    def slow(one):
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return read(one)
+
+    copy = lowest.keep(lambda: weights, SIZE)
+    settle(lowest)
+    free = (lowest._files_left, lowest._bytes_left)
+    monkeypatch.setattr(_Kept, "read", slow)
+    reader = threading.Thread(target=lambda: found.append(copy.read()))
+    reader.start()
+    assert begun.wait(PATIENCE)
+    copy.let_go()
+    assert (lowest._files_left, lowest._bytes_left) == free, "it is read yet"
+    go_on.set()
+    reader.join(PATIENCE)
+    assert torch.equal(found[0], weights)
+    assert (lowest._files_left, lowest._bytes_left) == (files, budget)
+
+
+def gates() -> tuple[threading.Event, threading.Event]:
+    return threading.Event(), threading.Event()
+
+
 def test_where_the_system_starts_no_thread_who_keeps_writes(tmp_path, slow_disk, lacking, caplog):
     lacking.add("weights")
     lowest, weights = WeightsCopies("weights", 0, tmp_path), copied()

@@ -55,6 +55,11 @@ _PROGRESS_SECONDS = 0.5  # at least, between messages of progress
 _ALIVE_SECONDS = 2.0  # between those of a load, which takes as long as it takes
 _MAY_FAIL = (BaseError, Crowded, FileNotFoundError, UnreadableWeights)  # errors that answer a call; any other ends the rank
 
+# those of the replica's adapters (arena_adapters.ArenaAdapters) as they are
+_ADAPTER_CALLS = frozenset(
+    ("tensors", "rows", "note_lowest", "read_lowest", "lowest_read", "mean_weights", "restore_mean", "park", "evict", "free")
+)
+
 
 class RankServer:
     def __init__(self, link: Link, memory: SharedHostMemory) -> None:
@@ -75,8 +80,7 @@ class RankServer:
             *(self.load, self.connect, self.accompany, self.capacity, self.start),
             *(self.open_stream, self.close_streams, self.add_placement, self.add_jobs, self.remove_placement, self.refer),
             *(self.steps, self.forecasts, self.evaluate),
-            *(self.allocate, self.tensors, self.mean_weights, self.rows, self.note_lowest, self.restore_mean),
-            *(self.park, self.evict, self.free),
+            self.allocate,
         ]
         self._calls = {call.__name__: call for call in calls}
 
@@ -95,7 +99,8 @@ class RankServer:
         for placement, now in call.activations.items():
             self._activations[placement].copy_from(now)
         try:
-            result = self._calls[call.name](*call.args)
+            of_adapters = call.name in _ADAPTER_CALLS
+            result = (getattr(self._own.adapters, call.name) if of_adapters else self._calls[call.name])(*call.args)
         except _MAY_FAIL as error:
             result = error
         if call.answers:
@@ -269,27 +274,3 @@ class RankServer:
         """Its weights at its lowest losses in memory of this rank: those of a message are there for the call alone."""
         lowest = (self._memory.empty(weights.shape, weights.dtype).copy_(weights) for weights in tensors.lowest)
         return replace(tensors, lowest=tuple(lowest))
-
-    def tensors(self, keys: Sequence[JobKey], bare: bool) -> dict[JobKey, Tensors]:
-        return self._own.adapters.tensors(keys, bare)
-
-    def mean_weights(self, key: JobKey, count: int) -> torch.Tensor | None:
-        return self._own.adapters.mean_weights(key, count)
-
-    def rows(self, key: JobKey) -> tuple[int, int]:
-        return self._own.adapters.rows(key)
-
-    def note_lowest(self, key: JobKey, place: int, most: int) -> None:
-        self._own.adapters.note_lowest(key, place, most)
-
-    def restore_mean(self, key: JobKey, count: int) -> bool:
-        return self._own.adapters.restore_mean(key, count)
-
-    def park(self, key: JobKey) -> None:
-        self._own.adapters.park(key)
-
-    def evict(self, key: JobKey) -> Tensors:
-        return self._own.adapters.evict(key)
-
-    def free(self, key: JobKey) -> None:
-        self._own.adapters.free(key)

@@ -42,6 +42,13 @@ class RemoteAdapters:
     def begin_tensors(self, keys: Sequence[JobKey], bare: bool) -> Pending[dict[JobKey, Tensors]]:
         return self._rank.begin("tensors", list(keys), bare)
 
+    def read_lowest(self, key: JobKey, count: int) -> None:
+        self._rank.post("read_lowest", key, count)
+
+    def lowest_read(self, key: JobKey) -> bool:
+        read: bool = self._rank.call("lowest_read", key)
+        return read
+
     def mean_weights(self, key: JobKey, count: int) -> Tensor | None:
         weights: Tensor | None = self._rank.call("mean_weights", key, count)
         return weights
