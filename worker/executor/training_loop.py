@@ -17,11 +17,12 @@ from contract.messages.placement_messages import Leased
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.executor_folders import ExecutorFolders
-from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
+from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.attached_placements import AttachedPlacements, Send
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.completions.completion_batch import Completions
 from worker.executor.evaluation.baseline_evaluation import Baselines
+from worker.executor.evaluation.job_endings import JobEndings
 from worker.executor.evaluation.job_evaluations import JobEvaluations
 from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.executor.generation.generation_turns import GenerationTurns
@@ -36,8 +37,8 @@ from worker.executor.step_counter import StepCounter
 from worker.executor.step_scheduler import StepScheduler
 from worker.pipe_messages import Attach, Detach, Renew, Serve, Stop
 from worker.policy.adapter_memory_model import Capacity
-from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
-from worker.policy.job_record import JobKey, RungReached, Stage, keeps_adapter
+from worker.policy.early_exit.policy_interface import non_finite_verdict
+from worker.policy.job_record import JobKey, RungReached, Stage
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.replicas.replica_set import Replicas
@@ -64,6 +65,7 @@ class Executor:
         self._evaluations = JobEvaluations(self._attached, self._attached.progress, self._scheduler.record_evaluation)
         self._completions = Completions(link, self._folders.cache, self._inbox.put)
         self._texts = TextEvaluations(lambda task: self._to_rank.update({task.key: task}), self._completions.make_room)
+        self._endings = JobEndings(self._attached, self._evaluations, self._texts, self._uploader, self._free_job)
         self._rounds = RoundProposals(self._inbox.put, self._add_jobs)
         self._generation = GenerationTurns(settings.worker_completion_share, self._texts, self._completions)
         self._counter = StepCounter(self._attached, self._scheduler, self._generation)
@@ -84,12 +86,12 @@ class Executor:
             self._advance_baseline(replicas)
         if self._recheck_admission or self._stuck:
             self._admit(replicas)
-        runs = self._active()
-        self._generation.advance(replicas, runs)
-        if runs:
+        self._generation.advance(replicas, self._active())
+        if runs := self._stepping():
             stepped = self._step(replicas, runs)
-            self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped and run.evaluation_due])
-        self._texts.ask_due(replicas, self._attached, self._active())
+            self._evaluate_due(replicas, [run for run in self._stepping() if run.key in stepped and run.evaluation_due])
+        self._endings.advance(replicas, alone=not self._stepping())
+        self._texts.ask_due(replicas, self._attached, self._stepping())
         self._apply_rank_decisions(replicas)
         self._rounds.ask_due(self._attached.training)
         self._detach_finished()
@@ -108,7 +110,8 @@ class Executor:
 
     def _run_inbox(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        busy = self._active() or self._recheck_admission or self._to_rank or self._baselines or self._texts or self._completions
+        others = self._baselines or self._texts or self._completions
+        busy = self._active() or self._endings or self._recheck_admission or self._to_rank or others
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=0.0 if busy else _IDLE_SECONDS)()
             while True:
@@ -165,7 +168,7 @@ class Executor:
 
     def _left(self, task: PlacementRun) -> None:
         """A placement has left: free what its jobs hold."""
-        for part in (self._baselines, self._texts, self._rounds):
+        for part in (self._baselines, self._texts, self._rounds, self._endings):
             part.drop(task)
         if self._replicas is not None:
             for run in task.runs:
@@ -175,9 +178,13 @@ class Executor:
         self._recheck_admission = True
 
     def _active(self) -> list[JobRun]:
-        """The jobs that train: those with arena rows."""
+        """The jobs that hold arena rows to train in."""
         runs = [run for task in self._attached.training for run in task.runs]
         return [run for run in runs if self._replicas is not None and self._replicas.store.trains_on(run.key) is not None]
+
+    def _stepping(self) -> list[JobRun]:
+        """Those that take steps: others are decided, and wait for their weights to be read."""
+        return [run for run in self._active() if run.unfinished]
 
     def _admit(self, replicas: Replicas) -> None:
         """Give arena rows to the jobs that the policy admits, and balance the replicas."""
@@ -193,12 +200,13 @@ class Executor:
         if (unrunnable or self._stuck) and self._generation.give_way():
             return self._admit(replicas)  # at once, before generation takes it again
         self._fail_unrunnable(replicas, unrunnable)
-        self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
+        if not self._endings:  # else once they have ended: those do not move
+            self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> set[JobKey]:
         """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail. Returns the jobs that stepped."""
         placements = {task.key: task.placement for task in self._attached.training}
-        others = bool(self._baselines or self._texts or self._completions)
+        others = bool(self._baselines or self._texts or self._completions or self._endings)
         runs, slices, count = self._scheduler.choose(replicas, placements, runs, others)
         self._counter.begin()
         steps, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, count, self._attached.progress)
@@ -207,7 +215,7 @@ class Executor:
         self._fail_unrunnable(replicas, unrunnable)
         for key, loss in self._counter.losses.items():
             if (verdict := non_finite_verdict("train_loss", loss)) is not None:
-                self._end_job(replicas, self._attached[key.placement][key.job], verdict)
+                self._endings.begin(replicas, self._attached[key.placement][key.job], verdict)
         return set(self._counter.losses)
 
     def _fail_unrunnable(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
@@ -218,12 +226,14 @@ class Executor:
             task = self._attached[key.placement]
             self._free_job(replicas, task, task[key.job])
             self._texts.drop_job(task[key.job])
+            self._endings.drop_job(task[key.job])
             task.failed(task[key.job], why)
-            self._recheck_admission, self._to_rank[task.key] = True, task
 
     def _free_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
+        """It has ended, or leaves: others may take what it holds."""
         replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
+        self._recheck_admission, self._to_rank[task.key] = True, task
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
@@ -243,7 +253,7 @@ class Executor:
             replicas.store.note_lowest(run.key, place, run.most_averaged)
         completed = finite and run.step >= run.schedule.total_steps  # its end, whatever the policy says of its curve
         if completed or verdict is not None:
-            self._end_job(replicas, run, None if completed else verdict)
+            self._endings.begin(replicas, run, None if completed else verdict)
         elif (rung := run.rung()) is not None:
             run.apply(RungReached(rung, result.loss, result.scores))
             if run.record.awaits_rank:
@@ -260,26 +270,11 @@ class Executor:
                 else:
                     if run.stage is Stage.WARMUP:
                         task.parked(run)  # so that the service learns its warmup loss, which stays in the ranking
-                    self._end_job(replicas, run, verdict)
+                    self._endings.begin(replicas, run, verdict)
             for run in at_boundary(task):
                 task.parked(run)
                 replicas.store.park(run.key)
                 self._recheck_admission = True
-
-    def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
-        """The job is decided (None: it completed). Frees its slot; records its end once texts are scored and adapter stored."""
-        task, rows = self._attached[run.key.placement], replicas.store.row_range(run.key)
-        settled = self._evaluations.settle_best(replicas, run, verdict)  # replaces run.best, which is read below
-        closing = run.completed_event() if verdict is None else run.exited_event(verdict)
-        self._free_job(replicas, task, run)
-        self._recheck_admission, self._to_rank[task.key] = True, task
-        task.ending(run)
-        if keeps_adapter(verdict, run.best) and settled.weights is not None:
-            best = BestAdapter(run, replicas.base, replicas.store.keep_apart(settled.weights), rows, settled.averaged)
-            keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, settled.scores))
-            self._texts.ask(replicas, task, run, best.weights, keep)
-        elif not settled.lost:  # else its task leaves
-            self._texts.after(run, partial(task.ended, run, closing))
 
     def _detach_finished(self) -> None:
         """Detach placements whose jobs have all ended, or are all stored where the placement was asked to leave."""
@@ -295,6 +290,8 @@ class Executor:
         """Checkpoint all jobs within `seconds`, and end the loop."""
         deadline, self._stopping = boot_now() + seconds, True
         if self._replicas is not None:
+            self._checkpoint_policy.take(self._attached.open, self._replicas.store, now=True)  # jobs that go on come first
+            self._endings.finish(self._replicas, deadline)
             self._checkpoint_policy.take_last(lambda: self._attached.open, self._replicas.store, self._inbox, deadline)
         self._attached.drain(deadline)
         self._checkpoint_policy.drain(deadline)

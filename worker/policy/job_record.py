@@ -30,7 +30,7 @@ class Stage(StrEnum):
     WARMUP = "warmup"
     PARKED = "parked"  # past its warmup, its rank at the boundary still open
     TRAINING = "training"
-    ENDING = "ending"  # decided; its adapter is being uploaded
+    ENDING = "ending"  # decided; its adapter is being chosen, and uploaded
     ENDED = "ended"
 
 
@@ -200,7 +200,7 @@ class BoundaryTextsScored:
 
 @dataclass(frozen=True)
 class Ending:
-    """The job is decided, and its adapter is being stored."""
+    """The job is decided; its adapter is chosen, and stored."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a change is allowed
     StepsTaken: _STEPPING,
     Evaluated: _STEPPING,
     RungReached: _STEPPING,
-    BestEvaluated: _UNFINISHED,
+    BestEvaluated: frozenset({Stage.ENDING}),
     CheckpointKnown: _UNFINISHED,
     MilestonePassed: frozenset({Stage.TRAINING}),
     BoundaryTextsScored: frozenset({Stage.WARMUP, Stage.PARKED}),

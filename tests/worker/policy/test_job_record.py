@@ -158,5 +158,6 @@ def test_the_lowest_losses_are_kept_in_order_and_as_many_as_are_asked():
     assert places == [1, 1, None, 0, None, 1], "of equal losses the earlier one is lower"
     assert record.progress.lowest == (Best(7, 1.5), Best(9, 1.5), Best(2, 2.0))
     assert AVERAGED == 3
+    record = after(record, Ending())
     assert after(record, BestEvaluated(7, 1.6)).progress.lowest == (Best(7, 1.6),)
     assert after(record, BestEvaluated(7, math.nan)).progress.lowest == ()

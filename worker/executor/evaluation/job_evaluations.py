@@ -35,6 +35,13 @@ class Settled:
     lost: bool = False
 
 
+def takes_lowest(run: JobRun, verdict: Verdict | None) -> bool:
+    """Whether the adapter of a job that ends is one of its weights at its lowest losses, or their mean: else there is none, or
+    the one that was ranked."""
+    ranked_out = verdict is not None and verdict.keeps_adapter_though_ranked_out
+    return keeps_adapter(verdict, run.best) and not ranked_out
+
+
 class JobEvaluations:
     """`on_progress` is called after each pass, `on_evaluated` after an evaluation: its seconds, and the tokens by placement."""
 
@@ -55,11 +62,10 @@ class JobEvaluations:
         """Of a job that is about to end: choose its adapter, and replace `run.best`, whose loss is of its trend's rows, by that
         of a full evaluation, or, of a job that is ranked out, by the loss at the rung that it was ranked by. Where that one
         keeps an adapter, it is the one that was ranked: the job may be parked, where no other weights can be evaluated."""
-        keeps, ranked_out = keeps_adapter(verdict, run.best), verdict is not None and verdict.keeps_adapter_though_ranked_out
-        if ranked_out or not keeps:
+        if not takes_lowest(run, verdict):
             if run.rung() is not None and run.progress.rung_losses:
                 run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
-            if not keeps:
+            if not keeps_adapter(verdict, run.best):
                 return Settled()
             ranked = replicas.store.weights([run.key]).get(run.key)
             return Settled(ranked, scores=run.progress.boundary_scores, lost=ranked is None)

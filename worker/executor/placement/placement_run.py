@@ -227,7 +227,7 @@ class PlacementRun:
         self.record(JobMoved(job=run.index, status=status, step=run.step, warmup_val_loss=loss, boundary_scores=scores))
 
     def ending(self, run: JobRun) -> None:
-        """The job is decided, and its adapter is being stored."""
+        """The job is decided; its adapter is chosen, and stored."""
         run.apply(Ending())
 
     def ended(self, run: JobRun, *events: ReportEvent) -> None:
