@@ -163,7 +163,7 @@ class Executor:
         self._fail_unrunnable(replicas, unrunnable)
         if task not in self._baselines:
             self._recheck_admission, self._to_rank[task.key] = True, task  # under dpo its jobs may step now
-            if not task.any_unfinished:
+            if not task.any_unfinished and task not in self._endings:
                 replicas.remove_placement(task.key)
 
     def _left(self, task: PlacementRun) -> None:

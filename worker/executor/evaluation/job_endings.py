@@ -38,6 +38,9 @@ class JobEndings:
         """Whether jobs wait for their weights."""
         return bool(self._waiting)
 
+    def __contains__(self, task: PlacementRun) -> bool:
+        return any(run.key.placement == task.key for run, _ in self._waiting)
+
     def begin(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed): it takes no step and no checkpoint from now on. It ends now, or by `advance`
         where its adapter is one of the weights at its lowest losses, or their mean."""
