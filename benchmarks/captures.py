@@ -25,10 +25,10 @@ from benchmarks.llama_shapes import LLAMA_1B, Rows, random_backbone
 from benchmarks.result_file import write_result
 from worker.model.backbone import Backbone
 from worker.model.cuda.batches.device_batch import BatchShape
+from worker.model.cuda.batches.label_batch import LabelBatch
 from worker.model.cuda.captured_graphs import CapturedGraphs
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_pass import PassResult
 from worker.model.cuda.pass_graphs import MAX_GRAPHS, Launcher, PassGraphs, PassMode
 from worker.model.flat_batch import Segment
@@ -50,7 +50,8 @@ class Timed(PassGraphs):
 
     def __init__(self, trainer: DeviceTrainer, emptied: bool) -> None:
         embedding = trainer.backbone.embedding
-        super().__init__(embedding.device, trainer.graph_tokens, embedding.shape[1], embedding.dtype)
+        of = trainer.graphs
+        super().__init__(embedding.device, trainer.graph_tokens, of._whole_tokens, of._widths, embedding.dtype)
         self._emptied = emptied
         if emptied:
             self._captured = Emptying(embedding.device, MAX_GRAPHS)
@@ -63,7 +64,7 @@ class Timed(PassGraphs):
         super().waste(shape, mode, larger)
         self.padded += 1
 
-    def run(self, shape: BatchShape, host: Tensor, labels: Labels, mode: PassMode, launcher: Launcher) -> PassResult:
+    def run(self, shape: BatchShape, host: Tensor, labels: LabelBatch, mode: PassMode, launcher: Launcher) -> PassResult:
         before, known = len(self.shapes), shape in self.shapes
         torch.cuda.synchronize()
         began = time.perf_counter()

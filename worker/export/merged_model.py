@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from contract.messages.placement_messages import SMALL_FILES, TEMPLATES
+from worker.adapters.job_checkpoint import UnreadableWeights
 from worker.adapters.joined_adapters import by_stored_name, joined
 from worker.adapters.warm_start import WarmStartError, read_peft
 from worker.model.arena_layout import Layout
@@ -74,8 +75,8 @@ class MergedModel:
         self.shards = _divided(self._shapes, shard_bytes)
 
     def write(self, shard: Shard, path: Path, check: Callable[[], None]) -> None:
-        """Write a shard. `check` is called before each tensor, and may raise. Raises OSError, and MergeError for weights of
-        the base that cannot be read, or that are not finite."""
+        """Write a shard. `check` is called before each tensor, and may raise. Raises OSError, UnreadableWeights for weights of
+        the base that cannot be read, and MergeError for those that are not finite."""
         with path.open("wb") as file:
             file.write(_header({name: self._shapes[name] for name in shard.tensors}))
             for name in shard.tensors:
@@ -108,8 +109,8 @@ class MergedModel:
     def _tensor(self, name: str) -> Tensor:
         try:
             weight = self._weights[name]
-        except UnsupportedModelError as error:
-            raise MergeError(f"the base: {error}") from None
+        except UnsupportedModelError as error:  # its headers were read before
+            raise UnreadableWeights(f"the base: {error}") from None
         if name in self._added:
             a_RK, b_NR = self._added[name]
             weight = (b_NR.contiguous() @ a_RK.contiguous()).mul_(self._scale).add_(weight)  # in place: one in float32 is held

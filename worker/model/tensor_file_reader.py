@@ -51,7 +51,7 @@ class _Header(BaseModel):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, StoredTensor] = Field(init=False)
 
-    metadata: dict[str, str] = Field(default={}, alias="__metadata__")
+    metadata: dict[str, str] | None = Field(default=None, alias="__metadata__")
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -67,11 +67,13 @@ class TensorFile:
         weakref.finalize(self, os.close, self._descriptor)
         self._size = os.fstat(self._descriptor).st_size
         header, self._begin = self._header()
-        self.metadata, self.tensors = header.metadata, header.tensors
+        self.metadata, self.tensors = header.metadata or {}, header.tensors
 
     def check(self) -> None:
-        """Raises ValueError where a tensor is of an unknown type, or where the file cannot hold it."""
-        for name, one in sorted(self.tensors.items(), key=lambda item: item[1].data_offsets[1]):
+        """Raises ValueError where a tensor is of an unknown type, where the file cannot hold it, or where there is a gap before
+        it, or another tensor in its place: so is what was written by mistake."""
+        end = 0
+        for name, one in sorted(self.tensors.items(), key=lambda item: item[1].data_offsets):
             first, stop = one.data_offsets
             if one.dtype not in DTYPES:
                 raise ValueError(f"{name} is of type {one.dtype}; read are {', '.join(DTYPES)}")
@@ -82,6 +84,11 @@ class TensorFile:
                 )
             if stop - first != prod(one.shape) * DTYPES[one.dtype].itemsize:
                 raise ValueError(f"the place of {name} is damaged: {first} to {stop}")
+            if first != end:
+                raise ValueError(f"{name} begins at byte {first} of the tensors, of which those before it end at {end}")
+            end = stop
+        if self._begin + end != self._size:
+            raise ValueError(f"{self._size - self._begin - end} bytes stand behind its tensors")
 
     def read(self, name: str, rows: slice = slice(None), pinned: bool = False) -> Tensor:
         """These rows of a tensor, of which no others are read; of one without dimensions all. In memory of their own, pinned as

@@ -95,10 +95,10 @@ def load_base(
         tokenizer = load_tokenizer(source)
         reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
     except (BaseError, Crowded):
-        checked.result()
+        raise_wrong(checked)
         raise
     except (TokenizerError, OSError, ValueError) as error:
-        checked.result()
+        raise_wrong(checked)
         raise BaseError(f"base model {ref.name}: {error}") from None
     decode, token_text = partial(_text, tokenizer, ends), partial(_decoded, tokenizer, False)
     return DeviceBase(ref, trainer, reader, checked, fingerprint_of(tokenizer), reads_date(tokenizer), decode, token_text, ends)
@@ -111,6 +111,14 @@ def threads_wanted(ref: BaseModelRef) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise Crowded(f"base model {ref.name}: {error}; something else has all that the system starts") from None
+
+
+def raise_wrong(checked: Future[None]) -> None:
+    """Wait for the check of a revision, and raise what it found as an error of its own: the check's would keep, by its context
+    and as long as the future lives, what a load that failed had read."""
+    if (wrong := checked.exception()) is None:
+        return
+    raise (BaseError(str(wrong)) if isinstance(wrong, BaseError) else wrong) from None
 
 
 def check_revision(ref: BaseModelRef) -> None:

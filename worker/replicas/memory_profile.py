@@ -36,6 +36,7 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_FORM = 2  # of what a pass keeps: profiles of another are measured anew
 _PROBE_TOKENS = {"cpu": 256, "cuda": 4608}  # least size of the smallest pass; shorter ones may be captured on a GPU
 _LEAST_PROBE = 32  # tokens; no smaller pass is tried
 _SIZES = (1.0, 1.5, 2.0)  # of the passes, as multiples of the smallest
@@ -101,7 +102,7 @@ def keep_profiles(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch
 def _key(trainer: Trainer, base: BaseModelRef, row_tokens: int) -> str:
     device = trainer.backbone.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    said = f"profiles {base.revision} {base.precision} {name} {torch.__version__} {_row_class(trainer, row_tokens)}"
+    said = f"profiles {_FORM} {base.revision} {base.precision} {name} {torch.__version__} {_row_class(trainer, row_tokens)}"
     return hashlib.sha256(said.encode()).hexdigest()
 
 

@@ -176,6 +176,38 @@ def test_a_lease_that_ends_meanwhile_leaves_the_check_to_the_next_placement(
     assert "have revision" in why_failed(reported)
 
 
+def test_what_was_read_of_a_base_that_is_damaged_is_freed_at_once(
+    tiny_base: BaseModelRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = shutil.copytree(tiny_base.source, tmp_path / "base"), list[weakref.ref[torch.Tensor]]()
+    made, check, cut = backbone._block, base_loader.check_revision, threading.Event()
+
+    def block(*args: Any) -> Any:
+        if read:
+            for file in folder.glob("*.safetensors"):
+                os.truncate(file, 4096)
+            cut.set()
+        block = made(*args)
+        read.append(weakref.ref(block.w_o))
+        return block
+
+    def checked(ref: BaseModelRef) -> None:
+        cut.wait()
+        check(ref)
+
+    monkeypatch.setattr(backbone, "_block", block)
+    monkeypatch.setattr(base_loader, "check_revision", checked)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(base_loader.BaseError, match=r"cannot be read|have revision") as raised:
+            base_loader.load_base(tiny_base.model_copy(update={"source": str(folder)}), torch.device("cpu"))
+        del raised
+        assert [one() for one in read] == [None]
+    finally:
+        gc.enable()
+
+
 def test_a_load_that_fails_waits_for_the_check(changed: BaseModelRef, monkeypatch: pytest.MonkeyPatch) -> None:
     def crowded(*_: object, **__: object) -> None:
         raise base_loader.Crowded("no memory for its weights")

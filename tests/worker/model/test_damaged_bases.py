@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tests.worker.model import tiny
@@ -84,6 +85,56 @@ def test_a_header_that_says_nothing_true_is_refused_as_unreadable(content: bytes
     (tmp_path / "model-00002-of-00003.safetensors").write_bytes(content)
     with pytest.raises(UnsupportedModelError, match=r"00002-of-00003.safetensors cannot be read.*; bring the folder anew"):
         Backbone.load(tmp_path)
+
+
+def _rewritten(file: Path, change: Callable[[dict[str, Any], bytearray], Any]) -> None:
+    """Write the file anew with another header, or other bytes behind it."""
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, tensors = json.loads(content[8:start]), bytearray(content[start:])
+    change(header, tensors)
+    file.write_bytes(_file(json.dumps(header).encode()) + tensors)
+
+
+def _moved(header: dict[str, Any], tensors: bytearray) -> None:
+    """The last tensor lies 64 bytes later: there is a gap."""
+    last = max((name for name in header if name != "__metadata__"), key=lambda name: header[name]["data_offsets"])
+    first, stop = header[last]["data_offsets"]
+    header[last]["data_offsets"] = [first + 64, stop + 64]
+    tensors[first:first] = bytes(64)
+
+
+def _twice(header: dict[str, Any], tensors: bytearray) -> None:
+    """Two tensors lie on the same bytes."""
+    places = {name: one["data_offsets"] for name, one in header.items() if name != "__metadata__"}
+    one, other = next((a, b) for a in places for b in places if a != b and header[a]["shape"] == header[b]["shape"])
+    header[one]["data_offsets"] = places[other]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_moved, r"begins at byte .* of the tensors, of which those before it end at"),
+        (_twice, r"begins at byte .* of the tensors, of which those before it end at"),
+        (lambda header, tensors: tensors.extend(bytes(5)), "5 bytes stand behind its tensors"),
+    ],
+    ids=["gap", "overlap", "more"],
+)
+def test_a_file_that_holds_more_or_less_than_its_tensors_is_refused(damage: Any, message: str, folder: Path) -> None:
+    file = folder / "model-00002-of-00003.safetensors"
+    _rewritten(file, damage)
+    with pytest.raises(SafetensorError):
+        load_file(file)
+    with pytest.raises(UnsupportedModelError, match=rf"00002-of-00003.safetensors cannot be read: .*{message}"):
+        Backbone.load(folder)
+
+
+def test_a_file_without_metadata_is_read_as_the_library_reads_it(folder: Path) -> None:
+    file, was = folder / "model-00002-of-00003.safetensors", [tensor.clone() for tensor in Backbone.load(folder).tensors()]
+    for said in (None, {}):
+        _rewritten(file, lambda header, tensors, said=said: header.update(__metadata__=said))
+        load_file(file)
+        assert all(torch.equal(now, before) for now, before in zip(Backbone.load(folder).tensors(), was, strict=True))
 
 
 def test_a_tensor_that_a_shard_lacks_is_named_with_the_shard(tmp_path: Path) -> None:

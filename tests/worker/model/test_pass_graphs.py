@@ -38,8 +38,8 @@ class Counted(PassGraphs):
     """Counts what became of passes: "launched", "captured" or "replayed", the last with a "tail" and after it a "backward" if
     there is one; and captures that were warmed up."""
 
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), 4096, 0, (4, 8), torch.float32)
+    def __init__(self, whole_tokens: int = 0) -> None:
+        super().__init__(torch.device("cpu"), 4096, whole_tokens, (4, 8), torch.float32)
         self.did = Counter[str]()
         self._captured = Unrecorded(MAX_GRAPHS, self.did)
 
@@ -90,6 +90,14 @@ def test_a_capture_warms_up_unless_a_graph_that_takes_no_less_is_there() -> None
         graphs.capture(shape)
     assert graphs.did["captured"] == 3
     assert graphs.did["warmed up"] == 2, "the first, and the one with more tokens"
+
+
+def test_a_graph_without_the_last_layers_tail_holds_no_memory_for_one_with_it() -> None:
+    graphs = Counted(whole_tokens=800)
+    for tokens in (1024, 800, 640):
+        graphs.capture(replace(SHAPE, tokens=tokens))
+    assert graphs.did["captured"] == 3
+    assert graphs.did["warmed up"] == 2, "the first, and the first that has its last layer whole"
 
 
 def test_the_graphs_that_were_used_last_are_kept() -> None:

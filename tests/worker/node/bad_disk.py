@@ -9,8 +9,8 @@ from torch import Tensor
 
 from worker import executor_main
 from worker.__main__ import main
-from worker.adapters.arena_adapters import _Held
 from worker.adapters.job_checkpoint import UnreadableWeights
+from worker.adapters.weights_copies import _Kept
 
 _EXECUTOR = "executor"
 
@@ -21,13 +21,13 @@ class BadDisk(subprocess.Popen[bytes]):
         super().__init__(own, **options)
 
 
-def unreadable(self: _Held, count: int) -> tuple[Tensor, ...]:
+def unreadable(self: _Kept) -> Tensor:
     raise UnreadableWeights("a file of weights in MOTET_WORKER_DIR cannot be read back: [Errno 5] Input/output error")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == [_EXECUTOR]:
-        _Held.first_lowest = unreadable  # type: ignore[method-assign]
+        _Kept.read = unreadable  # type: ignore[method-assign]
         executor_main.main()
     else:
         subprocess.Popen = BadDisk  # type: ignore[misc]

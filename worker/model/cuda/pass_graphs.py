@@ -166,8 +166,12 @@ class PassGraphs:
 
     def _pool_holds(self, shape: BatchShape, mode: PassMode) -> bool:
         """Whether a pass that took no less memory was captured before, so that this one finds its memory in the pool: no fewer
-        tokens, adapters as wide, dropout if this one has it, and activations saved if this one saves them."""
-        return any(of in (mode, SAVED) and known.takes_as_much_as(shape) for known, of in self._captured)
+        tokens, adapters as wide, dropout if this one has it, activations saved if this one saves them, and the last layer whole
+        if this one has it so."""
+        return any(
+            of in (mode, SAVED) and known.takes_as_much_as(shape) and self.whole(known) >= self.whole(shape)
+            for known, of in self._captured
+        )
 
 
 def _of_tokens(gradient: TailGradient) -> TailGradient:

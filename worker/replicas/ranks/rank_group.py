@@ -17,7 +17,7 @@ from worker.hosts.host_link import HostUnreachable, interface_of, own_address
 from worker.model.sharding.rank_collectives import COLLECTIVE_SECONDS, RankCollectives, open_store
 from worker.model.sharding.weight_shards import WeightShards
 from worker.policy.adapter_memory_model import Capacity
-from worker.replicas.base_loader import BaseError, Crowded, DeviceBase, load_base, threads_wanted
+from worker.replicas.base_loader import BaseError, Crowded, DeviceBase, load_base, raise_wrong, threads_wanted
 from worker.replicas.failed_passes import FailedPasses
 from worker.replicas.load_progress import LoadProgress, Tell
 from worker.replicas.memory_profile import Profiles, capacity_of, limit_memory, memory_of
@@ -133,7 +133,7 @@ class RankGroup:
         except (BaseError, Crowded):
             self.close()
             if base is not None:
-                base.checked.result()  # as load_base: a wrong revision is said rather than what another rank met
+                raise_wrong(base.checked)  # as load_base: a wrong revision is said rather than what another rank met
             raise
         except BaseException:
             self.close()
