@@ -1,11 +1,16 @@
 """A duration in words, the same in the command line and in the dashboard. Pure."""
 
+import math
+
 MINUTE, HOUR, DAY = 60, 3600, 86400
 _EXACT = 10 * MINUTE  # below it seconds are said
 
 
 def duration(seconds: float) -> str:
-    """40 s, 1 min 35 s, 12 min, 3 h 20 min, 11 h, 2 d 4 h, 12 d: rounded, halves up, to the last unit that is said."""
+    """40 s, 1 min 35 s, 12 min, 3 h 20 min, 11 h, 2 d 4 h, 12 d: rounded, halves up, to the last unit that is said. Of what is
+    no number or has no end: a time that is not known."""
+    if not math.isfinite(seconds):
+        return "a time that is not known"
     whole = max(0, int(seconds + 0.5))
     if whole < _EXACT:
         return _said(whole, MINUTE, "min", 1, "s")

@@ -52,6 +52,8 @@ class GraderCourier(ClaimCourier[ClaimedText]):
             self._finish(grading_id)
         except SQLAlchemyError as error:
             log.error("%s is over, and its evaluation gets the scores later: %s", grading_id, error)
+        except Exception:  # as in an attempt: one tenant's rows may not end a process that works for all
+            log.critical("%s is over, and its evaluation gets no scores", grading_id, exc_info=True)
 
     def _outcome(self, claimed: ClaimedText) -> Graded:
         try:

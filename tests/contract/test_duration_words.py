@@ -1,8 +1,14 @@
 """Durations in words: one rule for the command line and the dashboard."""
 
+import math
+
 import pytest
 
 from contract.wording.duration_words import duration
+
+
+def test_a_time_without_an_end_is_not_known():
+    assert duration(math.inf) == duration(math.nan) == "a time that is not known"
 
 
 @pytest.mark.parametrize(

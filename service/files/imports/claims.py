@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from service.database.checked_json import UnreadValue
@@ -21,7 +21,7 @@ from service.usage.quotas import admit_bytes
 
 log = logging.getLogger(__name__)
 
-_CLAIMED = timedelta(minutes=2)  # longer than a source may be silent
+_CLAIMED = timedelta(minutes=4)  # longer than a source may be silent, 30 s at each of its redirects
 _COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
 _ROWS = ClaimedRows(FileImport, unended=IMPORTING, done=READY, failed=FAILED, held=_CLAIMED)
 
@@ -36,7 +36,7 @@ class Claimed:
     source: str
     pins: Pins
     total: int | None
-    sealed: bytes
+    sealed: bytes = field(repr=False)
     received: int = 0
 
 

@@ -1,6 +1,6 @@
 """Fetches what tenants named, in threads of a background process. Any number of importers may run.
 
-An import is claimed for 2 minutes, and the claim is renewed as bytes arrive: if its process dies, another importer takes it up
+An import is claimed for 4 minutes, and the claim is renewed as bytes arrive: if its process dies, another importer takes it up
 from the beginning, and what was written is swept with other partial objects. No transaction is open during a download.
 """
 

@@ -157,8 +157,8 @@ def _stopped(jobs: Sequence[Job]) -> str | None:
     def holding(*names: str) -> list[dict[str, Any]]:
         return [one for one in found if holds_numbers(one, *names)]
 
-    if scored := holding("base_score", "score", "prompts"):
-        metric, base, best = scored[0].get("metric"), scored[0]["base_score"], max(one["score"] for one in scored)
+    if scored := [one for one in holding("base_score", "score", "prompts") if isinstance(one.get("metric"), str)]:
+        metric, base, best = scored[0]["metric"], scored[0]["base_score"], max(one["score"] for one in scored)
         return (
             f"nothing has learned more than the base by {metric}: check the data. After warmup the base alone has {base:.4f} "
             f"on {scored[0]['prompts']} prompts, the best of {len(scored)} jobs {best:.4f}"

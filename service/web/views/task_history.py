@@ -74,6 +74,9 @@ def _exit(data: dict[str, Any]) -> str:
 
 def _plans(plans: Sequence[PlanChangeResource]) -> Iterator[Happening]:
     for plan in plans:
+        if plan.problems:
+            yield Happening(plan.created_at, "queued", "; ".join(one.message for one in plan.problems))
+            continue
         match plan.kind:
             case "waits":
                 yield Happening(plan.created_at, "queued", str(plan.said.get("sentence") or "waits"))

@@ -5,6 +5,7 @@ import json
 import pytest
 from sqlalchemy import text
 
+from service.background.reconciler import grader_courier_of
 from tests.service.graders.conftest import evaluations, wrote
 
 NEWER = [{"prompt": "0?", "text": "maybe", "reference": "yes", "finish_reason": "refused", "scores": {}}]
@@ -46,3 +47,32 @@ def test_scores_that_cannot_be_read(graded):
     assert stored.prompt_scores["judge"] == [0.5, 0.5]
     assert [sample["scores"]["judge"] for sample in base["samples"]] == [0.5, 0.5]
     assert "metric 'judge' has the mean 0.5, which" in base["notes"][0]
+
+
+@pytest.mark.parametrize("value", [None, 3, {"judge": "high"}])
+def test_scores_by_prompt_that_cannot_be_read(graded, value):
+    base, stored = graded("prompt_scores", value)
+    assert base["scores"] == {"exact_match": 0.0, "judge": 0.5}
+    assert stored.prompt_scores == value
+
+
+def test_a_grading_that_nobody_can_finish_keeps_no_other_from_it(tenant, placed, dependencies, monkeypatch, caplog):
+    first, other = placed(), placed()
+    for taken in (first, other):
+        taken.report(wrote(None, "maybe", "maybe"))
+    courier = grader_courier_of(dependencies)
+    (finish, broken) = courier._finish, list[str]()
+
+    def unforeseen(grading_id):
+        if not broken or grading_id in broken:
+            broken.append(grading_id)
+            raise ValueError("nobody foresaw this")
+        finish(grading_id)
+
+    monkeypatch.setattr(courier, "_finish", unforeseen)
+    assert courier.work_off_due() == 4
+    courier.sweep()
+    assert len(broken) == 2, "as its last text was graded, and at the next look"
+    left = [len(evaluations(tenant, taken)[0]["pending"]) for taken in (first, other)]
+    assert sorted(left) == [0, 1]
+    assert "nobody foresaw this" in caplog.text

@@ -1,5 +1,6 @@
 """The cluster's time axis is linear, but for breaks where nothing starts or ends for far longer than all else takes."""
 
+import random
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -48,6 +49,19 @@ def test_it_breaks_where_a_span_dwarfs_all_that_is_shorter(moments, breaks):
     assert "now" in [tick.words for tick in ticks]
     assert all(after.x - before.x >= 64 for before, after in pairwise(ticks)), "words of ticks overlap"
     assert all(abs(tick.x - torn.x) > 14 for tick in ticks for torn in made.breaks), "a tick lies in a tear"
+
+
+def test_ticks_stand_at_their_times_and_apart():
+    draw, torn = random.Random(7), 0
+    for _ in range(2000):
+        ends = [draw.choice((MINUTE, HOUR, DAY)) * draw.uniform(0.1, 30) for _ in range(draw.randint(1, 5))]
+        made = axis(*ends)
+        ticks = made.ticks()
+        torn += bool(made.breaks)
+        assert [tick.x for tick in ticks if tick.words == "now"] == [at(made, 0)]
+        assert all(after.x - before.x >= 64 for before, after in pairwise(ticks)), f"words of ticks overlap: {ends}"
+        assert all(abs(tick.x - one.x) >= 34.9 for tick in ticks for one in made.breaks), f"a tick lies in a break: {ends}"
+    assert torn > 300
 
 
 def test_outside_of_breaks_equal_times_have_equal_widths():

@@ -13,7 +13,7 @@ from service.fleet.base_models.model_catalog import COPYING, FAILED, STORED, fil
 from service.fleet.models import BaseCopy, BaseModel
 from service.http.problems import Problem, Unavailable
 
-_CLAIMED = timedelta(minutes=2)  # longer than the hub may be silent
+_CLAIMED = timedelta(minutes=4)  # longer than the hub may be silent, 30 s at each of its redirects
 _COMMITTING = timedelta(minutes=15)  # a bucket copies a large object
 _ROWS = ClaimedRows(BaseCopy, unended=COPYING, done=STORED, failed=FAILED, held=_CLAIMED)
 

@@ -63,17 +63,23 @@ class TimeAxis:
 
     def ticks(self) -> list[Tick]:
         """Whole steps from now, where there is no break, and the first moment behind each break."""
-        behind = [self._moments[at + 1] for at in sorted(self._cut)]
-        placed = [self._tick(moment) for moment in behind]
+        placed = [self._tick(self._now)]
+        torn = [(self._moments[at], self._moments[at + 1]) for at in sorted(self._cut)]
+        for _, behind in torn:
+            self._place(behind, placed)
         step = next((one for one in _STEPS if one * self._scale >= _STEP_APART), 172800)
         at = -int((self._now - self._moments[0]).total_seconds() // step)
         while (moment := self._now + timedelta(seconds=at * step)) <= self.end:
-            tick = self._tick(moment)
-            torn = any(abs(tick.x - one.x) < _BREAK / 2 for one in self.breaks)
-            if not torn and tick.x < self._right - 30 and all(abs(tick.x - one.x) >= _APART for one in placed[: len(behind)]):
-                placed.append(tick)
+            if not any(before < moment < behind for before, behind in torn):
+                self._place(moment, placed)
             at += 1
         return sorted(placed, key=lambda tick: tick.x)
+
+    def _place(self, moment: datetime, placed: list[Tick]) -> None:
+        """Add its tick, where its words touch neither others nor the edge."""
+        tick = self._tick(moment)
+        if tick.x < self._right - 30 and all(abs(tick.x - one.x) >= _APART for one in placed):
+            placed.append(tick)
 
     def _tick(self, moment: datetime) -> Tick:
         seconds = (moment - self._now).total_seconds()
