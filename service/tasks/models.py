@@ -56,8 +56,8 @@ PromptScores = dict[str, Annotated[list[FiniteFloat], Field(max_length=MAX_SCORE
 _TEXTS = "scores of texts ({}.prompt_scores)"
 
 
-def _parsed(of: Any, name: str, deferred: bool = True, may_be_null: bool = True) -> MappedColumn[Any]:
-    return mapped_column(ParsedJson(TypeAdapter(of), name, none_as_null=may_be_null), deferred=deferred)
+def _parsed(of: Any, name: str, deferred: bool = True, null: bool = True) -> MappedColumn[Any]:
+    return mapped_column(ParsedJson(TypeAdapter(of), name, none_as_null=null), deferred=deferred)
 
 
 class Task(Base):
@@ -265,9 +265,7 @@ class TextEvaluation(ScoredTexts, Base):
     id: Mapped[Id]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
     step: Mapped[int | None]
-    prompt_scores: Mapped[PromptScores | UnreadValue] = _parsed(
-        PromptScores, _TEXTS.format("text_evaluations"), may_be_null=False
-    )
+    prompt_scores: Mapped[PromptScores | UnreadValue] = _parsed(PromptScores, _TEXTS.format("text_evaluations"), null=False)
 
 
 class MilestoneEvaluation(ScoredTexts, Base):
