@@ -19,7 +19,7 @@ STEPS = 3
 
 def test_others_step_while_a_rank_reads_weights_back(fleet, placing, tmp_path, monkeypatch):
     short = placing(SPACE, early_exit={"policy": "none", "eval_every": 2}, training={"max_steps": 8})
-    long = placing(SPACE, rows(30, seed=3), early_exit={"policy": "none", "eval_every": 50}, training={"max_steps": 100})
+    long = placing(SPACE, rows(30, seed=3), early_exit={"policy": "none", "eval_every": 50}, training={"epochs": 30})
     alone = [Inside(fleet, tmp_path / one.placement_id).run(one)[0] for one in (short, long)]
     folder, known = tmp_path / "disk", LoadedBase.capacities
     folder.mkdir()
